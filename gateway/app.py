@@ -127,7 +127,8 @@ class Gateway:
     def _new_executor(self, reader: CallReader, programs: ProgramMetrics) -> Executor:
         limits, predicted_s = self.config.sessions, reader.predicted_s
         executor = Executor(limits, predicted_s, at_loop_time, programs.job_ended, self._durability)
-        executor.sessions.is_own = self._forwarding.peers.is_own
+        if not self._forwarding.is_alone:
+            executor.sessions.is_own = self._forwarding.peers.is_own
         return executor
 
     def _new_terms(self) -> TenantTerms:
@@ -139,10 +140,10 @@ class Gateway:
         """All routes. Calls go straight to the data path, all other requests through Starlette."""
         keys, forwarding, most_bytes = self._keys, self._forwarding, self.config.server.max_body_bytes
         rest: ASGIApp = self._rest
-        if not forwarding.peers.is_alone:
+        if not forwarding.is_alone:
             rest = SessionRoutes(rest, forwarding, keys.check, self._stored, most_bytes)
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
-        return calls if forwarding.peers.is_alone else PeerFront(calls, forwarding)
+        return calls if forwarding.is_alone else PeerFront(calls, forwarding)
 
     def _new_rest(self, bodies: OpenBodies) -> Starlette:
         admin = AdminAccess(self._admin_keys, self.config.server.admin_port)
@@ -295,7 +296,7 @@ class Gateway:
             self._supervisor.start("store", recover)
         if self._forwarding.membership is not None:
             self._join(self._forwarding.membership)
-        if not self._forwarding.peers.is_alone:
+        if not self._forwarding.is_alone:
             await self._until_an_engine_answers()
         yield
         if self._durability is not None:

@@ -61,10 +61,7 @@ class CompletionApi:
             request = parse_request(incoming.body, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
-                owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
-                if await self.forwarding.forward_to_owner(
-                    owned, _forwarded(incoming), receive, send, is_label=is_label
-                ):
+                if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
                     return
                 self.calls.prompts.check(request)
                 held = await self.chained.take(HeldRequest(incoming, request, annotations))
@@ -72,10 +69,18 @@ class CompletionApi:
             self.chained.refused(incoming, error)
             raise
         if held is not None:
-            await self.chained.answer(held, receive, send)
+            try:
+                await unless_gone(receive, self.chained.answer(held, send))
+            finally:
+                self.chained.left(held)
             return
         delivery = await self.calls.read(incoming, request, annotations)
         await unless_gone(receive, self.relay.deliver(delivery, send))
+
+    async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
+        """Whether another gateway has the session of the request, and has answered it."""
+        owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
+        return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
 
 
 class TranslatedAnswer:
@@ -161,7 +166,7 @@ class ForwardingApi:
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""
         forwarding = self.completions.forwarding
-        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.peers.is_alone:
+        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.is_alone:
             return None
         if self.stored.has(incoming.tenant, previous):
             return None

@@ -265,8 +265,8 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 async def _stored(session: Session, value: object) -> Response:
     """An answer that tells of what happened in a session: it waits until that is stored, or says that it is not."""
-    is_stored, answer = await session.record.committed(), _json(value)
-    if not is_stored:
+    answer = _json(value)
+    if not await session.record.committed():
         answer.raw_headers.extend(NOT_DURABLE)
     return answer
 

@@ -57,6 +57,7 @@ class Forwarding:
 
     def __init__(self, peers: Peers, membership: Membership | None = None) -> None:
         self.peers = peers if membership is None else membership.peers
+        self.is_alone = self.peers.is_alone  # for ever
         self.membership = membership
         self._clients: dict[str, HttpClient] = {}
 

@@ -15,11 +15,10 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.types import Receive, Send
+from starlette.types import Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
-from plait.gateway.asgi import unless_gone
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
@@ -224,15 +223,15 @@ class ChainedCalls:
         first.add_client()
         return first.owner
 
-    async def answer(self, owner: AnsweredCall, receive: Receive, send: Send) -> None:
+    async def answer(self, owner: AnsweredCall, send: Send) -> None:
         """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
         headers = [(b"plait-session", owner.session.session_id.encode())]
-        keep_alive_s = self._keep_alive_s if owner.streams else None
-        try:
-            await unless_gone(receive, owner.answer.follow(send, headers, keep_alive_s))
-        finally:
-            if not owner.answer.ended:  # the client has gone, or the gateway is stopping
-                self.executor.leave([owner.call], loop_time_s())
+        await owner.answer.follow(send, headers, self._keep_alive_s if owner.streams else None)
+
+    def left(self, owner: AnsweredCall) -> None:
+        """One client of the call waits no more: it has the answer, or has gone, or the gateway is stopping."""
+        if not owner.answer.ended:
+            self.executor.leave([owner.call], loop_time_s())
 
     def refused(self, incoming: Incoming, error: PlaitError) -> None:
         """A request was refused before it was a call. Its output fails, unless something else produces it.

@@ -204,7 +204,8 @@ class Submission:
         self._turns, self.undeclared = self._made_turns(_messages(self.body, outputs), outputs)
         self.steps = self._made_steps()
         self._check_ends()
-        limits = [self._request(step, _ANY_PROMPT)[1].output_limit for step in self.steps]
+        self._checked = {step.name: self._checked_request(step) for step in self.steps}
+        limits = [request.output_limit for request in self._checked.values()]
         self.output_tokens = None if None in limits else sum([limit for limit in limits if limit is not None])
         self.inputs = tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
 
@@ -218,7 +219,7 @@ class Submission:
         """The request for the first output, with any prompt, if it has a chat template of its own."""
         first = self.steps[0]
         has_template = "chat_template" in self._fields or "chat_template" in first.fields
-        return self._request(first, _ANY_PROMPT)[1] if has_template else None
+        return self._checked[first.name] if has_template else None
 
     def request(
         self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]
@@ -229,14 +230,14 @@ class Submission:
         named = {name: values[one.variable] for name, one in self._placeholders.items() if one.variable in values}
         *before, turn = self._turns[: step.turn + 1]
         begun = turn.begun(step.end, named, generated)
-        if not self.body.chat:
-            return self._request(step, {"prompt": begun})
-        messages = [earlier.filled(named, generated) for earlier in before]
-        if not begun:
-            return self._request(step, {"messages": messages})
-        messages.append({**turn.message, "content": begun})
-        going_on = {"add_generation_prompt": False, "continue_final_message": True}
-        return self._request(step, {"messages": messages, **going_on})
+        prompt: dict[str, Any] = {"prompt": begun}
+        if self.body.chat:
+            messages = [earlier.filled(named, generated) for earlier in before]
+            prompt = {"messages": messages}
+            if begun:
+                messages.append({**turn.message, "content": begun})
+                prompt |= {"add_generation_prompt": False, "continue_final_message": True}
+        return self._body(step, prompt), msgspec.structs.replace(self._checked[step.name], **prompt)
 
     def filled_sizes(self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
         """The bytes of text in the prompt that `request` makes of these."""
@@ -246,12 +247,14 @@ class Submission:
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
         return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]
 
-    def _request(self, step: OutputStep, prompt: Mapping[str, Any]) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        fields = {**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt}
-        body = msgspec.json.encode(fields)
-        request = parse_request(body, KINDS[self.path])
+    def _checked_request(self, step: OutputStep) -> ChatRequest | CompletionRequest:
+        """The request for an output, with any prompt. Raises `CallerError` if an engine would refuse it."""
+        request = parse_request(self._body(step, _ANY_PROMPT), KINDS[self.path])
         check_request(request)
-        return body, request
+        return request
+
+    def _body(self, step: OutputStep, prompt: Mapping[str, Any]) -> bytes:
+        return msgspec.json.encode({**self._fields, **step.fields, "model": self.body.model, "stream": True, **prompt})
 
     def _made_turns(
         self, messages: Sequence[Message], outputs: Collection[str]

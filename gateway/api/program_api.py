@@ -1,8 +1,13 @@
-"""`POST /v1/programs`: a whole program in one request. It is checked and entered as a whole."""
+"""`POST /v1/programs`: a whole program in one request. It is checked and entered as a whole.
+
+The answer has its values and failures, at once or as the events of a stream.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -10,23 +15,28 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of
-from plait.gateway.api.program_response import ProgramResponse
-from plait.gateway.asgi import id_of
-from plait.gateway.calls.annotations import wants_durable
+from plait.gateway.api.variable_response import EVENT_STREAM, next_change
+from plait.gateway.asgi import ClientGoneError, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.programs.chained_calls import ChainedCalls
+from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import AskedProgram, enter, read_calls
+from plait.gateway.programs.recorded_answer import NOT_DURABLE
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.sessions import wants_durable
 from plait.gateway.programs.submission import SessionId, TimeToLive, VariableName
 from plait.gateway.timer import loop_time_s
 
 PATH = "/v1/programs"
+JSON = [(b"content-type", b"application/json")]
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,20 +97,21 @@ class ProgramApi:
             raw = await open_body.read(request.receive, headers)
             body = decode_body(raw, _PROGRAM)
             self._check_size(len(body.calls) + len(body.natives))
-            incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
             changed = asyncio.Event()
             awaited = [
                 AwaitedVariable(name, mark_of(criteria), changed, streamed=body.stream)
                 for name, criteria in body.gets.items()
             ]
+            values, getters = body.texts(), [one.getter for one in awaited]
+            incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
             asked = AskedProgram(
                 incoming.request_id,
                 tenant,
                 body.session or executor.sessions.new_id(tenant),
-                body.texts(),
+                values,
                 await read_calls(self._chained.runner, body.calls, incoming, body.session),
                 body.natives,
-                [one.getter for one in awaited],
+                getters,
                 body.external,
                 body.ttl_s,
                 wants_durable(headers),
@@ -124,3 +135,142 @@ class ProgramApi:
                 "others in a further request with the same session.",
                 param="calls",
             )
+
+
+class ProgramEvents:
+    """What a stream still has to say of the variables that it waits for, as server-sent events."""
+
+    def __init__(self, session: Session, awaited: Sequence[AwaitedVariable]) -> None:
+        self._session = session
+        self._open = list(awaited)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the value or the failure of each variable has been told."""
+        return not self._open
+
+    def news(self) -> bytes:
+        """All events since the last call. Texts of several pieces are one delta."""
+        news = b"".join(event for awaited in self._open for event in self._of(awaited))
+        self._open = [awaited for awaited in self._open if not awaited.is_answered]
+        return news
+
+    def _of(self, awaited: AwaitedVariable) -> Iterator[bytes]:
+        name, text = awaited.name, awaited.news()
+        if text:
+            yield event("delta", {"name": name, "delta": text})
+        if awaited.error is not None:
+            yield event("failed", {"name": name, "error": awaited.error.error_object})
+        elif awaited.value is not None:
+            value = {"name": name, "value": awaited.value, "truncated": self._session.was_cut(name)}
+            yield event("value", value)
+
+
+def event(kind: str, data: object) -> bytes:
+    """A server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
+class ProgramResponse(Response):
+    """The answer to a program that has entered its session: waits up to `timeout_s` for what it gets (`awaited`).
+
+    `call_ids` are those of its calls. `changed` is set whenever an awaited variable changes.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        session: Session,
+        call_ids: Sequence[str],
+        awaited: Sequence[AwaitedVariable],
+        changed: asyncio.Event,
+        *,
+        timeout_s: float,
+        keep_alive_s: float | None,
+    ) -> None:
+        super().__init__()
+        self._executor = executor
+        self._session = session
+        self._call_ids = call_ids
+        self._awaited = awaited
+        self._changed = changed
+        self._timeout_s = timeout_s
+        self._keep_alive_s = keep_alive_s  # None: not streamed
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        session = self._session
+        if not self._awaited:
+            headers = await self._stored(JSON)
+            await send_whole(send, 202, headers, msgspec.json.encode(self._described()))
+            return
+        try:
+            answer = self._whole if self._keep_alive_s is None else self._stream
+            with suppress(ClientGoneError):
+                await unless_gone(receive, answer(session, send))
+        finally:
+            for awaited in self._awaited:
+                self._executor.variables.release(session, awaited.getter, loop_time_s())
+            if not all(awaited.is_answered for awaited in self._awaited):
+                self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        """The client has gone."""
+        calls = [call for call_id in self._call_ids if (call := session.calls.get(call_id)) is not None]
+        self._executor.leave(calls, loop_time_s())
+
+    async def _whole(self, session: Session, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not all(awaited.is_answered for awaited in self._awaited):
+                    await self._changed.wait()
+                    self._changed.clear()
+        except TimeoutError:
+            self._give_up(session)
+        headers = await self._stored(JSON)
+        errors = [awaited.error for awaited in self._awaited if awaited.error is not None]
+        answer: dict[str, Any] = self._described() | {
+            "values": {one.name: one.value for one in self._awaited if one.value is not None},
+            "truncated": [one.name for one in self._awaited if session.was_cut(one.name)],
+            "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
+        }
+        if len(errors) < len(self._awaited):
+            await send_whole(send, 200, headers, msgspec.json.encode(answer))
+            return
+        answer["error"] = errors[0].error_object
+        await send_whole(send, errors[0].status, error_headers(errors[0]), msgspec.json.encode(answer))
+
+    async def _stream(self, session: Session, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": await self._stored(EVENT_STREAM)})
+        events = ProgramEvents(session, self._awaited)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send_events(events, send)
+        except TimeoutError:
+            self._give_up(session)
+        await session.record.committed()
+        last = events.news() + event("done", self._described())
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_events(self, events: ProgramEvents, send: Send) -> None:
+        """Send new events until every getter has ended. A slow client gets the events of the meantime at once."""
+        while not events.is_over:
+            if any(awaited.is_answered for awaited in self._awaited):
+                await self._session.record.committed()
+            news = events.news()
+            if news:
+                await send({"type": "http.response.body", "body": news, "more_body": True})
+            else:
+                await next_change(self._changed, send, self._keep_alive_s)
+
+    async def _stored(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer that tells of the program: once that is stored, or else they say that it is not."""
+        return headers if await self._session.record.committed() else [*headers, *NOT_DURABLE]
+
+    def _give_up(self, session: Session) -> None:
+        for awaited in self._awaited:
+            if not awaited.is_answered:
+                awaited.give_up(session, self._timeout_s)
+
+    def _described(self) -> dict[str, Any]:
+        return {"object": "program", "session": self._session.session_id}

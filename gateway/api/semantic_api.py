@@ -19,7 +19,6 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import Criteria, mark_of
 from plait.gateway.api.variable_response import VariableResponse, described, described_failure
 from plait.gateway.asgi import id_of
-from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -28,6 +27,7 @@ from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepIn
 from plait.gateway.programs.recorded_answer import NOT_DURABLE
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.programs.sessions import wants_durable
 from plait.gateway.programs.submission import (
     HeldSubmission,
     SessionId,

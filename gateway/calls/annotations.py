@@ -150,17 +150,6 @@ def read_annotations(
     )
 
 
-def wants_durable(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether a session that a request makes is to outlive the gateway: unless it says `plait-durable: false`.
-
-    For the routes that take no other annotations as headers. Raises `CallerError`.
-    """
-    for name, raw in headers:
-        if name == b"plait-durable":
-            return bool(_value("plait-durable", "durable", raw.decode("latin-1")))
-    return True
-
-
 def promised_output(
     headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
 ) -> tuple[str, str] | None:
@@ -215,7 +204,7 @@ def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     first: dict[str, tuple[str, object]] = {}
     for place, key, raw in given:
-        value = _value(place, key, raw)
+        value = read_value(place, key, raw)
         if key not in first:
             first[key] = place, raw
             values[key] = value
@@ -226,7 +215,8 @@ def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
     return values
 
 
-def _value(place: str, key: str, raw: object) -> Any:
+def read_value(place: str, key: str, raw: object) -> Any:
+    """The value of the annotation `key`, as a client wrote it at `place`. Raises `CallerError`."""
     read, accepted = _READERS[key]
     value = read(raw.strip() if isinstance(raw, str) else raw)
     if value is None:

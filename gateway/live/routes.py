@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import CallerError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.api.auth import AdminAccess
-from plait.gateway.api.program_response import event
+from plait.gateway.api.program_api import event
 from plait.gateway.asgi import ClientGoneError, unless_gone
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.feed import Feed, Watcher

@@ -138,7 +138,7 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
     """
     session.begin_entry(now_s)
     try:
-        check, natives = _Check(session, executor.sessions, program), NativeSteps(executor)
+        check = _Check(session, executor.sessions, program)
         yield from check.all()
         session.give_room(has_room=True)
         session.forget_failed((), check.failed())
@@ -146,7 +146,7 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
             call.add_client()
         with session.record.whole(), executor.entering(session, now_s):
             for variable in check.order_of_values():
-                natives.set_value(session, variable, check.values[variable], now_s)
+                NativeSteps(executor).set_value(session, variable, check.values[variable], now_s)
                 yield from _piece(session)
             for call in check.calls.values():
                 with suppress(FailedDependencyError):

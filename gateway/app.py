@@ -97,7 +97,7 @@ class Gateway:
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
-        executor = self._new_executor(reader, programs)
+        executor = self._new_executor(programs)
         for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
@@ -124,8 +124,8 @@ class Gateway:
             self.config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
         )
 
-    def _new_executor(self, reader: CallReader, programs: ProgramMetrics) -> Executor:
-        limits, predicted_s = self.config.sessions, reader.predicted_s
+    def _new_executor(self, programs: ProgramMetrics) -> Executor:
+        limits, predicted_s = self.config.sessions, self.router.predicted_s
         executor = Executor(limits, predicted_s, at_loop_time, programs.job_ended, self._durability)
         if not self._forwarding.is_alone:
             executor.sessions.is_own = self._forwarding.peers.is_own

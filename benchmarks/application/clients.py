@@ -223,7 +223,7 @@ def _failed(error: PlaitError) -> None:
 
 
 def _alone_s(router: Router, _model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-    """What the gateway predicts for a call alone on an engine (`CallReader.predicted_s`)."""
+    """What the gateway predicts for a call alone on an engine (`Router.predicted_s`)."""
     view = next(iter(router.engines.values())).view
     mean_tokens = view.ledger.mean_output_tokens
     expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)

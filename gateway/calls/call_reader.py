@@ -224,19 +224,6 @@ class CallReader:
                 return prompt
         return await self.threads.run(incoming.tenant, steps, size)
 
-    def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-        """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
-
-        0 if no engine serves the model.
-        """
-        served = self.router.models.target(model)
-        for engine in self.router.engines.values():
-            if served in engine.offer.models:
-                costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
-                expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
-                return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
-        return 0.0
-
     def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
         if not self.isolate_tenants:

@@ -30,7 +30,7 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
-from plait.gateway.programs.chained_calls import ChainedCalls, HeldRequest
+from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.timer import loop_time_s
 
 Fields = dict[str, Any]
@@ -64,7 +64,7 @@ class CompletionApi:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
                     return
                 self.calls.prompts.check(request)
-                held = await self.chained.take(HeldRequest(incoming, request, annotations))
+                held = await self.chained.take(incoming, request, annotations)
         except PlaitError as error:
             self.chained.refused(incoming, error)
             raise

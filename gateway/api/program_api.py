@@ -227,11 +227,13 @@ class ProgramResponse(Response):
                     self._changed.clear()
         except TimeoutError:
             self._give_up(session)
+        names = [one.name for one in self._awaited]
         headers = await self._stored(JSON)
+        truncated = list(filter(session.was_cut, names))
         errors = [awaited.error for awaited in self._awaited if awaited.error is not None]
         answer: dict[str, Any] = self._described() | {
             "values": {one.name: one.value for one in self._awaited if one.value is not None},
-            "truncated": [one.name for one in self._awaited if session.was_cut(one.name)],
+            "truncated": truncated,
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
         if len(errors) < len(self._awaited):

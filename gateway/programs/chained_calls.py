@@ -52,6 +52,12 @@ class HeldRequest(NamedTuple):
     request: ChatRequest | CompletionRequest
     annotations: Annotations
 
+    output_tokens: int | None
+    """The most that it may get; None: no limit."""
+
+    is_single: bool
+    """Whether it asks for one completion."""
+
 
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
@@ -174,16 +180,19 @@ class ChainedCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def take(self, asked: HeldRequest) -> AnsweredCall | None:
+    async def take(
+        self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
+    ) -> AnsweredCall | None:
         """The new call of a request that is part of a program, or the call that it repeats. None if it is part of none.
 
         Waits while a program enters the request's session. Raises `PlaitError` for a call that is refused.
         """
-        incoming, request, annotations = asked
         await self.runner.entrance.whole(incoming.tenant, annotations.session)
         if not self._takes(incoming, annotations):
             return None
         check_request(request)  # now: an engine might do so much later
+        is_single = request.choices == 1 and request.single_prompt
+        asked = HeldRequest(incoming, request, annotations, request.output_limit, is_single)
         if annotations.session is None:
             raise CallerError(
                 "'plait-inputs', 'plait-output', 'plait-when' and 'plait-session-objective' need a session: send "
@@ -282,9 +291,10 @@ def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> Answ
 def answered_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
     """The call of a request that was kept. Raises `CallerError` if it could not run any more."""
     incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
-    asked = parse_request(request.body, KINDS[request.path])
-    annotations = read_annotations(request.headers, asked.plait)
-    return _new_owner(runner, session, HeldRequest(incoming, asked, annotations)).call
+    body = parse_request(request.body, KINDS[request.path])
+    is_single = body.choices == 1 and body.single_prompt
+    annotations = read_annotations(request.headers, body.plait)
+    return _new_owner(runner, session, HeldRequest(incoming, body, annotations, body.output_limit, is_single)).call
 
 
 def answered_before(
@@ -323,12 +333,11 @@ def _streamed_again(request: KeptRequest, call_id: str, event: ValueSet) -> byte
 
 
 def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:
-    incoming, request, annotations = asked
+    incoming, request, annotations = asked.incoming, asked.request, asked.annotations
     wanted = annotations.output
-    if wanted is not None and (request.choices > 1 or not request.single_prompt):
+    if wanted is not None and not asked.is_single:
         message = "A call with 'plait-output' must have one completion: send one prompt, and 'n' of 1 or no 'n'."
         raise CallerError(message, param="n")
-    output_tokens = request.output_limit
     transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
     return HeldCall(
         session.unused_id(incoming.request_id),
@@ -340,7 +349,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
         slo=annotations.slo,
         objective=annotations.objective,
         prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
-        output_tokens=output_tokens,
+        output_tokens=asked.output_tokens,
         held_bytes=len(incoming.body),
         fingerprint=None if wanted is None else _fingerprint(asked),
         is_answered=True,

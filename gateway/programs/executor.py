@@ -151,9 +151,9 @@ class Variables:
         if variable in session.values:
             getter.on_value(session.values[variable])
             return
-        cause = session.graph.cause(variable)
-        if cause is not None:
-            getter.on_failed(variable_failed(variable, cause))
+        node = session.graph.variables.get(variable)
+        if node is not None and node.cause is not None:
+            getter.on_failed(variable_failed(variable, node.cause))
             return
         session.add_getter(getter)
         self._after.holds.add(session, getter, now_s)

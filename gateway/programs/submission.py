@@ -204,8 +204,11 @@ class Submission:
         self._turns, self.undeclared = self._made_turns(_messages(self.body, outputs), outputs)
         self.steps = self._made_steps()
         self._check_ends()
-        self._checked = {step.name: self._checked_request(step) for step in self.steps}
-        limits = [request.output_limit for request in self._checked.values()]
+        self._checked: dict[str, ChatRequest | CompletionRequest] = {}
+        limits = list[int | None]()
+        for step in self.steps:
+            request = self._checked[step.name] = self._checked_request(step)
+            limits.append(request.output_limit)
         self.output_tokens = None if None in limits else sum([limit for limit in limits if limit is not None])
         self.inputs = tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
 

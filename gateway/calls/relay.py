@@ -130,7 +130,7 @@ class Relay:
         Raises `PlaitError` if no engine can take it.
         """
         if delivery.handle is not None:
-            self._objectives.begin(delivery)
+            self._objectives.deliveries[delivery.handle] = delivery
         try:
             while True:
                 try:
@@ -148,7 +148,7 @@ class Relay:
             raise
         finally:
             if delivery.handle is not None:
-                self._objectives.end(delivery)
+                del self._objectives.deliveries[delivery.handle]
             self._finish(delivery)
 
     def refine(self, handle: str, call: Call) -> None:

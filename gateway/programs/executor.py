@@ -299,7 +299,8 @@ class Executor:
         tenant's limits, and `FailedDependencyError` if an input has failed.
         """
         names = call.variables
-        self._check_open(session)
+        if session.closed:
+            raise session_closed(session.session_id)
         self.sessions.check_call(session, call, names)
         session.forget_failed(call.inputs, names)
         is_native = call.is_native
@@ -459,7 +460,3 @@ class Executor:
         """Assert the invariants; for tests."""
         self.sessions.check()
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}
-
-    def _check_open(self, session: Session) -> None:
-        if session.closed:
-            raise session_closed(session.session_id)

@@ -169,6 +169,9 @@ class HeldCall:
     owner: CallOwner
     model: str = ""
 
+    variables: tuple[str, ...] = field(init=False)
+    """That it produces, in order."""
+
     when: Condition | None = None
     """The call is skipped if this does not hold. Its variable is one of the inputs."""
 
@@ -231,15 +234,13 @@ class HeldCall:
     promise: Promise | None = None
     """What it runs with; None: it may not run yet."""
 
+    def __post_init__(self) -> None:
+        self.variables = tuple([output.variable for output in self.outputs])
+
     @property
     def output(self) -> Output | None:
         """The output that it produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The variables that it produces, in order."""
-        return tuple([output.variable for output in self.outputs])
 
     @property
     def held_s(self) -> float | None:
@@ -290,5 +291,7 @@ class HeldCall:
 
     def forget_text(self) -> int:
         """Forget the current output's text; returns its bytes. Getters that stream it may still read it."""
-        text, self.text = self.text, GrowingText()
-        return text.size_bytes
+        size_bytes = self.text.size_bytes
+        if size_bytes:
+            self.text = GrowingText()
+        return size_bytes

@@ -215,7 +215,7 @@ class RecordedAnswer:
         else:
             self._ended = not message.get("more_body", False)
         self._wake()
-        while not (self._ended or self._held_back) and self.lag_bytes > MAX_LAG_BYTES:
+        while not (self._ended or self._held_back) and self._window.lag_bytes > MAX_LAG_BYTES:
             await self._change()
 
     def fail(self, error: PlaitError) -> None:

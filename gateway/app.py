@@ -56,9 +56,10 @@ from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.metrics import MembershipCollector
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
+from plait.gateway.programs.chained_call import ProgramMetrics
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
+from plait.gateway.programs.sessions import SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.group_commit import StoreCollector
@@ -98,7 +99,8 @@ class Gateway:
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = self._new_executor(programs)
-        for collector in (LogCollector(), FleetCollector(self.router), SessionCollector(executor)):
+        programs_now = SessionCollector(executor.sessions, executor.variables.counts)
+        for collector in (LogCollector(), FleetCollector(self.router), programs_now):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()

@@ -16,11 +16,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import Send
 
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
@@ -30,21 +30,22 @@ from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
+from plait.gateway.metrics import FastHistogram
+from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
-from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
-from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall, StandingPromise
 from plait.gateway.programs.recorded_answer import AnswerBytes
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
-from plait.policy.types import NO_SLO, Slo
+from plait.policy.types import Slo
 
 log = structlog.get_logger(__name__)
 
-SHORTEST_JCT_S = 0.001
-"""A step's JCT if the call's time is used up already."""
+JCT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 SLICE_S: Final = 0.005
 """Of a turn of the loop, not counting the rest of the piece that is on then: a call next door notices little of it."""
@@ -158,6 +159,58 @@ def at_once(work: Pieces[T]) -> T:
             return result
 
 
+class ProgramMetrics:
+    """Counters and histograms that chained calls update. `tenant_label` is what operators read of a tenant."""
+
+    def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
+        self._tenant_label = tenant_label
+        hold = FastHistogram(
+            "plait_hold_seconds",
+            "Time from the arrival of a call with inputs until all of them have values",
+            (),
+            HOLD_BUCKETS_S,
+        )
+        registry.register(hold)
+        self._hold = hold.of()
+        self._retries = Counter(
+            "plait_calls_restarted",
+            "Retries of chained calls, by the engine that failed",
+            ["model", "engine"],
+            registry=registry,
+        )
+
+        self._jct = Histogram(
+            "plait_jct_seconds",
+            "Job completion time: arrival of a program's first call to the value that a get waited for",
+            ["objective"],
+            buckets=JCT_BUCKETS_S,
+            registry=registry,
+        )
+        self._jobs = Counter(
+            "plait_slo_jobs",
+            "Jobs with a JCT objective, by whether it was met",
+            ["tenant", "met"],
+            registry=registry,
+        )
+
+    def job_ended(self, job: Job) -> None:
+        """Record a job that ended with its value."""
+        times = job.mark if isinstance(job.mark, Slo) else None
+        objective = "" if job.mark is None else "times" if times is not None else str(job.mark)
+        self._jct.labels(objective).observe(job.seconds)
+        if times is not None and times.jct_s is not None:
+            met = "yes" if job.seconds <= times.jct_s else "no"
+            self._jobs.labels(self._tenant_label(job.tenant), met).inc()
+
+    def held(self, hold_s: float) -> None:
+        """Record how long a call was held until its inputs had values."""
+        self._hold.observe(hold_s)
+
+    def tried_again(self, model: str, engine_id: str) -> None:
+        """Count a retry of a chained call by the engine that failed."""
+        self._retries.labels(model, engine_id).inc()
+
+
 @dataclass(frozen=True, slots=True)
 class CallRunner:
     """The parts of the gateway that a call needs, and a program."""
@@ -187,64 +240,6 @@ class CallRunner:
 
     handed_over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next gateway goes on with the durable sessions: none of their calls is started any more."""
-
-
-class StandingPromise:
-    """The promise of a call that may run: each delivery gets what it is, also if it changes meanwhile.
-
-    A call has a delivery for each step; one at a time is on its way. `steps_left` counts the step that is on its way or
-    comes next, and those after it.
-    """
-
-    __slots__ = ("_delivery", "_promise", "_relay", "steps_left")
-
-    def __init__(self, relay: Relay) -> None:
-        self.steps_left = 1
-        self._relay = relay
-        self._promise: Promise
-        self._delivery: Delivery | None = None
-
-    @property
-    def delivery(self) -> Delivery:
-        """The delivery on its way."""
-        assert self._delivery is not None, "no delivery is on its way"
-        return self._delivery
-
-    def set(self, promise: Promise) -> None:
-        """The call is promised this from now on. If it is on its way, its engine is told."""
-        self._promise = promise
-        if self._delivery is not None:
-            self._delivery, handle = self._renewed(self._delivery, self._delivery.handle), self._delivery.handle
-            assert handle is not None
-            self._relay.refine(handle, self._delivery.call)
-
-    def begin(self, delivery: Delivery) -> None:
-        """The delivery is on its way until `end`."""
-        self._delivery = self._renewed(delivery, token_hex(16))
-
-    def end(self) -> None:
-        """No delivery is on its way."""
-        self._delivery = None
-
-    def slo_from(self, zero_s: float) -> Slo | None:
-        """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
-
-        Its times count from `zero_s`. None without an SLO.
-        """
-        slo, promised_s = self._promise.slo, self._promise.since_s
-        if slo is None:
-            return None
-        since_s = max(zero_s, promised_s)
-        if slo.jct_s is not None:
-            left_s = promised_s + slo.jct_s - since_s
-            slo = slo._replace(jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
-        return slo.from_zero(since_s - zero_s)
-
-    def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
-        """The delivery under this handle, with what the call is promised now."""
-        promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
-        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
-        return msgspec.structs.replace(delivery, call=call, handle=handle)
 
 
 class BrokenCallError(Exception):

@@ -84,23 +84,9 @@ class Variables:
     """The part of the executor through which clients set variables and getters wait for them."""
 
     def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
+        self.counts = consequences.variables  # those set, failed and skipped so far
         self._sessions = sessions
         self._after = consequences
-
-    @property
-    def set_so_far(self) -> int:
-        """How many variables have got a value."""
-        return self._after.variables["set"]
-
-    @property
-    def failed_so_far(self) -> int:
-        """How many variables have failed."""
-        return self._after.variables["failed"]
-
-    @property
-    def skipped_so_far(self) -> int:
-        """How many variables were skipped: a condition of a call did not hold."""
-        return self._after.variables["skipped"]
 
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
         """Set a variable's value for a client. Raises `ConflictError` if it has a producer, `LimitError` or

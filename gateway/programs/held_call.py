@@ -1,9 +1,10 @@
-"""A call of a session as the executor sees it: inputs, outputs, and the owner that runs it."""
+"""A call of a session as the executor sees it: inputs, outputs, the owner that runs it, and what it is promised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Literal, Protocol
 
 import msgspec
@@ -11,11 +12,16 @@ import msgspec
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Condition
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.relay import Relay
 from plait.gateway.transforms import Transform
-from plait.policy.types import Objective, Slo, TaskGroup
+from plait.policy.types import NO_SLO, Objective, Slo, TaskGroup
 
 PIECES_PER_BLOCK = 1024
 """So many pieces are joined into one. A short string takes about 50 bytes more than its text."""
+
+SHORTEST_JCT_S = 0.001
+"""A step's JCT if the call's time is used up already."""
 
 
 class GrowingText:
@@ -149,6 +155,64 @@ class CallOwner(Protocol):
 
     def on_broken(self, error: PlaitError) -> None:
         """The call was ended in whatever state it was: an input failed, it was cancelled, or its session ended."""
+
+
+class StandingPromise:
+    """The promise of a call that may run: each delivery gets what it is, also if it changes meanwhile.
+
+    A call has a delivery for each step; one at a time is on its way. `steps_left` counts the step that is on its way or
+    comes next, and those after it.
+    """
+
+    __slots__ = ("_delivery", "_promise", "_relay", "steps_left")
+
+    def __init__(self, relay: Relay) -> None:
+        self.steps_left = 1
+        self._relay = relay
+        self._promise: Promise
+        self._delivery: Delivery | None = None
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery on its way."""
+        assert self._delivery is not None, "no delivery is on its way"
+        return self._delivery
+
+    def set(self, promise: Promise) -> None:
+        """The call is promised this from now on. If it is on its way, its engine is told."""
+        self._promise = promise
+        if self._delivery is not None:
+            self._delivery, handle = self._renewed(self._delivery, self._delivery.handle), self._delivery.handle
+            assert handle is not None
+            self._relay.refine(handle, self._delivery.call)
+
+    def begin(self, delivery: Delivery) -> None:
+        """The delivery is on its way until `end`."""
+        self._delivery = self._renewed(delivery, token_hex(16))
+
+    def end(self) -> None:
+        """No delivery is on its way."""
+        self._delivery = None
+
+    def slo_from(self, zero_s: float) -> Slo | None:
+        """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
+
+        Its times count from `zero_s`. None without an SLO.
+        """
+        slo, promised_s = self._promise.slo, self._promise.since_s
+        if slo is None:
+            return None
+        since_s = max(zero_s, promised_s)
+        if slo.jct_s is not None:
+            left_s = promised_s + slo.jct_s - since_s
+            slo = slo._replace(jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
+        return slo.from_zero(since_s - zero_s)
+
+    def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
+        """The delivery under this handle, with what the call is promised now."""
+        promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
+        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
+        return msgspec.structs.replace(delivery, call=call, handle=handle)
 
 
 def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def test_a_failure_takes_everybody_who_waits_with_it_and_says_why(core: Core) ->
     )
     (told,) = waiting.told
     assert (told.status, told.code) == (424, "variable_failed")
-    assert core.executor.variables.failed_so_far == 2
+    assert core.executor.variables.counts["failed"] == 2
     core.executor.check()
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from plait.gateway.metrics import new_registry
-from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
+from plait.gateway.programs.chained_call import ProgramMetrics
+from plait.gateway.programs.sessions import SessionCollector
 from tests.gateway.exposed import samples
 from tests.gateway.programs.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core
@@ -10,7 +11,7 @@ from tests.gateway.programs.session_calls import Core
 def test_sessions_are_shown_as_they_are() -> None:
     core = Core()
     registry = new_registry()
-    registry.register(SessionCollector(core.executor))
+    registry.register(SessionCollector(core.executor.sessions, core.executor.variables.counts))
     metrics = ProgramMetrics(registry)
     core.add("B", "a", ["b"], held_bytes=100)
     core.executor.variables.set_value(core.session("other"), "x", "é", 0.0)

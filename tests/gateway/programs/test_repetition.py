@@ -129,7 +129,7 @@ class Sender:
         ready = [owner(call).ready for call in self.calls.values() if not call.is_native]
         variables = self.core.executor.variables
         states = [self.state(name) for name in (*VALUES, *(f"v{number}" for number in self.calls))]
-        return states, told, ready, variables.set_so_far, variables.failed_so_far, list(self.core.session().calls)
+        return states, told, ready, variables.counts["set"], variables.counts["failed"], list(self.core.session().calls)
 
     def _enter(self, program: Program) -> None:
         at_once(entry(self.core.executor, self.core.session(), program, 0.0))
@@ -185,7 +185,7 @@ def test_an_error_that_comes_again_after_the_variable_was_produced_is_refused() 
     natives = NativeSteps(core.executor)
     for _ in range(2):
         natives.set_failed(core.session(), "a", what, 0.0)
-    assert core.executor.variables.failed_so_far == 1
+    assert core.executor.variables.counts["failed"] == 1
     natives.set_value(core.session(), "a", "1", 1.0)
     with pytest.raises(ConflictError):
         natives.set_failed(core.session(), "a", what, 2.0)

@@ -55,7 +55,7 @@ def test_the_side_that_is_not_taken_is_skipped_with_what_needs_it() -> None:
     assert (error.code, error.transient, error.causes[-1].code) == ("skipped", False, "skipped")
     assert str(owner(no).error).startswith("This call does not run: N: it was skipped")
     variables = core.executor.variables
-    assert (variables.set_so_far, variables.failed_so_far, variables.skipped_so_far) == (2, 0, 2)
+    assert (variables.counts["set"], variables.counts["failed"], variables.counts["skipped"]) == (2, 0, 2)
 
 
 def test_a_side_is_skipped_before_its_other_inputs_have_come() -> None:

@@ -209,7 +209,7 @@ class Deductions:
     end-to-end times.
     """
 
-    __slots__ = ("_deduced", "_graph", "_marks", "_needs", "_stages", "paths")
+    __slots__ = ("_deduced", "_graph", "_is_silent", "_marks", "_needs", "_stages", "paths")
 
     def __init__(self, graph: RequestGraph) -> None:
         self._graph = graph
@@ -217,6 +217,7 @@ class Deductions:
         self._needs = Needs(graph, self._marks)
         self._stages = Stages()
         self._deduced: dict[str, Deduction] = {}
+        self._is_silent = True  # nobody has said what anything is for
         self.paths = CriticalPaths(graph, self._marks)
 
     def of(self, call_id: str) -> Deduction:
@@ -279,9 +280,7 @@ class Deductions:
             self._marks.answer(failed.variable)
         for ended in effects.ended:
             changed |= dict.fromkeys(self._drop(ended.call_id))
-        if not (self._marks or self._needs or self.paths):
-            return ()  # nobody has said what anything is for
-        return self._settle(changed) if changed else ()
+        return self._settle(changed) if changed and not self._is_silent else ()
 
     def _producer(self, variable: str) -> tuple[str, ...]:
         """The call that produces a variable or has just produced it; empty if the call has ended."""
@@ -317,6 +316,7 @@ class Deductions:
         for call_id in tuple(moved):
             for other in self._stages.move(call_id, self._needs.stage(call_id)):
                 moved[other] = None
+        self._is_silent = not (self._marks or self._needs or self.paths)
         return tuple([call_id for call_id in moved if self._deduce(call_id)])
 
     def _deduce(self, call_id: str) -> bool:
@@ -342,6 +342,7 @@ class Deductions:
         for part in (self._marks, self._needs, self._stages, self.paths):
             part.check()
         assert NOTHING not in self._deduced.values()
+        assert not (self._is_silent and (self._marks or self._needs or self.paths or self._deduced))
         for call_id in self._deduced:
             assert call_id in self._graph.calls
             assert self._stages.of(call_id) == self._needs.stage(call_id)

@@ -206,7 +206,8 @@ class Gateway:
             ahead_s=config.ahead_s,
             chat_tokens=config.chat_tokens if config.sessions and self.router.is_ours else inf,
         )
-        admission.sessions.part = lambda _model: 1 / self._forwarding.peers.count
+        if not self._forwarding.is_alone:
+            admission.sessions.part = lambda _model: 1 / self._forwarding.peers.count
         self._registry.register(AdmissionCollector(admission, self._tenants.label))
         return admission
 

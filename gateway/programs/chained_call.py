@@ -408,7 +408,10 @@ class ChainedCall(ABC):
                 await self._after.wait()
             await self.runner.slices.take(self.session.tenant.name)  # a thousand may become ready in one event
             await self.run(ready)
-            self._finish()
+            if not self._has_ended:  # it has its answer; one with outputs has finished with the last
+                self._has_ended = True
+                if not self.call.outputs:
+                    self.runner.executor.finish(self.call, loop_time_s())
         except PlaitError as error:
             self._fail(_cause_of(error), error)
         except BrokenCallError as broken:
@@ -422,13 +425,6 @@ class ChainedCall(ABC):
             if not self._has_ended:  # an unforeseen exception was raised
                 unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
                 self._fail(FailureCause(message="an internal error of the gateway"), unforeseen)
-
-    def _finish(self) -> None:
-        """The call has its answer. One with outputs has finished with the last."""
-        if not self._has_ended:
-            self._has_ended = True
-            if not self.call.outputs:
-                self.runner.executor.finish(self.call, loop_time_s())
 
     def _fail(self, cause: FailureCause, error: PlaitError | None) -> None:
         """Tell the executor that the call has failed, and the clients that have not seen the `error`.

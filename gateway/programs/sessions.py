@@ -211,14 +211,15 @@ class Sessions:
         if session is None:
             self.deleted.check(tenant, session_id, now_s)
             missing = len(owner.sessions) + 1 - self.limits.max_sessions
-            if not self._evict(owner, None, missing, lambda _: 1, "sessions"):
+            if missing > 0 and not self._evict(owner, None, missing, lambda _: 1, "sessions"):
                 raise too_many("sessions", self.limits.max_sessions, "too_many_sessions")
             record = self._records.new(tenant, session_id, durable=durable)
             session = self.restore(tenant, session_id, now_s, ttl_s or self.limits.ttl_s)
             session.record_in(record)
             record.opened(session.ttl_s, now_s)
         session.touch(now_s)
-        session.live_for(ttl_s or session.ttl_s)
+        if ttl_s:
+            session.live_for(ttl_s)
         session.record.touched(session.ttl_s, now_s)
         if session.expires_s < session.due_s:
             self._watch(session)

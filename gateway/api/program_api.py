@@ -20,8 +20,7 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of
-from plait.gateway.api.variable_response import EVENT_STREAM, next_change
+from plait.gateway.api.awaited_variable import EVENT_STREAM, AwaitedVariable, Criteria, mark_of, next_change
 from plait.gateway.asgi import ClientGoneError, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody

@@ -16,8 +16,7 @@ from starlette.routing import Route
 from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import Criteria, mark_of
-from plait.gateway.api.variable_response import VariableResponse, described, described_failure
+from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody

@@ -21,6 +21,7 @@ from plait.policy.programs.request_graph_state import (
     CycleError,
     DoubleProducerError,
     DuplicateCallError,
+    Edge,
     Effects,
     Ended,
     Failed,
@@ -81,7 +82,7 @@ class RequestGraph:
         `CycleError`.
         """
         node, taken = CallNode(call_id, is_native=is_native, predicted_s=predicted_s), dict.fromkeys(inputs)
-        ranks = self._ranks_with(node, taken, outputs)
+        ranks = _ranks_with(self, node, taken, outputs)
         for name in taken:
             cause = self.cause(name)
             if cause is not None:
@@ -100,7 +101,7 @@ class RequestGraph:
         So do the calls that wait for them. Raises as `add` does.
         """
         node = CallNode(refused_id)
-        self._ranks_with(node, (), outputs)
+        _ranks_with(self, node, (), outputs)
         return self._add_failed(node, outputs, Cause(what, refused_id))
 
     def set_value(self, variable: str) -> Effects:
@@ -238,23 +239,32 @@ class RequestGraph:
 
     def _link(self, node: CallNode, inputs: Iterable[str], outputs: Iterable[str]) -> tuple[Link, ...]:
         """Add a call, which waits for its inputs that have no value yet. Returns its links."""
-        node.inputs = tuple([self._variable(name) for name in inputs])
-        for variable in node.inputs:
+        taken, links = list[VariableNode](), list[Link]()
+        for name in inputs:
+            variable = self._variable(name)
+            taken.append(variable)
             variable.consumers[node] = None
             node.missing += variable.state is not VariableState.SET
+            if variable.state is VariableState.PENDING and variable.producer is not None:
+                links.append(Link(variable.producer, node.call_id))
+        node.inputs = tuple(taken)
         self._promise(node, outputs)
         self.calls[node.call_id] = node
         self.counts[node.state] += 1
-        links = [Link(producer, node.call_id) for producer in node.producers()]
-        links += [Link(node.call_id, consumer.call_id) for _, consumer in node.edges()]
+        for variable in node.outputs:
+            for consumer in variable.consumers:
+                links.append(Link(node.call_id, consumer.call_id))
         return tuple(links)
 
     def _promise(self, node: CallNode, outputs: Iterable[str]) -> None:
         """Make a call the producer of these `outputs`. The call itself need not be added."""
-        node.outputs = tuple([self._variable(name) for name in outputs])
-        for variable in node.outputs:
+        promised = list[VariableNode]()
+        for name in outputs:
+            variable = self._variable(name)
             variable.enter(VariableEvent.PROMISE)
             variable.producer = node.call_id
+            promised.append(variable)
+        node.outputs = tuple(promised)
 
     def _enter(self, node: CallNode, event: CallEvent) -> None:
         """A call goes to the state after `event` and stays in the graph. Raises `GraphTransitionError`."""
@@ -269,33 +279,14 @@ class RequestGraph:
         node.enter(event)
         self.counts[before] -= 1
         del self.calls[node.call_id]
-        cut = [Link(producer, node.call_id) for producer in node.producers()]
+        cut = list[Link]()
         for variable in node.inputs:
             del variable.consumers[node]
+            if variable.state is VariableState.PENDING and variable.producer is not None:
+                cut.append(Link(variable.producer, node.call_id))
             if variable.state is VariableState.EMPTY and not variable.consumers:
                 del self.variables[variable.name]  # no call names it any more
         return cut
-
-    def _ranks_with(self, node: CallNode, inputs: Collection[str], outputs: Sequence[str]) -> dict[CallNode, int]:
-        """Check a new call and return the ranks to set. Raises every error that `add` can raise. Changes nothing."""
-        calls, variables = self.calls, self.variables
-        if node.call_id in calls:
-            raise DuplicateCallError(node.call_id)
-        seen: set[str] = set()
-        for name in outputs:
-            first = node.call_id if name in seen else self.producer(name)
-            if first is not None:
-                raise DoubleProducerError(name, first, node.call_id)
-            if name in inputs:
-                raise CycleError((node.call_id, name, node.call_id))
-            seen.add(name)
-        producers: dict[CallNode, VariableNode] = {}
-        for name in inputs:
-            variable = variables.get(name)
-            if variable is not None and variable.state is VariableState.PENDING and variable.producer is not None:
-                producers[calls[variable.producer]] = variable
-        awaited = [variables[name] for name in outputs if name in variables]
-        return ranks_with(node, producers, [(variable, call) for variable in awaited for call in variable.consumers])
 
     def _add_failed(self, node: CallNode, outputs: Iterable[str], cause: Cause) -> Effects:
         """Fail a new call, and the calls that wait for it. The call is never linked."""
@@ -339,3 +330,31 @@ class RequestGraph:
                     cut += self._end(call, CallEvent.FAIL)
                     fall(call, Cause(InputFailed(variable.name), call.call_id, variable.cause))
         return Effects(added=added, variables_failed=tuple(failed), ended=tuple(ended), cut=tuple(cut))
+
+
+def _ranks_with(
+    graph: RequestGraph, node: CallNode, inputs: Collection[str], outputs: Sequence[str]
+) -> dict[CallNode, int]:
+    """Check a new call and return the ranks to set. Raises every error that `add` can raise. Changes nothing."""
+    calls, variables = graph.calls, graph.variables
+    if node.call_id in calls:
+        raise DuplicateCallError(node.call_id)
+    seen: set[str] = set()
+    consumers: list[Edge] = []
+    for name in outputs:
+        awaited = variables.get(name)
+        if name in seen:
+            raise DoubleProducerError(name, node.call_id, node.call_id)
+        if awaited is not None and awaited.producer is not None:
+            raise DoubleProducerError(name, awaited.producer, node.call_id)
+        if name in inputs:
+            raise CycleError((node.call_id, name, node.call_id))
+        seen.add(name)
+        if awaited is not None:
+            consumers += [(awaited, call) for call in awaited.consumers]
+    producers: dict[CallNode, VariableNode] = {}
+    for name in inputs:
+        variable = variables.get(name)
+        if variable is not None and variable.state is VariableState.PENDING and variable.producer is not None:
+            producers[calls[variable.producer]] = variable
+    return ranks_with(node, producers, consumers)

@@ -210,7 +210,9 @@ class Submission:
             request = self._checked[step.name] = self._checked_request(step)
             limits.append(request.output_limit)
         self.output_tokens = None if None in limits else sum([limit for limit in limits if limit is not None])
-        self.inputs = tuple({one.variable: None for one in self._placeholders.values() if not one.in_out})
+        self._variables = {name: one.variable for name, one in self._placeholders.items()}
+        inputs = [self._variables[name] for name in self._placeholders if name not in outputs]
+        self.inputs = tuple(dict.fromkeys(inputs))
 
     @property
     def field(self) -> str:
@@ -230,7 +232,7 @@ class Submission:
         """The request for one output. `values` are by variable; the texts `generated` for earlier outputs are by
         placeholder name.
         """
-        named = {name: values[one.variable] for name, one in self._placeholders.items() if one.variable in values}
+        named = {name: values[variable] for name, variable in self._variables.items() if variable in values}
         *before, turn = self._turns[: step.turn + 1]
         begun = turn.begun(step.end, named, generated)
         prompt: dict[str, Any] = {"prompt": begun}
@@ -245,7 +247,7 @@ class Submission:
     def filled_sizes(self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
         """The bytes of text in the prompt that `request` makes of these."""
         sizes, texts = sizes_of(values), sizes_of(generated)
-        named = {name: sizes[one.variable] for name, one in self._placeholders.items() if one.variable in sizes}
+        named = {name: sizes[variable] for name, variable in self._variables.items() if variable in sizes}
         *before, turn = self._turns[: step.turn + 1]
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
         return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]

@@ -317,14 +317,14 @@ class Sessions:
 
     def check_call(self, session: Session, call: HeldCall, outputs: Iterable[str]) -> None:
         """Raise if the tenant's limits do not allow a call that produces `outputs`."""
-        known = session.graph.variables
-        taken = [known.get(name) for name in call.inputs]
-        problem = self.make_room(
-            session,
-            variables=taken.count(None) + len([name for name in outputs if name not in known]),
-            waiting_calls=len([node for node in taken if node is None or node.state is not VariableState.SET]) > 0,
-            held_bytes=call.held_bytes,
-        )
+        known, new, waits = session.graph.variables, 0, False
+        for name in call.inputs:
+            node = known.get(name)
+            new += node is None
+            waits = waits or node is None or node.state is not VariableState.SET
+        for name in outputs:
+            new += name not in known
+        problem = self.make_room(session, variables=new, waiting_calls=int(waits), held_bytes=call.held_bytes)
         if problem is not None:
             raise problem
 

@@ -31,6 +31,7 @@ from plait.gateway.programs.session_errors import (
 from plait.gateway.programs.sessions import Holds
 from plait.gateway.timer import At, Event
 from plait.policy.programs.needs import Mark
+from plait.policy.programs.objectives import NOTHING
 from plait.policy.programs.request_graph_state import Cause, Effects, VariableState
 from plait.policy.types import NO_SLO
 
@@ -117,15 +118,16 @@ class Gathering:
     ) -> bool:
         """Start gathering a call that is ready on arrival, if it has outputs and more of its program is to come.
 
-        More is to come if nobody has said what the call is for (`is_deduced`), or if one of the `consumers` of its
-        output needs others that nobody produces yet. A native step needs no objective, so it does not gather. Returns
-        whether the call gathers.
+        More is to come if nobody has said what the call is for, or if one of the `consumers` of its output needs others
+        that nobody produces yet. `is_deduced` says that something was deduced for the call. A native step needs no
+        objective, so it does not gather. Returns whether the call gathers.
         """
         if not self._moment_s or not call.outputs or call.is_native:
             return False
         if call.objective is not None or call.slo not in (None, NO_SLO):
             return False
-        is_open = not is_deduced or session.deductions.of(call.call_id).is_guess
+        deduction = session.deductions.of(call.call_id) if is_deduced else NOTHING
+        is_open = deduction.is_guess or deduction == NOTHING
         if not is_open and not consumers:
             return False
         before = self._moments.get(session)

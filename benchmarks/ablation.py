@@ -25,7 +25,7 @@ from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
 from plait.gateway.simulation.simulate import CallRecord
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import tree_block_tokens
 
 RATES: Final = (0.9, 1.2, 1.5)

@@ -23,7 +23,7 @@ from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
 from e2e.traces import TRACES
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
-from plait.policy.placement.situation import Plain, Policy
+from plait.policy.placement.policies import Plain, Policy
 
 OURS: Final = "plait"
 POLICIES: Final[dict[str, str | Policy]] = {

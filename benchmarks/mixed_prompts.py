@@ -20,7 +20,7 @@ from statistics import fmean
 
 from e2e.traces import TRACES
 from plait.backends.profiles import load_profile
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.types import Slo
 
 LONG_FILE = "mooncake_conversation_trace.jsonl"

@@ -25,8 +25,9 @@ from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, prepare, saturation_rate
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
-from plait.policy.cost_model import CostModel
-from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.placement.policies import Plain, Policy
 from plait.policy.prefix.block_hash import tree_block_tokens
 from plait.policy.types import Call, Placement, PlacementReason
 

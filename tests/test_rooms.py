@@ -13,8 +13,9 @@ ROOMS = {
     "policy": (
         {"admission"},
         {"placement", "scheduling", "programs", "sessions"},
+        {"costs"},
         {"prefix"},
-        {"types", "cost_model"},
+        {"types"},
     ),
     "backends": (
         {"vllm", "sglang", "embedded"},

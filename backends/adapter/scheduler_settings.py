@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from plait.backends.profiles import load_profile
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import LocalScheduler, MeasuringScheduler
 

@@ -19,7 +19,7 @@ from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.kv_blocks import KvBlocks
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler
 

@@ -23,7 +23,7 @@ from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 
 OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))
 """The routes that adapters add to engines."""

@@ -1,4 +1,4 @@
-"""Cost profiles: the coefficients of `plait.policy.cost_model` for one engine, model and accelerator, as TOML files."""
+"""Cost profiles: the coefficients of the cost model for one engine, model and accelerator, as TOML files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 # The upper bounds exclude infinity.
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]

@@ -13,7 +13,7 @@ from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
 from plait.backends.profiling.profile_plan import Kind
 from plait.backends.profiling.profiler import Measured
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 
 DIGITS = 6
 """Significant digits of a coefficient: more than any measurement has."""

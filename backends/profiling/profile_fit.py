@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import fsum, sqrt
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 STEPS_PER_COLUMN = 30
 """Limits the steps if rounding makes columns indistinguishable. Otherwise far fewer are needed."""

@@ -11,7 +11,7 @@ from plait.backends.profiles import load_profile
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import Simulation
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan

@@ -16,7 +16,7 @@ from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Simulation
-from plait.policy.placement.situation import Policy
+from plait.policy.placement.policies import Policy
 
 NONE: Final = "none"
 ROUND_ROBIN: Final = "round_robin"

@@ -20,7 +20,7 @@ from plait.gateway.admission.session_gates import caches
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
-from plait.policy.placement.situation import Policy
+from plait.policy.placement.policies import Policy
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.sessions.worth import Caches
 

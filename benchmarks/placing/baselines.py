@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from plait.gateway.simulation.rivals import held_blocks, in_turn, place
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Situation
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation
 from plait.policy.types import Call, Placement
 
 STICKY_SHARE: Final = 0.8

@@ -17,7 +17,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
-from plait.policy.placement.situation import Policy
+from plait.policy.placement.policies import Policy
 
 OURS: Final = "plait"
 POLICIES: Final[Mapping[str, str | Policy]] = {OURS: OURS, **RIVALS}

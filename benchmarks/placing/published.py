@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation
 from plait.policy.placement.rebalancing import IMBAL_RATIO, TH_BAL, Replicas
-from plait.policy.placement.situation import Situation
 from plait.policy.types import Call, PlacementReason
 
 

@@ -8,8 +8,9 @@ from typing import Final
 
 from benchmarks.placing.baselines import lmetric
 from plait.gateway.simulation.rivals import held_blocks, in_own_order, in_turn, llmd, place, session_hash, smg
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Plain, Policy, Situation
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation
+from plait.policy.placement.policies import Plain, Policy
 from plait.policy.types import Call, Placement
 
 LLMD_STICKY: Final = (0.99, 0.8)

@@ -9,9 +9,9 @@ from typing import Final
 
 from benchmarks.placing.published import PublishedReplicas, PublishedShift, most_decoding
 from benchmarks.placing.terms import TERMS, without
+from plait.policy.placement.policies import Policy
 from plait.policy.placement.rebalancing import RebalancedE2, Replicas, Shift, spare_compute
 from plait.policy.placement.routes import Routes
-from plait.policy.placement.situation import Policy
 from plait.policy.types import PlacementReason
 
 FCFS: Final = "fcfs"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.policy.placement.delay import Asked, DelayCost
+from plait.policy.costs.delay import Asked, DelayCost
+from plait.policy.costs.situation import Situation, placed
 from plait.policy.placement.least_delay import all_offers
-from plait.policy.placement.situation import Plain, Policy, Situation, placed
+from plait.policy.placement.policies import Plain, Policy
 from plait.policy.types import Call, Placement, PlacementReason
 
 TERMS: Final = DelayCost._fields

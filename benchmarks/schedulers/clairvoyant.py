@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
 from plait.backends.embedded.call import EmbeddedCall
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 MOST_MISFITS = 8

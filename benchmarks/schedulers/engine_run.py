@@ -10,7 +10,7 @@ from time import thread_time_ns
 from benchmarks.mixed_prompts import MixedCall
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from benchmarks.mixed_prompts import MixedCall
 from benchmarks.schedulers.engine_run import Run
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 
 WARM_UP_SHARE = 0.1
 """Of the time in which calls arrive: not counted, since the engine starts empty."""

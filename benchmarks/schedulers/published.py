@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from plait.policy.cost_model import Pivot
+from plait.policy.costs.cost_model import Pivot
 from plait.policy.scheduling.chunking import Budget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.pace import Pace

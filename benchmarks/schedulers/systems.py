@@ -18,7 +18,7 @@ from benchmarks.schedulers.clairvoyant import (
     shortest_remaining,
 )
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import LocalScheduler

@@ -14,11 +14,11 @@ from benchmarks.ablation import Figures, Point, claims, lines, markdown
 from benchmarks.placing.published import PublishedShift, most_decoding
 from benchmarks.placing.steps import AS_PUBLISHED, PAPER, STEPS
 from benchmarks.placing.terms import TERMS, without
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.situation import Situation, Traffic
 from plait.policy.placement.least_delay import least_delay
-from plait.policy.placement.prefill_queue import Prefill
 from plait.policy.placement.rebalancing import spare_compute
-from plait.policy.placement.situation import Situation, Traffic
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call

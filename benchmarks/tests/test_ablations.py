@@ -24,7 +24,7 @@ from benchmarks.schedulers.ablations import (
     sort_by_arrival_keeping_place,
 )
 from benchmarks.schedulers.published import ChunkedObjectives, pivot_budget
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.moment import SloSettings
 from plait.policy.scheduling.plan import Plan

@@ -23,7 +23,7 @@ from benchmarks.mixed_prompts import (
     missing_traces,
     statistics,
 )
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 KV_TOKENS = 8_000
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0001), 0.0, 0.0, 0.0, LongAttention())

@@ -11,7 +11,7 @@ from benchmarks.schedulers.published import (
     PivotBudget,
     pivot_budget,
 )
-from plait.policy.cost_model import Pivot
+from plait.policy.costs.cost_model import Pivot
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall

@@ -10,7 +10,7 @@ from benchmarks.schedulers.engine_run import CallRecord, Iterations, Run, run
 from benchmarks.schedulers.metrics import goodput_bound, measure, most_items
 from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Point, Results
 from benchmarks.schedulers.systems import OURS, systems
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.types import Slo
 

@@ -12,7 +12,7 @@ from benchmarks.schedulers.clairvoyant import Clairvoyant, Foresight, least_kv_t
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, CallRecord, embedded_call, run
 from benchmarks.schedulers.systems import Machine, systems
 from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan
 from plait.policy.types import Slo

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.own_schedulers.forced_levers import ForcedLevers, LeverSettings
 from plait.backends.profiles import load_profile
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.plan import IterationWork, LocalCall, MeasuringScheduler, Plan
 

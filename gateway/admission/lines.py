@@ -20,8 +20,8 @@ from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Line
 from plait.policy.admission.ticket import Rank, Ticket
-from plait.policy.placement.delay import Asked, change_gain_s
-from plait.policy.placement.situation import NOTHING_PASSED, Passed
+from plait.policy.costs.delay import Asked, change_gain_s
+from plait.policy.costs.situation import NOTHING_PASSED, Passed
 from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective, Placement
 

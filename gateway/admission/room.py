@@ -12,7 +12,7 @@ from math import inf
 from typing import Final
 
 from plait.policy.admission.fair_shares import ActiveTenants, FairShares
-from plait.policy.placement.engine_view import EngineView, sent_calls
+from plait.policy.costs.engine_view import EngineView, sent_calls
 
 AHEAD_S: Final = 1.0
 """Measured with `python -m benchmarks full_fleet`: with half a second, the TTFT is up to 16 % longer."""

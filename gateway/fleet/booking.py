@@ -17,9 +17,9 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from plait.policy.cost_model import CostModel
-from plait.policy.placement.load import LedgerEntry
-from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.load import LedgerEntry
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 

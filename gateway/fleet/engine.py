@@ -15,8 +15,8 @@ from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Progre
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import EngineCounts, Health, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
-from plait.policy.placement.engine_view import EngineView, sent_calls
-from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.costs.engine_view import EngineView, sent_calls
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 

@@ -17,7 +17,7 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.answered_prompts import AnsweredPrompts
 from plait.policy.prefix.expected_evictions import ExpectedEvictions
 from plait.policy.prefix.prefix_tree import Node, PrefixTree

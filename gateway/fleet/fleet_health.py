@@ -15,7 +15,7 @@ from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState, Offer
 from plait.gateway.fleet.served_models import ServedModels
-from plait.policy.placement.engine_view import sent_calls
+from plait.policy.costs.engine_view import sent_calls
 
 Jitter = Callable[[], float]
 """A number from 0 to 1, a new one each time."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from plait.backends.protocol.cache_state import OutstandingCall
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 

@@ -9,7 +9,7 @@ from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError
 from plait.backends.protocol.openai import ANY_MODEL
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.costs.engine_view import EngineView
 
 KEPT_SHARE = 0.5
 """The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""

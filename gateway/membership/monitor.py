@@ -38,7 +38,7 @@ from plait.gateway.membership.engine_requests import (
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
-from plait.policy.placement.engine_view import sent_calls
+from plait.policy.costs.engine_view import sent_calls
 
 PATH: Final = "/metrics"
 INTERVAL_S: Final = 0.2

@@ -36,8 +36,8 @@ from plait.gateway.simulation.workload import (
     poisson_arrivals,
     select_working_set,
 )
-from plait.policy.placement.load import DEFAULT_WINDOW_S
-from plait.policy.placement.situation import Policy
+from plait.policy.costs.load import DEFAULT_WINDOW_S
+from plait.policy.placement.policies import Policy
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 
 MODEL = "demo"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 from zlib import crc32
 
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.policies import POLICIES
-from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.placement.policies import POLICIES, Plain, Policy
 from plait.policy.types import Call, Placement, PlacementReason
 
 SMG_GAP, SMG_RATIO = 64, 1.5

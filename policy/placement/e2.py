@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Situation, cached_blocks, placed
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Placement, PlacementReason
 

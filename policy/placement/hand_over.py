@@ -6,8 +6,8 @@ most `SHARE` of its time on that. So no burst of prefills follows a drain, and w
 
 from __future__ import annotations
 
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Situation, cached_blocks
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation, cached_blocks
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 

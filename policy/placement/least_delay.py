@@ -21,8 +21,8 @@ from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple, Self
 
-from plait.policy.cost_model import CostModel
-from plait.policy.placement.delay import (
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.delay import (
     FIRST_TOKEN_WEIGHT,
     LATER,
     STALLED_SHARE,
@@ -34,8 +34,8 @@ from plait.policy.placement.delay import (
     joined_cost,
     offer,
 )
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.situation import Passed, Situation, cached_blocks, placed
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.types import Call, Placement, PlacementReason
 

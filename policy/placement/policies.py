@@ -1,15 +1,58 @@
-"""The placement policies by their names in the configuration, and the plain ones: in turn, and by outstanding calls.
+"""The placement policies: what one is, all of them by their names in the configuration, and the plain ones.
 
-A policy chooses the engine of a call. A call that continues another is placed on the same engine, under every policy:
-its prompt is cached there. See docs/placement.md.
+A policy chooses the engine of a call. It reads the `Situation`, changes nothing, and returns a `Placement`. The router
+books it. A call that continues another is placed on the same engine, under every policy: its prompt is cached there.
+See docs/placement.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
-from plait.policy.placement.situation import Plain, Policy, Situation, cached_blocks, placed
+from plait.policy.placement.routes import Routes
+from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
+
+
+class Policy(Protocol):
+    """How the engines of calls are chosen."""
+
+    @property
+    def routes(self) -> Routes:
+        """The prefixes that it sends elsewhere. A fleet reads them once."""
+
+    @property
+    def place(self) -> Callable[[Call, Situation], Placement]:
+        """Chooses the engine of a call. Changes nothing."""
+
+    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+        """Do what is due about once a second.
+
+        `groups` returns the engines that take calls. Those of a group serve the same models.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A policy that is one function, `place`. It sends no prefix elsewhere, so the tree may be tidied."""
+
+    place: Callable[[Call, Situation], Placement]
+
+    @property
+    def routes(self) -> Routes:
+        """None: each fleet gets empty ones of its own."""
+        return Routes()
+
+    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+        """Tidy the prefix tree."""
+        del groups, now_s
+        tree.tidy()
 
 
 def round_robin(call: Call, situation: Situation) -> Placement:

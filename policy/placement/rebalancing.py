@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2, load_cost
-from plait.policy.placement.engine_view import EngineView
 from plait.policy.placement.routes import Route, Routes, RouteState
-from plait.policy.placement.situation import Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.iteration_model import IterationModel
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
 from plait.policy.scheduling.plan import IterationWork
 
 FIT_DECAY = 1 - 1 / 256

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.batching import Candidate
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from math import inf
 
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.batching import Batch, Candidate
 from plait.policy.scheduling.best_effort import (
     Select,

@@ -6,7 +6,7 @@ import pytest
 
 from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.profiles import load_profile
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import MeasuringScheduler
 

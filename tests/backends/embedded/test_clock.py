@@ -10,7 +10,7 @@ import pytest
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.5),), 0.0), 0.0, 0.0, 0.0, LongAttention())

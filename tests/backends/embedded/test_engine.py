@@ -15,7 +15,7 @@ from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
 ROOT = root_hash("m")

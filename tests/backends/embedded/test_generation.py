@@ -13,7 +13,7 @@ from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock, OnOutput
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.generation import EmulatedToken, Generation, Piece
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0), 0.0, 0.0, 0.0, LongAttention())
 TEXTS = st.lists(st.text("abc", max_size=3), min_size=1, max_size=12)

@@ -16,7 +16,7 @@ from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile
 from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
 from plait.backends.profiling.profiler import Measured, Profiler, typical
 from plait.backends.profiling.timed_stream import TimedStream
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 
 LIMITS = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=100_000)
 CIRCUMSTANCES = Circumstances(date="2026-01-02", version="1.2.3")

@@ -9,7 +9,7 @@ import pytest
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
 from plait.gateway.admission.lines import MOVED_AT_ONCE
 from plait.gateway.admission.tenants import TenantLimits
-from plait.policy.placement.engine_view import sent_calls
+from plait.policy.costs.engine_view import sent_calls
 from plait.policy.types import Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from plait.backends.errors import PlaitError
 from plait.gateway.admission.tenants import TenantLimits
-from plait.policy.placement.engine_view import sent_calls
+from plait.policy.costs.engine_view import sent_calls
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.prefill_queue import Prefill
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.prefill_queue import Prefill
 from tests.gateway.admission.test_room import (
     AHEAD_S,
     has,

@@ -29,7 +29,7 @@ from plait.gateway.programs.chained_call import ProgramMetrics
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.timer import at_loop_time
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 MAX_BODY_BYTES = 100_000

@@ -31,7 +31,7 @@ from plait.gateway.membership.recovery import Recovery
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
 from tests.gateway.exposed import samples

@@ -16,7 +16,7 @@ from plait.gateway.calls.turn_threads import TurnThreads
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -7,7 +7,7 @@ from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import new_registry
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
 

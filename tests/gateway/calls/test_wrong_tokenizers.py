@@ -26,7 +26,7 @@ from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.health import Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement, TokenizerAgreements
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Placement, PlacementReason
 from tests.backends.adapter.api_servers import SERVERS, Server, install_engines
 from tests.backends.tokenization.tokenizer_folders import tokenizer_folders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
 

@@ -11,7 +11,7 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.engine_checks import context_mismatch, note_cached, note_count
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

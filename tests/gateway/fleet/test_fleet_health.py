@@ -8,7 +8,7 @@ from plait.backends.errors import NoEngineError
 from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.health import Aborts, HealthState
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -21,7 +21,7 @@ from plait.backends.protocol.cache_state import (
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
 

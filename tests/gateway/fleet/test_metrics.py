@@ -4,7 +4,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.gateway.fleet.metrics import FleetCollector
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.routes import Route, RouteState
 from tests.gateway.fleet.lettered_prompts import new_router, report
 from tests.gateway.fleet.virtual_fleet import VirtualFleet

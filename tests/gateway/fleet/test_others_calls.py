@@ -16,7 +16,7 @@ from plait.backends.protocol.cache_state import CacheState, KvState, Outstanding
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import Prompt, SimulatedCall, Simulation
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, chain, root_hash
 from plait.policy.types import Call
 

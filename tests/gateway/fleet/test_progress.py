@@ -11,7 +11,7 @@ from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet import fleet_health
 from plait.gateway.fleet.booking import SLOTS, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
 from tests.gateway.fleet.lettered_prompts import report
 

@@ -18,7 +18,7 @@ from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import EngineBusyError, Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.policies import POLICIES
 from plait.policy.placement.rebalancing import rebalanced_e2
 from plait.policy.prefix.block_hash import chain, root_hash

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.rebalancing import RebalancedE2, rebalanced_e2
 from plait.policy.placement.routes import Route
 from plait.policy.prefix.block_hash import chain, root_hash

@@ -10,7 +10,7 @@ from plait.gateway.fleet.health import EngineCounts
 from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.monitor import apply_counts, read_counts
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

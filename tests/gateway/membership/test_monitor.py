@@ -24,7 +24,7 @@ from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.membership.fake_http import answer_requests
 

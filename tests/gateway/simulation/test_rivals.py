@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from plait.gateway.simulation.rivals import KNOWN, RIVALS, SMG_GAP, TITLES, llmd, session_hash, smg
-from plait.policy.placement.situation import Situation
+from plait.policy.costs.situation import Situation
 from plait.policy.types import Call, PlacementReason
 from tests.policy.placement.test_policies import Engine, Past, build, call_of
 

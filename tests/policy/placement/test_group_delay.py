@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.placement.delay import Asked, offer
+from plait.policy.costs.delay import Asked, offer
 from plait.policy.placement.least_delay import WORTH, Place, least_delay, least_sum_s, used
 from plait.policy.types import Slo
-from tests.policy.placement.test_delay import OUTPUT_TOKENS, Engine, call_of, situation
+from tests.policy.costs.test_delay import OUTPUT_TOKENS, Engine, call_of, situation
 
 PARTS = 8
 """The search divides calls into so many parts."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.situation import Situation
 from plait.policy.placement.e2 import LoadCost, e2
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.situation import Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.situation import Situation
 from plait.policy.placement.e2 import e2
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.load import LoadLedger
 from plait.policy.placement.rebalancing import RebalancedE2, divide, prefix_loads, rebalanced_e2, spare_compute
 from plait.policy.placement.routes import ROUTE_TRANSITIONS, Route, Routes, RouteState, RouteTransitionError
-from plait.policy.placement.situation import Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from plait.policy.placement.engine_view import EngineView
+from plait.policy.costs.engine_view import EngineView
 from plait.policy.placement.rebalancing import LEAST_CALLS, Replicas
 from plait.policy.placement.routes import Routes, RouteState
 from plait.policy.prefix.block_hash import chain

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.placement.rebalancing import TH_BAL, Shift
 from plait.policy.placement.routes import Routes, RouteState
 from plait.policy.prefix.prefix_tree import PrefixTree

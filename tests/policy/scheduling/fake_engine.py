@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.chunking import EngineBudget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment, SloSettings

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import CostModel, LongAttention
+from plait.policy.costs.cost_model import CostModel, LongAttention
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, names, prompt, slo_scheduler
 

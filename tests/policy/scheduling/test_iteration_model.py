@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.plan import IterationWork
 from tests.policy.scheduling.fake_engine import COSTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from zlib import crc32
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.sessions.session_gate import Arrival, SessionGate, Turn
 from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call, Slo

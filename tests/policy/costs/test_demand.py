@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
-from plait.policy.placement.situation import Demand, Situation
+from plait.policy.costs.situation import Demand, Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call, TaskGroup
 

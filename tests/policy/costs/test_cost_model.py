@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.cost_model import PIVOT_SHARE, CostModel, LongAttention, PiecewiseLinear, Pivot
+from plait.policy.costs.cost_model import PIVOT_SHARE, CostModel, LongAttention, PiecewiseLinear, Pivot
 
 A6000_MISTRAL_7B = CostModel(
     forward=PiecewiseLinear(((192, 0.022), (384, 0.04584527264)), 1.0842571e-4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.placement.situation import PRIOR_CALLS, Arrivals, Traffic
+from plait.policy.costs.situation import PRIOR_CALLS, Arrivals, Traffic
 
 
 def test_the_prior_gives_way_to_what_was_seen() -> None:

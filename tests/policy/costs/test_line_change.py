@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.placement.delay import Asked, DelayCost, change_gain_s
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.prefill_queue import Prefill
-from plait.policy.placement.situation import Situation
+from plait.policy.costs.delay import Asked, DelayCost, change_gain_s
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.situation import Situation
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Placement, PlacementReason
-from tests.policy.placement.test_delay import (
+from tests.policy.costs.test_delay import (
     COSTS,
     ENGINES,
     Engine,

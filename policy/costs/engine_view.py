@@ -7,10 +7,10 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from plait.policy.cost_model import CostModel
-from plait.policy.placement.load import LoadLedger
-from plait.policy.placement.pace import EnginePace, FirstBytes
-from plait.policy.placement.prefill_queue import Prefill, PrefillQueue
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.pace import EnginePace, FirstBytes
+from plait.policy.costs.prefill_queue import Prefill, PrefillQueue
 from plait.policy.prefix.residency import Residency
 
 DEFAULT_BATCH_TOKENS = 2048

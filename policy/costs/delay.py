@@ -15,8 +15,8 @@ from itertools import islice
 from math import ceil, inf
 from typing import Final, NamedTuple
 
-from plait.policy.placement.engine_view import LEFT_SHARE, EngineView
-from plait.policy.placement.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
+from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
+from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement, PlacementReason
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from plait.policy.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.load import LedgerEntry, LoadLedger
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.load import LedgerEntry, LoadLedger
 from plait.policy.prefix.prefix_tree import PrefixTree
 
 # 1 ms a token, and 1 us for each token of the sequence it attends to.

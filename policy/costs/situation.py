@@ -1,21 +1,18 @@
-"""What a placement policy is, what it is given, and what it returns.
+"""What is known when a call is placed: the engines, the call's path in the prefix tree, and the traffic of its model.
 
-It is given the engines, the call's path in the prefix tree, and the traffic of its model: how long answers are, and
-what comes. `Demand` knows these of all models. Selection has no side effects. A policy reads engine views and returns a
-`Placement`. The router books it. `engines` holds only eligible engines: healthy, not draining, serving the model.
+The traffic is how long answers are, and what comes. `Demand` knows it of all models. Nothing of it changes while an
+engine is chosen. `engines` holds only eligible engines: healthy, not draining, serving the model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-from plait.policy.placement.engine_view import EngineView
-from plait.policy.placement.routes import Routes
-from plait.policy.prefix.prefix_tree import PrefixTree, Segment
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Cost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
@@ -215,44 +212,6 @@ class Demand:
         """Assert the invariants for a fleet with this many calls on its engines; for tests."""
         assert all(count > 0 for count in self._groups.values())
         assert self._groups.total() <= active_calls
-
-
-class Policy(Protocol):
-    """How the engines of calls are chosen."""
-
-    @property
-    def routes(self) -> Routes:
-        """The prefixes that it sends elsewhere. A fleet reads them once."""
-        ...
-
-    @property
-    def place(self) -> Callable[[Call, Situation], Placement]:
-        """Chooses the engine of a call. Changes nothing."""
-        ...
-
-    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
-        """Do what is due about once a second.
-
-        `groups` returns the engines that take calls. Those of a group serve the same models.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A policy that is one function, `place`. It sends no prefix elsewhere, so the tree may be tidied."""
-
-    place: Callable[[Call, Situation], Placement]
-
-    @property
-    def routes(self) -> Routes:
-        """None: each fleet gets empty ones of its own."""
-        return Routes()
-
-    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
-        """Tidy the prefix tree."""
-        del groups, now_s
-        tree.tidy()
 
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plait.policy.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.prefix_tree import Node
 
 DEFAULT_WINDOW_S = 180.0

@@ -18,8 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.load import LedgerEntry
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import LedgerEntry, Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 

@@ -16,7 +16,7 @@ from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import EngineCounts, Health, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.costs.engine_view import EngineView, sent_calls
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import Prefill
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from plait.backends.protocol.cache_state import OutstandingCall
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import Prefill
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 

@@ -24,9 +24,8 @@ from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.engine_view import EnginePace, EngineView, FleetPace
 from plait.policy.costs.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
-from plait.policy.costs.pace import EnginePace, FleetPace
 from plait.policy.costs.situation import NOTHING_PASSED, Demand, Passed
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.policies import POLICIES, Policy, continued

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plait.gateway.admission.room import SHARED_AHEAD_S, Room
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import Prefill
 from tests.gateway.fleet.lettered_prompts import COSTS, new_router
 
 AHEAD_S = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import Prefill
 from tests.gateway.admission.test_room import (
     AHEAD_S,
     has,

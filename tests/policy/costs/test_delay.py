@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.delay import Asked, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import LoadLedger
-from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.costs.load import LoadLedger, Prefill
 from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_blocks
 from plait.policy.placement.least_delay import ROUNDING, all_offers, best_of_many, floors, least_delay
 from plait.policy.prefix.block_hash import chain

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.pace import RECENT, FirstBytes
+from plait.policy.costs.engine_view import RECENT, FirstBytes
 
 
 def gap_s(*calls: tuple[float, float]) -> float:

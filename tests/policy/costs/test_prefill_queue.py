@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.prefill_queue import MOST_PROGRESS, Prefill, PrefillQueue
+from plait.policy.costs.load import MOST_PROGRESS, Prefill, PrefillQueue
 
 
 def prefill(tokens: int, *, is_streamed: bool = True, is_urgent: bool = False, is_own: bool = True) -> Prefill:

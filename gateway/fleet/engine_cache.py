@@ -5,8 +5,8 @@ Estimated caches hold what their engines have generated, too: the next turn show
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
@@ -18,9 +18,9 @@ from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.prefix.answered_prompts import AnsweredPrompts
-from plait.policy.prefix.expected_evictions import ExpectedEvictions
+from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
+from plait.policy.prefix.residency import Residency, Victim
 
 SLO_SCHEDULER = "slo"
 """The local scheduler that serves calls with a TTFT before others, by its name in `local_scheduler.SCHEDULERS`."""
@@ -184,6 +184,83 @@ class EngineCache:
         self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
 
 
+Prompt = tuple[Node, int]
+"""The node that a prompt's whole blocks end at, and the prompt's tokens."""
+
+
+class ExpectedEvictions:
+    """The prompts that one engine still has to compute, and the blocks that LRU evicts for them.
+
+    Blocks that are expected to be evicted do not count as held. They are expected anew with each report. It shows which
+    blocks of these prompts the engine has stored already, how much room is left, and what was really evicted. A prompt
+    that is booked after a report counts from the next one on. Engines report between iterations, and often begin such a
+    prompt together with the calls that come soon after it.
+    """
+
+    def __init__(self, residency: Residency, block_tokens: int) -> None:
+        self._residency = residency
+        self._block_tokens = block_tokens
+        self._prompts: dict[object, Prompt] = {}
+        self._booked_since: dict[object, Prompt] = {}
+        self._victims: list[Victim] = []
+        self._free_tokens: float | None = None
+        """Room in the engine's empty blocks at the latest report; None: not known."""
+
+    def begin(self, call: object, leaf: Node, prompt_tokens: int) -> None:
+        """A call was booked. Its prompt has `prompt_tokens`, and its whole blocks end at `leaf`."""
+        self._booked_since[call] = leaf, prompt_tokens
+
+    def computed(self, call: object) -> None:
+        """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
+        self._booked_since.pop(call, None)
+        if self._prompts.pop(call, None) is not None and not self._prompts:
+            self._forget()
+
+    def given_up(self, call: object) -> None:
+        """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
+        self._booked_since.pop(call, None)
+        if self._prompts.pop(call, None) is not None:
+            self._expect()
+
+    def update(self, free_tokens: float | None) -> None:
+        """A report came: `free_tokens` fit into the empty blocks. None: no report is known, so nothing is expected."""
+        self._prompts |= self._booked_since
+        self._booked_since.clear()
+        self._free_tokens = free_tokens
+        self._expect()
+
+    def _expect(self) -> None:
+        """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""
+        self._forget()
+        if self._free_tokens is None or not self._prompts:
+            return
+        seen: set[Node] = set()
+        needed = sum(self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
+        blocks = int(needed - self._free_tokens) // self._block_tokens
+        if blocks > 0:
+            self._victims = self._residency.expect_eviction(blocks)
+
+    def _forget(self) -> None:
+        if self._victims:
+            self._residency.end_expectation(self._victims)
+            self._victims = []
+
+    def _needed_tokens(self, leaf: Node, prompt_tokens: int, seen: set[Node]) -> int:
+        """Tokens of a prompt that the engine has not stored. Nodes in `seen` do not count; the others are added to it.
+
+        The last tokens, which fill no block, count until the block before them is stored.
+        """
+        resident, blocks = self._residency.resident, 0
+        rest_tokens = 0 if resident.of(leaf) == len(leaf) else prompt_tokens - leaf.end_blocks * self._block_tokens
+        for node in leaf.path():
+            missing = len(node) - resident.of(node)
+            if not missing or node in seen:  # then nothing above is missing, or it counts already
+                break
+            seen.add(node)
+            blocks += missing
+        return blocks * self._block_tokens + rest_tokens
+
+
 class EstimatedAnswers:
     """The answers that the estimated caches of a fleet hold. Engines that report report what they have generated too.
 
@@ -226,3 +303,81 @@ class EstimatedAnswers:
         held_blocks = cache.view.residency.held_blocks(self._tree.match(hashes))
         if not cache.reports and known_blocks <= held_blocks < len(hashes):
             cache.view.residency.assume_stored(self._tree.insert(hashes), is_booked=False)
+
+
+MOST_PROMPTS = 16_384
+"""The prompts that are remembered, some 6 MB. A turn that comes after so many others is not recognised."""
+
+
+@dataclass(slots=True)
+class _Answered:
+    """A prompt. `before` is the hash of its whole blocks; None: it has none. `stored_tokens` are by engine."""
+
+    before: int | None
+    rest_tokens: int
+    stored_tokens: dict[str, int] = field(default_factory=dict)
+
+
+class AnsweredPrompts:
+    """The latest prompts that engines have answered, `prompts`. Tree blocks have `block_tokens`.
+
+    An engine's cache also has the answer's tokens. Their ids are not known to the gateway, but the next turn's prompt
+    has them: it begins with the whole prompt of the turn before, and the answer comes next.
+    """
+
+    def __init__(self, block_tokens: int, most_prompts: int = MOST_PROMPTS) -> None:
+        self._block_tokens = block_tokens
+        self._most_prompts = most_prompts
+        self.prompts: OrderedDict[int, _Answered] = OrderedDict()
+        self._rests: dict[int | None, Counter[int]] = {}
+        """By the hash of the whole blocks: how many prompts have so many tokens behind them."""
+
+    def add(self, engine_id: str, prompt_hash: int, before: int | None, prompt_tokens: int, output_tokens: int) -> None:
+        """An engine has answered the prompt with this `whole_hash`. It does not compute the KV of the last token."""
+        answered = self.prompts.get(prompt_hash)
+        if answered is None:
+            answered = self.prompts[prompt_hash] = _Answered(before, prompt_tokens % self._block_tokens)
+            self._rests.setdefault(before, Counter())[answered.rest_tokens] += 1
+            if len(self.prompts) > self._most_prompts:
+                self._forget(next(iter(self.prompts)))
+        self.prompts.move_to_end(prompt_hash)
+        answered.stored_tokens[engine_id] = prompt_tokens + max(0, output_tokens - 1)
+
+    def continued(
+        self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
+    ) -> tuple[int, Mapping[str, int]]:
+        """The whole blocks of the prompt that this one continues, and how many tokens its engines have stored.
+
+        `hashes` are those of its whole blocks, behind `root`. With `turn_ends`, one of these tokens has to end the
+        answer where it ended. Else the prompt has another text in its place, such as an answer without its reasoning.
+        """
+        for blocks in range(len(hashes), -1, -1):
+            before = hashes[blocks - 1] if blocks else None
+            start = blocks * self._block_tokens
+            for rest_tokens in sorted(self._rests.get(before, ()), reverse=True):
+                rest = tokens[start : start + rest_tokens]
+                answered = self.prompts.get(whole_hash(rest, root if before is None else before))
+                if answered is not None and start + rest_tokens < len(tokens):
+                    stored = answered.stored_tokens.items()
+                    return blocks, {
+                        engine_id: min(end, len(tokens))
+                        for engine_id, end in stored
+                        if turn_ends is None or not turn_ends.isdisjoint(tokens[end : end + 2])
+                    }
+        return 0, {}
+
+    def forget(self, engine_id: str) -> None:
+        """Nothing is known of an engine's cache any more."""
+        for prompt_hash, answered in list(self.prompts.items()):
+            answered.stored_tokens.pop(engine_id, None)
+            if not answered.stored_tokens:
+                self._forget(prompt_hash)
+
+    def _forget(self, prompt_hash: int) -> None:
+        answered = self.prompts.pop(prompt_hash)
+        rests = self._rests[answered.before]
+        rests[answered.rest_tokens] -= 1
+        if not rests[answered.rest_tokens]:
+            del rests[answered.rest_tokens]
+            if not rests:
+                del self._rests[answered.before]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.prefix.answered_prompts import AnsweredPrompts
+from plait.gateway.fleet.engine_cache import AnsweredPrompts
 from plait.policy.prefix.block_hash import chain, whole_hash
 
 ROOT = 7

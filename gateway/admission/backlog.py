@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from plait.gateway.admission.lines import Waiting
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.ticket import Rank, join
+from plait.policy.admission.line import Rank, join
 
 SMOOTHING_S = 10.0
 """The rate follows about the last ten seconds."""

@@ -18,8 +18,7 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Line
-from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.admission.line import Line, Rank, Ticket
 from plait.policy.costs.delay import Asked, change_gain_s
 from plait.policy.costs.situation import NOTHING_PASSED, Passed
 from plait.policy.sessions.session_gate import Turn

@@ -31,7 +31,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.upstream import Upstream
 from plait.gateway.fleet.booking import Booking, Failure
-from plait.gateway.fleet.engine_checks import note_answer
+from plait.gateway.fleet.engine import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import EngineLink

@@ -21,8 +21,7 @@ import structlog
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.engine_checks import context_mismatch, note
+from plait.gateway.fleet.engine import FleetEngine, context_mismatch, note
 from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements

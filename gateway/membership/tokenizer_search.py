@@ -30,8 +30,7 @@ from plait.backends.tokenization.hub import hub_folder, is_hub_name, pinned
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
-from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.engine_checks import note
+from plait.gateway.fleet.engine import FleetEngine, note
 from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
 
 FIND_S = 60.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.gateway.admission.backlog import Backlog
 from plait.gateway.admission.lines import Waiting
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.ticket import Rank
+from plait.policy.admission.line import Rank
 from plait.policy.types import Call
 
 CALL = Call("c", "m", 100, 64, [])

@@ -9,7 +9,7 @@ from plait.backends.errors import LimitError
 from plait.gateway.admission.admission import GRACE_S, KeptPlaces
 from plait.gateway.admission.lines import Waiting
 from plait.gateway.admission.tenants import TenantLimits
-from plait.policy.admission.ticket import Ticket, join
+from plait.policy.admission.line import Ticket, join
 from plait.policy.types import Call
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 

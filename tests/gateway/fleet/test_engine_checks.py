@@ -8,8 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.gateway.fleet.booking import CallUsage
-from plait.gateway.fleet.engine import FleetEngine, degradation
-from plait.gateway.fleet.engine_checks import context_mismatch, note_cached, note_count
+from plait.gateway.fleet.engine import FleetEngine, context_mismatch, degradation, note_cached, note_count
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Line
-from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.admission.line import Line, Rank, Ticket
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line
-from plait.policy.admission.ticket import Rank, Ticket
+from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line, Rank, Ticket
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # Within a tenant.

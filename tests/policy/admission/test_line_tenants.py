@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.admission.ticket import Rank
+from plait.policy.admission.line import Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # What a call passes.

@@ -14,7 +14,8 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from plait.gateway.admission.admission import Admission, AdmissionCollector
+from plait.gateway.admission.admission import Admission
+from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.admission.shares import needs, part_of_engines
 from plait.gateway.admission.tenants import BURST_S, TenantIds, TenantTerms

@@ -1,30 +1,26 @@
 """Admission: what a tenant may use, which sessions may be live, what waits for its engine, and what is refused.
 
-A synchronous core; each event carries its time. Both the gateway and the simulator drive it.
+A synchronous core; each event carries its time. Both the gateway and the simulator drive it. A call's session may be
+held first. Then the call is in the `Queue`: placed in a line, or until its tenant may have another one placed.
 See docs/design/admission.md.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-from plait.backends.errors import LimitError, PlaitError, SessionWaitingError
-from plait.gateway.admission.lines import Waiting
-from plait.gateway.admission.queue import Queue
-from plait.gateway.admission.room import AHEAD_S
+from plait.backends.errors import LimitError, OverloadedError, PlaitError, SessionWaitingError
+from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
+from plait.gateway.admission.lines import AHEAD_S, Lines
 from plait.gateway.admission.session_gates import SessionGates
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.sessions.session_gate import CHAT_TOKENS, SessionGate
+from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.types import Call
 
 KEPT = "It keeps its place: send it again."
@@ -37,6 +33,14 @@ GRACE_S: Final = 10.0
 
 MOST_KEPT: Final = 10_000
 """So many places are kept. Beyond, the oldest are given up."""
+
+DECODE_SHARE = 1 / 16
+"""The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
+
+COLD = 4.0
+"""While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
+of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
+"""
 
 
 class Admission:
@@ -229,57 +233,202 @@ def _same(call: Waiting) -> tuple[object, ...]:
     return call.tenant, asked.model, asked.prompt_tokens, asked.output_limit, asked.prompt_hash, last
 
 
-class AdmissionCollector(Collector):
-    """What waits for an engine, and the sessions, read when scraped. What was refused is in `plait_refusals_total`.
+class Queue:
+    """The calls that wait for engines. No call is to wait longer than `max_wait_s`, as predicted.
 
-    `tenant_label` turns a tenant into what operators read.
+    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns those of a tenant,
+    and `uses` has what each uses. `at` schedules what comes later. `on_sent` is called with a call that has waited when
+    it is to be sent, and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by
+    model.
     """
 
-    def __init__(self, admission: Admission, tenant_label: Callable[[str], str] = str) -> None:
-        self._admission = admission
-        self._tenant_label = tenant_label
+    def __init__(
+        self,
+        router: Router,
+        at: At,
+        shares: FairShares,
+        limits: Callable[[str], TenantLimits],
+        uses: Mapping[str, TenantUse],
+        *,
+        max_wait_s: float,
+        ahead_s: float,
+        on_sent: Callable[[Waiting, float], None],
+        on_given_up: Callable[[Waiting, float], None],
+    ) -> None:
+        self.backlogs: dict[str, Backlog] = {}
+        self._lines = Lines(router, at, shares, ahead_s, on_sent=self._sent, on_failed=self._failed)
+        self._shares = shares
+        self._router = router
+        self._limits = limits
+        self._uses = uses
+        self._max_wait_s = max_wait_s
+        self._on_sent = on_sent
+        self._on_given_up = on_given_up
+        self._busy = set[str]()  # and tenants that were busy lately
+        self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
 
-    def collect(self) -> Iterator[Metric]:
-        """Waiting calls and their predicted wait, by model, and by tenant for those that have some."""
-        of_all = _families("plait_waiting", "Calls that wait to be sent to their engine", ["model"])
-        of_one = _families("plait_tenant_waiting", "Calls of a tenant that wait", ["tenant", "model"])
-        for model, backlog in list(self._admission.queue.backlogs.items()):
-            _add(of_all, [model], backlog.length, backlog.wait_s)
-            for tenant in backlog.tenants():
-                labels = [self._tenant_label(tenant), model]
-                _add(of_one, labels, backlog.waiting(tenant), backlog.tenant_wait_s(tenant))
-        yield from (*of_all, *of_one)
-        yield from _of_sessions(self._admission.sessions.gates)
+    def waiting(self, tenant: str, model: str) -> int:
+        """How many calls of a tenant wait for a model."""
+        return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
+
+    def most_waiting(self, tenant: str) -> int:
+        """How many calls of a tenant wait for the model for which most wait."""
+        return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
+
+    def busy(self) -> Collection[str]:
+        """The tenants that have calls here."""
+        self._busy = {tenant for tenant in self._busy if self.wants(tenant)}
+        return self._busy
+
+    def wants(self, tenant: str) -> int:
+        """How many calls of a tenant are placed, or would be with a higher `max_running`."""
+        return self._uses[tenant].running + len(self._held.get(tenant, ()))
+
+    # Events.
+
+    def enter(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
+        """A call is placed, and sent at once, or it waits. Raises `PlaitError` if no engine takes it.
+
+        `limits` are those of its tenant.
+        """
+        use = self._uses[call.tenant]
+        self._busy.add(call.tenant)
+        if use.running < limits.max_running:
+            self._lines.place(call, now_s)
+            use.running += 1
+        if not call.is_sent:
+            self._wait(call, now_s)
+
+    def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
+        """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
+        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        assert call.booking is not None
+        self._lines.room.left(call.booking.placement.engine_id, call.tenant)
+        self._ran(call.tenant, now_s)
+
+    def unsent(self, call: Waiting, now_s: float) -> None:
+        """The client of a call has gone in the moment in which it was sent."""
+        call.is_sent = False
+        self._shares.correct(call.tenant, -call.tokens)
+        self._lines.room.left(call.engine_id, call.tenant)
+        self._lines.leave(call, now_s)
+        self._ran(call.tenant, now_s)
+
+    def leave(self, call: Waiting, now_s: float) -> None:
+        """A waiting call does not wait any more, and is not sent."""
+        self.backlogs[call.call.model].remove(call)
+        if call.booking is None:
+            self._held[call.tenant].remove(call)
+        else:
+            self._lines.leave(call, now_s)
+            self._ran(call.tenant, now_s)
+
+    def refine(self, call: Waiting) -> None:
+        """The objectives of a waiting call have changed."""
+        if call.booking is not None:
+            self._lines.refine(call)
+        call.rank = rank_of(call.call)
+        self.backlogs[call.call.model].mark(call)
+
+    def shed(self, call: Waiting, now_s: float) -> None:
+        """A new call waits. Give up calls until nobody is expected to wait longer than the bound."""
+        backlog = self.backlogs[call.call.model]
+        most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
+        while (victim := backlog.excess(call.tenant, most_s)) is not None:
+            self.leave(victim, now_s)
+            calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
+            text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
+            self._give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
+
+    def check_limit(self, call: Waiting, waiting: int) -> None:
+        """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
+        most = self._limits(call.tenant).max_waiting
+        if waiting >= most and not call.is_back:
+            backlog = self.backlogs.get(call.call.model)
+            wait_s = backlog.tenant_wait_s(call.tenant) if backlog is not None and backlog.waiting(call.tenant) else 0.0
+            raise LimitError(
+                f"{most} calls of this tenant wait already, the most that may.",
+                code="too_many_waiting", retry_after_s=max(1.0, wait_s),
+            )  # fmt: skip
+
+    def check(self, calls: Sequence[Waiting]) -> None:
+        """Assert the invariants, with all calls that have entered and not left; for tests."""
+        waiting = [call for call in calls if not call.is_sent and call.error is None]
+        assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
+        for backlog in self.backlogs.values():
+            backlog.check()
+        self._lines.check(call for call in waiting if call.booking is not None)
+        placed = Counter(call.tenant for call in calls if call.booking is not None)
+        assert all(self._uses[tenant].running == running for tenant, running in placed.items())
+
+    # Waiting.
+
+    def _wait(self, call: Waiting, now_s: float) -> None:
+        """A call waits: in the line of its engine, or until its tenant may have another one placed."""
+        try:
+            self.check_limit(call, self.waiting(call.tenant, call.call.model))
+        except LimitError:
+            if call.booking is not None:
+                self._lines.leave(call, now_s)
+                self._uses[call.tenant].running -= 1
+            raise
+        backlog = self.backlogs.get(call.call.model)
+        if backlog is None:
+            engines = len(self._router.models.able(call.call.model))
+            backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
+        call.work_s = _predicted_s(self._router, call)
+        call.rank, call.priority = rank_of(call.call), call.call.priority
+        backlog.add(call)
+        if call.booking is None:
+            held = self._held.setdefault(call.tenant, deque())
+            held.append(call)
+            if call.is_back:
+                self._held[call.tenant] = deque(sorted(held, key=lambda one: one.number))
+        else:
+            self._lines.join(call, now_s)
+
+    def _sent(self, call: Waiting, now_s: float) -> None:
+        """A call that has waited is to be sent."""
+        self.backlogs[call.call.model].sent(call, now_s)
+        self._on_sent(call, now_s)
+
+    def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        """No engine takes a call that has waited."""
+        self.backlogs[call.call.model].remove(call)
+        self._give_up(call, error, now_s)
+        self._ran(call.tenant, now_s)
+
+    def _ran(self, tenant: str, now_s: float) -> None:
+        """A placed call is gone: one more of its tenant may be placed."""
+        self._uses[tenant].running -= 1
+        if self._held.get(tenant):
+            self.place_held(tenant, now_s)
+
+    def place_held(self, tenant: str, now_s: float) -> None:
+        """Place the calls that a tenant may have running now."""
+        use, held = self._uses[tenant], self._held.get(tenant)
+        while held and use.running < self._limits(tenant).max_running:
+            call = held.popleft()
+            try:
+                self._lines.place(call, now_s)
+            except PlaitError as error:
+                self.backlogs[call.call.model].remove(call)
+                self._give_up(call, error, now_s)
+                continue
+            use.running += 1
+            self._sent(call, now_s) if call.is_sent else self._lines.join(call, now_s)
+
+    def _give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        call.error = error
+        self._on_given_up(call, now_s)
 
 
-def _of_sessions(gates: Mapping[str, SessionGate]) -> Iterator[Metric]:
-    """The sessions of each model, and whether they are held."""
-    sessions = GaugeMetricFamily("plait_sessions", "Agents' sessions", labels=["model", "state"])
-    closed = GaugeMetricFamily("plait_session_gate_closed", "1 while sessions may be held", labels=["model"])
-    tokens = GaugeMetricFamily("plait_session_live_tokens", "Contexts of live sessions, and chat", labels=["model"])
-    room = GaugeMetricFamily("plait_session_kv_tokens", "KV of the engines that take calls", labels=["model"])
-    value = GaugeMetricFamily("plait_session_value", "Prefill seconds saved for a second in caches", labels=["model"])
-    load = GaugeMetricFamily("plait_session_load", "Share of time to compute all contexts anew", labels=["model"])
-    ends = CounterMetricFamily("plait_sessions_stopped", "Live sessions that gave room", labels=["model", "reason"])
-    for model, gate in list(gates.items()):
-        sessions.add_metric([model, "live"], len(gate.live))
-        sessions.add_metric([model, "held"], len(gate.held))
-        closed.add_metric([model], gate.worth.is_closed)
-        tokens.add_metric([model], gate.tokens)
-        room.add_metric([model], 0 if gate.worth.caches is None else gate.worth.caches.kv_tokens)
-        value.add_metric([model], gate.worth.value)
-        load.add_metric([model], gate.worth.load)
-        ends.add_metric([model, "paused"], gate.paused)
-        ends.add_metric([model, "expired"], gate.expired)
-    yield from (sessions, closed, tokens, room, value, load, ends)
-
-
-def _families(name: str, what: str, labels: Sequence[str]) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-    """Of calls, and of seconds."""
-    calls = GaugeMetricFamily(f"{name}_calls", what, labels=labels)
-    return calls, GaugeMetricFamily(f"{name}_seconds", "Predicted time until all of them are sent", labels=labels)
-
-
-def _add(families: Iterable[GaugeMetricFamily], labels: Sequence[str], *values: float) -> None:
-    for family, value in zip(families, values, strict=True):
-        family.add_metric(labels, value)
+def _predicted_s(router: Router, call: Waiting) -> float:
+    """The engine time that a call counts with while it waits."""
+    engines = router.models.able(call.call.model)
+    if not engines:
+        return 0.0
+    costs, prompt_tokens = engines[0].cost_model, call.call.prompt_tokens
+    cached_tokens = 0 if call.booking is None else call.booking.placement.cached_tokens
+    prefill_s = costs.prefill_time_s(max(0, prompt_tokens - cached_tokens), cached_tokens)
+    return prefill_s + DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)

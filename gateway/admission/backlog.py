@@ -1,12 +1,17 @@
-"""What waits for one model: its work by tenant, how fast it goes, and what is given up if it is too much."""
+"""What waits: a call, and the calls for one model with their work by tenant, how fast it goes, and what is too much."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import takewhile
 
-from plait.gateway.admission.lines import Waiting
+from plait.backends.errors import PlaitError
+from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Rank, join
+from plait.policy.admission.line import Rank, Ticket, join
+from plait.policy.sessions.session_gate import Turn
+from plait.policy.types import Call, Objective
 
 SMOOTHING_S = 10.0
 """The rate follows about the last ten seconds."""
@@ -16,6 +21,52 @@ FIRST_S = 5.0
 
 NEXT_S = 0.5
 """Between two looks at the rate."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Waiting(Ticket):
+    """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
+
+    `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
+    failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
+    is empty. One that `passes` is never held for its session's sake. One that `is_leased` is within its tenant's rates
+    over several gateways. `turn` is what its model's session gate knows it as. `before` calls of its tenant, with
+    `before_s` of work, have waited for its model before it.
+    """
+
+    call: Call
+    output_tokens: int = 0
+    prefer: str | None = None
+    avoid: Collection[str] = ()
+    route: str | None = None
+    booking: Booking | None = None
+    is_sent: bool = False
+    error: PlaitError | None = None
+    tell: Callable[[], None] | None = None
+    session: str = ""
+    passes: bool = False
+    is_leased: bool = False
+    turn: Turn | None = None
+    before: int = 0
+    before_s: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its session waits for room in the engines' caches."""
+        return self.turn is not None and self.turn.is_held
+
+    @property
+    def engine_id(self) -> str:
+        """The engine that the call is placed on."""
+        assert self.booking is not None
+        return self.booking.placement.engine_id
+
+
+def rank_of(call: Call) -> Rank:
+    """The class of a call."""
+    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.ttft_s is not None):
+        return Rank.URGENT
+    return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL
 
 
 class DrainRate:

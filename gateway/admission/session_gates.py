@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.sessions.session_gate import CHAT_TOKENS, Arrival, SessionGate, Turn

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import EngineError
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.answers.answer_forms import COMPLETION, AnswerForm
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Headers

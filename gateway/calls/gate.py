@@ -15,7 +15,7 @@ from starlette.types import Message, Send
 
 from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.answers.answer_forms import AnswerForm, error_of
 from plait.gateway.asgi import Headers

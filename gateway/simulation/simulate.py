@@ -20,8 +20,8 @@ from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.lines import Waiting
-from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.admission.backlog import Waiting
+from plait.gateway.admission.lines import AHEAD_S
 from plait.gateway.admission.shares import needs_of_sessions, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import Booking, CallUsage

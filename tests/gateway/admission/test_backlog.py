@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.admission.backlog import Backlog
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Backlog, Waiting
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Rank
 from plait.policy.types import Call

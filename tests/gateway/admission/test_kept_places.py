@@ -7,7 +7,7 @@ import pytest
 import plait.gateway.admission.admission
 from plait.backends.errors import LimitError
 from plait.gateway.admission.admission import GRACE_S, KeptPlaces
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.admission.line import Ticket, join
 from plait.policy.types import Call

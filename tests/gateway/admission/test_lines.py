@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.gateway.admission.lines import Waiting
-from plait.gateway.admission.room import SLOTS_A_RESERVED, Room
+from plait.gateway.admission.backlog import Waiting
+from plait.gateway.admission.lines import SLOTS_A_RESERVED, Room
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 SOON_S = 0.01

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.admission.room import SHARED_AHEAD_S, Room
+from plait.gateway.admission.lines import SHARED_AHEAD_S, Room
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import Prefill

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
-from plait.gateway.admission.lines import Waiting
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import Amounts, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import ClientGoneError

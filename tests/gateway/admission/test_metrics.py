@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from plait.gateway.admission.admission import AdmissionCollector
+from plait.gateway.admission.metrics import AdmissionCollector
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.policy.costs.delay import Asked, DelayCost
+from plait.policy.costs.delay import Asked, DelayCost, offer
 from plait.policy.costs.situation import Situation, placed
-from plait.policy.placement.least_delay import all_offers
+from plait.policy.placement.least_delay import with_copies
 from plait.policy.placement.policies import Plain, Policy
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -19,7 +19,8 @@ def without(term: str) -> Policy:
 
     def place(call: Call, situation: Situation) -> Placement:
         asked = Asked.of(call, situation)
-        offers = all_offers(asked, situation, situation.engines)
+        engines = situation.engines
+        offers = with_copies(asked, situation, engines, [offer(asked, situation, engine) for engine in engines])
         sums = [one.cost._replace(**{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]

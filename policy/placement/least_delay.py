@@ -64,19 +64,22 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     engines = [*situation.engines[first:], *situation.engines[:first]]
     if situation.siblings and asked.ttft_s == inf:
         best = best_for_group(asked, situation.siblings, _offers(asked, situation, engines))
+    elif len(engines) <= FEW:
+        offers: Sequence[Offer] = list(map(partial(offer, asked, situation), engines))
+        best = min(with_copies(asked, situation, engines, offers) if len(engines) > 1 else offers, key=_rank)
     else:
-        few = len(engines) <= FEW
-        best = min(all_offers(asked, situation, engines), key=_rank) if few else best_of_many(asked, situation, engines)
+        best = best_of_many(asked, situation, engines)
     exploits = 2 * best.held_blocks * call.block_tokens > call.prompt_tokens
     reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
     meets_ttft = None if asked.ttft_s == inf else best.rank[0] <= 0
     return placed(call, best.engine, reason, best.held_blocks, best.cost, meets_ttft=meets_ttft)
 
 
-def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
-    """What each engine offers, with what a copy of the prompt's longest cached part would repay."""
-    offers = list(map(partial(offer, asked, situation), engines))
-    found = longest(asked, situation, engines, offers) if len(engines) > 1 else None
+def with_copies(
+    asked: Asked, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer]
+) -> Sequence[Offer]:
+    """The offers of all engines, with what a copy of the prompt's longest cached part would repay."""
+    found = longest(asked, situation, engines, offers)
     if found is None:
         return offers
     copy = Copy.of(situation, found, min((offers[place] for place in sorted(found.holders)), key=_rank))
@@ -85,7 +88,7 @@ def all_offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]
 
 
 def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
-    """The first of the best of `all_offers`, without looking at every engine.
+    """The first of the best of all offers `with_copies`, without looking at every engine.
 
     An offer that misses the TTFT is compared with all.
     """

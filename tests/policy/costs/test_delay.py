@@ -18,7 +18,7 @@ from plait.policy.costs.delay import Asked, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger, Prefill
 from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_blocks
-from plait.policy.placement.least_delay import ROUNDING, all_offers, best_of_many, floors, least_delay
+from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -366,7 +366,8 @@ HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], P
 )
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
-    every = min(all_offers(asked, fleet, fleet.engines), key=lambda one: one.rank)
+    offers = [offer(asked, fleet, engine) for engine in fleet.engines]
+    every = min(with_copies(asked, fleet, fleet.engines, offers), key=lambda one: one.rank)
     few = best_of_many(asked, fleet, fleet.engines)
     assert few.rank == pytest.approx(every.rank)
     if few.engine is not every.engine:

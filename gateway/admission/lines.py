@@ -393,7 +393,7 @@ class Room:
         """
         if self._ahead_s == inf:
             return True
-        is_shared = self.active.are_several(now_s)
+        is_shared = len(self.active.latest) > 1 and self.active.are_several(now_s)
         if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return False
         queue = view.queue

@@ -109,38 +109,39 @@ class FairShares:
 class ActiveTenants:
     """The tenants that have sent a call within `ACTIVE_S`, and which part of a model each of them may take.
 
-    `weights` are their shares (default 1). They may change at any time.
+    `weights` are their shares (default 1). They may change at any time. `latest` has the time of each tenant's last
+    call and its weight, the oldest first. A tenant that is there alone shares with nobody, whatever the time.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._given = {} if weights is None else weights
-        self._latest: dict[str, tuple[float, float]] = {}  # the last call's time and the tenant's weight, oldest first
+        self.latest: dict[str, tuple[float, float]] = {}
         self._weights = 0.0
 
     def came(self, tenant: str, now_s: float) -> None:
         """A call of the tenant has come, or was sent on."""
-        before = self._latest.pop(tenant, None)
+        before = self.latest.pop(tenant, None)
         weight = self._given.get(tenant, 1.0)
         self._weights += weight - (0.0 if before is None else before[1])
-        self._latest[tenant] = now_s, weight
+        self.latest[tenant] = now_s, weight
 
     def are_several(self, now_s: float) -> bool:
         """Whether more than one tenant counts."""
-        if len(self._latest) > 1:
+        if len(self.latest) > 1:
             self._forget(now_s)
-        return len(self._latest) > 1
+        return len(self.latest) > 1
 
     def share(self, tenant: str, now_s: float) -> float:
         """The part that the tenant may take while all that count want some."""
         self._forget(now_s)
-        mine = self._latest.get(tenant)
+        mine = self.latest.get(tenant)
         weight = self._given.get(tenant, 1.0) if mine is None else mine[1]
         return weight / (self._weights if mine is not None else self._weights + weight)
 
     def _forget(self, now_s: float) -> None:
-        while self._latest:
-            tenant, (latest_s, weight) = next(iter(self._latest.items()))
+        while self.latest:
+            tenant, (latest_s, weight) = next(iter(self.latest.items()))
             if now_s - latest_s <= ACTIVE_S:
                 return
-            del self._latest[tenant]
-            self._weights = self._weights - weight if self._latest else 0.0  # rounding ends with the tenants
+            del self.latest[tenant]
+            self._weights = self._weights - weight if self.latest else 0.0  # rounding ends with the tenants

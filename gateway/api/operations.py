@@ -95,7 +95,7 @@ class Operations:
             "owned_by": "plait",
             "root": model,
             "parent": None if base == model else base,
-            "max_model_len": models.context_tokens(model),
+            "max_model_len": models.contexts.get(model),
         }
 
     async def _health(self, _request: Request) -> Response:

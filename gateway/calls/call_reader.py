@@ -90,7 +90,7 @@ class CallReader:
         model = models.check(asked)
         if asked != model:
             request = msgspec.structs.replace(request, model=model)
-        salt, context_tokens = self._cache_salt(request, incoming.tenant), models.context_tokens(model)
+        salt, context_tokens = self._cache_salt(request, incoming.tenant), models.contexts.get(model)
         prompt = await self._tokenized(incoming, request, salt, context_tokens)
         limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
         if prompt.exact and context_tokens is not None and prompt.tokens + (limit or 1) > context_tokens:
@@ -165,7 +165,7 @@ class CallReader:
         else:
             salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
-            prompt = await self._tokenized(incoming, chat, salt, self.router.models.context_tokens(model))
+            prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
         call = Call(
             incoming.request_id,
             model,
@@ -191,14 +191,14 @@ class CallReader:
         salt = self._cache_salt(request, incoming.tenant)
         request, context_tokens = (
             msgspec.structs.replace(request, model=model),
-            self.router.models.context_tokens(model),
+            self.router.models.contexts.get(model),
         )
         return (await self._tokenized(incoming, request, salt, context_tokens)).tokens
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
         """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
         served = self.router.models.check(model)
-        context_tokens = self.router.models.context_tokens(served)
+        context_tokens = self.router.models.contexts.get(served)
         for size_bytes in sizes:
             self.prompts.check_size(served, size_bytes, context_tokens, field)
 

@@ -189,9 +189,9 @@ class Relay:
         outcome, now_s, change = delivery.outcome, loop_time_s(), None
         if outcome == "ok":
             usage = None if delivery.usage_corrected else delivery.usage  # the prediction is better than a wrong count
-            change = self._router.settle(booking, usage, now_s)
             if usage is not None:
                 note_answer(self._router.engines[delivery.engine_id], booking, usage, now_s)
+            change = self._router.settle(booking, usage, now_s)
         elif error is None:
             refused = outcome == "refused"
             delivered = delivery.response_started and not refused

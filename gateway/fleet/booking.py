@@ -17,7 +17,6 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.load import LedgerEntry, Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
@@ -97,6 +96,9 @@ class Booking:
     prefill: Prefill
     """What the engine is expected to compute of its prompt."""
 
+    answer_s: float
+    """How long an answer takes at most of which the first byte comes with its end; 0 for a stream."""
+
     state: BookingState = BookingState.HELD
 
     sent_s: float = inf
@@ -175,18 +177,14 @@ class Progress:
         self._streaming: dict[Booking, None] = {}
         self._prefill_s = 0.0  # of the calls that wait
 
-    def sent(self, booking: Booking, costs: CostModel, now_s: float) -> None:
-        """The engine was sent a call. The first byte of one that is not streamed comes with the end of its answer."""
-        call, answer_s = booking.call, 0.0
-        if not call.streamed:
-            limit = call.output_limit
-            answer_s = inf if limit is None else costs.decode_time_s(limit, call.prompt_tokens)
+    def sent(self, booking: Booking, now_s: float) -> None:
+        """The engine was sent a call."""
         if not self.waiting:
             self._prefill_s = 0.0  # rounding ends with the calls
         self.waiting[booking] = None
         self._prefill_s += booking.prefill.time_s
         booking.sent_s = now_s
-        booking.late_s = now_s + PATIENCE * (self._prefill_s + answer_s) + min(LATE_S, self._hang_s)
+        booking.late_s = now_s + PATIENCE * (self._prefill_s + booking.answer_s) + min(LATE_S, self._hang_s)
         booking.due_s = booking.late_s + self._hang_s - min(LATE_S, self._hang_s)
 
     def byte(self, now_s: float) -> None:

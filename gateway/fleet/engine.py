@@ -107,14 +107,16 @@ class FleetEngine:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
         attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
+        answer_s, limit = 0.0, call.output_limit
+        if not call.streamed:
+            answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
         prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
-        booking = Booking(
-            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, self.cache.report_number, prefill
-        )
+        number = self.cache.report_number
+        booking = Booking(call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, answer_s)
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             booking.enter(BookingState.SENT)
-            self.progress.sent(booking, view.cost_model, now_s)
+            self.progress.sent(booking, now_s)
             self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
         return booking
 
@@ -123,7 +125,7 @@ class FleetEngine:
         booking.enter(BookingState.SENT)
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
-        self.progress.sent(booking, self.view.cost_model, now_s)
+        self.progress.sent(booking, now_s)
         self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
         self.view.send(booking.prefill, now_s)
 
@@ -155,17 +157,18 @@ class FleetEngine:
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
         self.progress.came(booking, now_s, is_whole=False)
+        self.cache.evictions.computed(booking)
         view = self.view
         view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
         if booking.call.streamed:
             view.ledger.answered(booking.entry, now_s)
-        self.cache.evictions.computed(booking)
 
     def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The call ended; the engine's token counts replace the predicted ones."""
         booking.enter(BookingState.SETTLED)
         self.progress.came(booking, now_s, is_whole=True)
+        self.cache.ended(booking, now_s)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         view = self.view
         view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
@@ -173,7 +176,6 @@ class FleetEngine:
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
         view.end(booking.context_tokens, booking.prefill, now_s)
-        self.cache.ended(booking, now_s)
 
     def fail(self, booking: Booking, now_s: float) -> None:
         """The engine failed the call. Its cost stays for a time: a fast failure must not look cheap."""

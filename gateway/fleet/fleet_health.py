@@ -190,12 +190,9 @@ class FleetHealth:
             self._end_trial(self._engines[engine_id])
             self._on_fleet_change()
 
-    def succeeded(self, engine: FleetEngine, booking: Booking, now_s: float) -> HealthChange | None:
-        """A call got its whole answer."""
-        if booking.sent_s < engine.health.ejected_s:
-            return None
-        before = engine.health.state
-        return self._change(engine, before) if engine.health.succeeded(now_s) else None
+    def recovered(self, engine: FleetEngine, before: HealthState) -> HealthChange | None:
+        """A call got its whole answer, and the engine's health is not as `before` any more."""
+        return self._change(engine, before)
 
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
         """The engine failed a call. One that asks to be left alone for a time is ejected at once."""

@@ -172,8 +172,10 @@ class Health:
             self._forget_outcomes()
         return True
 
-    def succeeded(self, now_s: float) -> bool:
-        """A call got its whole answer; True if the state changed."""
+    def succeeded(self, sent_s: float, now_s: float) -> bool:
+        """A call that was sent at `sent_s` got its whole answer; True if the state changed."""
+        if sent_s < self.ejected_s:
+            return False
         self._failures_in_a_row = 0
         self._record(now_s, failed=False)
         return self.state is not HealthState.UP and self.on(HealthEvent.SUCCEEDED)

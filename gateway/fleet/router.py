@@ -129,6 +129,19 @@ class Router:
         self.demand.placed(call, now_s)
         return booking
 
+    def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
+        """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
+
+        0 if no engine serves the model.
+        """
+        served = self.models.target(model)
+        for engine in self.engines.values():
+            if served in engine.offer.models:
+                costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
+                expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
+                return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
+        return 0.0
+
     def send(self, booking: Booking, now_s: float) -> None:
         """The engine is sent the call."""
         self.engines[booking.placement.engine_id].send(booking, now_s)
@@ -150,9 +163,13 @@ class Router:
             engine.release(booking, now_s, delivered=True)
         else:
             engine.settle(booking, usage, now_s)
+        self.demand.left(booking.call, now_s, None if usage is None else usage.output_tokens)
+        if usage is not None:
             self.answers.ended(engine.cache, booking, usage)
-        self._left(booking, now_s, None if usage is None else usage.output_tokens)
-        return self.health.succeeded(engine, booking, now_s)
+        before = engine.health.state
+        changed = engine.health.succeeded(booking.sent_s, now_s)
+        self._left(booking)
+        return self.health.recovered(engine, before) if changed else None
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended, and its engine is not at fault: it was aborted, or (not `delivered`) never begun.
@@ -160,7 +177,8 @@ class Router:
         The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
-        self._left(booking, now_s)
+        self.demand.left(booking.call, now_s)
+        self._left(booking)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -169,7 +187,8 @@ class Router:
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
-        self._left(booking, now_s)
+        self.demand.left(booking.call, now_s)
+        self._left(booking)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -269,10 +288,9 @@ class Router:
         """An engine got a call that this gateway has not sent."""
         self.demand.others_came(self.engines[engine_id].offer.models, prompt_tokens, now_s)
 
-    def _left(self, booking: Booking, now_s: float, output_tokens: int | None = None) -> None:
-        """The call is on no engine any more. Its whole answer had `output_tokens`, if it got one."""
+    def _left(self, booking: Booking) -> None:
+        """The call is on no engine any more."""
         self.on_room(booking.placement.engine_id)
-        self.demand.left(booking.call, now_s, output_tokens)
         if self.health.trials:
             self.health.left(booking)
 

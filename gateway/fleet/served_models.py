@@ -52,7 +52,8 @@ class ModelNames:
 class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
-    `on_change` is called then. `bases` has the base model of each LoRA adapter.
+    `on_change` is called then. `bases` has the base model of each LoRA adapter. `contexts` has the longest context that
+    an engine offers for each model, in tokens; None if an engine's context is not known.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -64,7 +65,7 @@ class ServedModels:
         self.on_change: Callable[[], None] = lambda: None
         self.bases: Mapping[str, str] = {}
         self._eligible: dict[str, list[EngineView]] = {}
-        self._contexts: dict[str, int | None] = {}
+        self.contexts: Mapping[str, int | None] = {}
 
     @property
     def names(self) -> set[str]:
@@ -77,7 +78,7 @@ class ServedModels:
         offers = [engine.offer for engine in self._engines.values()]
         self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
         self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
-        self._contexts = {model: self._longest_context(model) for model in names}
+        self.contexts = {model: self._longest_context(model) for model in names}
         self.on_change()
 
     def base(self, model: str) -> str:
@@ -148,10 +149,6 @@ class ServedModels:
     def serving(self, model: str) -> int:
         """How many engines take calls for `model`."""
         return len(self._eligible.get(model, ()))
-
-    def context_tokens(self, model: str) -> int | None:
-        """The longest context that an engine offers for `model`; None if an engine's context is not known."""
-        return self._contexts.get(model)
 
     def may_eject(self, engine: FleetEngine) -> bool:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""

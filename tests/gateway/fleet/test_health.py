@@ -81,7 +81,7 @@ def test_a_success_begins_the_row_anew() -> None:
     for second in range(9):
         assert not health.failed("closed", second)
         assert not health.failed("closed", second)
-        assert health.succeeded(second)
+        assert health.succeeded(second, second)
         assert health.state is HealthState.UP
 
 
@@ -89,7 +89,7 @@ def test_half_of_the_calls_of_ten_seconds_are_too_many() -> None:
     health = up()
     tripped = []
     for second in range(12):
-        health.succeeded(second)
+        health.succeeded(second, second)
         tripped.append(health.failed("closed", second))
     assert tripped == [False] * 4 + [True] * 8, "from ten calls on"
 
@@ -106,7 +106,7 @@ def test_the_window_holds_the_calls_of_the_last_nine_to_ten_seconds(steps: list[
         now_s += pause_s
         calls.append((now_s, fails))
         if not fails:
-            health.succeeded(now_s)
+            health.succeeded(now_s, now_s)
             continue
         cuts = [now_s - 10, now_s - 9, *(at_s for at_s, _ in calls if now_s - 10 <= at_s <= now_s - 9)]
         late = [[failed for at_s, failed in calls if at_s >= cut_s] for cut_s in cuts]
@@ -124,7 +124,7 @@ def test_an_ejection_doubles_up_to_five_seconds() -> None:
         pauses.append(health.next_probe_s - now_s)
         now_s = health.next_probe_s
         assert (health.try_passed(now_s), health.state) == (True, HealthState.PROBATION)
-        assert (health.succeeded(now_s), health.state) == (True, HealthState.UP)
+        assert (health.succeeded(now_s, now_s), health.state) == (True, HealthState.UP)
     assert pauses == [1.0, 2.0, 4.0, 5.0, 5.0]
     health.eject("status_500", now_s + 100.0, 0.0)
     assert health.next_probe_s == now_s + 101.0, "a minute without an ejection begins anew"

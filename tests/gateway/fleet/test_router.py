@@ -120,12 +120,12 @@ def test_the_same_prompt_to_another_model_finds_nothing() -> None:
 
 def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
     router = new_router("a", "b")
-    assert router.models.context_tokens("m") is None
+    assert router.models.contexts.get("m") is None
     router.health.answered("a", {"m": 4_096})
-    assert router.models.context_tokens("m") is None, "b may take more"
+    assert router.models.contexts.get("m") is None, "b may take more"
     router.health.answered("b", {"m": 8_192})
-    assert router.models.context_tokens("m") == 8_192
-    assert router.models.context_tokens("x") is None
+    assert router.models.contexts.get("m") == 8_192
+    assert router.models.contexts.get("x") is None
 
 
 # Engines that come and go.

@@ -154,7 +154,7 @@ async def test_an_engine_that_answers_serves_what_it_lists(monkeypatch: pytest.M
     fake = FakeEngine()
     async with watching(monkeypatch, fake, api_key="secret") as router:
         await until(lambda: is_up(router))
-        assert (router.models.names, router.models.context_tokens("m")) == ({"m"}, 4_096)
+        assert (router.models.names, router.models.contexts.get("m")) == ({"m"}, 4_096)
         assert fake.requests[0].url == "http://engine/base/v1/models"
         assert fake.requests[0].headers["authorization"] == "Bearer secret"
 

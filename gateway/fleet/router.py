@@ -129,19 +129,6 @@ class Router:
         self.demand.placed(call, now_s)
         return booking
 
-    def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-        """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
-
-        0 if no engine serves the model.
-        """
-        served = self.models.target(model)
-        for engine in self.engines.values():
-            if served in engine.offer.models:
-                costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
-                expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
-                return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
-        return 0.0
-
     def send(self, booking: Booking, now_s: float) -> None:
         """The engine is sent the call."""
         self.engines[booking.placement.engine_id].send(booking, now_s)

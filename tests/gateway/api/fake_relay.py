@@ -63,7 +63,7 @@ class Api:
         self.relay = FakeRelay()
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)
-        self.executor = Executor(SessionsConfig(), self.router.predicted_s, at_loop_time)
+        self.executor = Executor(SessionsConfig(), reader.router.predicted_s, at_loop_time)
         bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
         chained = ChainedCalls(self.executor, reader, relay, metrics, bodies, keep_alive_s=5.0)
         completions = CompletionApi(reader, relay, chained, Forwarding(ALONE))

@@ -5,9 +5,7 @@ Each event returns the change that it made, if any. The asyncio shell acts on it
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from math import inf
 from time import time
 
 from plait.backends.errors import EngineTimeoutError
@@ -15,6 +13,7 @@ from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState, Offer
 from plait.gateway.fleet.served_models import ServedModels
+from plait.gateway.timer import LoopLag
 from plait.policy.costs.engine_view import sent_calls
 
 Jitter = Callable[[], float]
@@ -31,49 +30,6 @@ has just come waits until an iteration ends, and an answer that is on its way is
 
 SILENT_S = 4.0
 """An engine that misses its probes is only busy if a byte of an answer came within this time."""
-
-LEAST_LAG_S = 0.25
-"""Less does not count: silences are judged in seconds, and a busy loop is always late by some hundredths of one."""
-
-LATE_SHARE = 0.25
-"""A wait for so large a part of which the loop was late says nothing of an engine."""
-
-KEPT_S = 120.0
-"""Longer than any silence that is judged."""
-
-
-class LoopLag:
-    """When the gateway's own event loop was late, by a timer that runs at known times.
-
-    What it missed meanwhile is no engine's fault.
-    """
-
-    def __init__(self) -> None:
-        self._lags: deque[tuple[float, float]] = deque()  # (when it went on, by how much it was late)
-        self._due_s = inf
-
-    def ran(self, now_s: float, due_s: float) -> float:
-        """The timer runs, and runs again when it is `due_s`; returns by how much it was late, in seconds."""
-        lag_s, self._due_s = max(0.0, now_s - self._due_s), due_s
-        if lag_s >= LEAST_LAG_S:
-            self._lags.append((now_s, lag_s))
-        while self._lags and self._lags[0][0] < now_s - KEPT_S:
-            self._lags.popleft()
-        return lag_s
-
-    def since(self, since_s: float, now_s: float) -> float:
-        """For how long the loop was late between two times, with the lag that may not be over yet."""
-        late_s = 0.0
-        for went_on_s, lag_s in reversed(self._lags):
-            if went_on_s <= since_s:
-                break
-            late_s += min(lag_s, went_on_s - since_s)
-        unseen_s = now_s - max(since_s, self._due_s)
-        return late_s + (unseen_s if unseen_s >= LEAST_LAG_S else 0.0)
-
-    def hides(self, since_s: float, now_s: float) -> bool:
-        """Whether the loop was late for so much of this time that it may have missed what an engine sent."""
-        return self.since(since_s, now_s) > LATE_SHARE * (now_s - since_s)
 
 
 class FleetHealth:

@@ -26,7 +26,6 @@ from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 HANG_CHECK_S = 0.5
-LAG_CHECK_S = 0.05
 MAX_TRIAL_BYTES = 2**20
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
@@ -51,17 +50,15 @@ class Recovery:
         self._metrics = metrics
         self._trial_timeout_s = trial_timeout_s
         self._on_trial: set[str] = set()
-        self._lag_timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         """Start to look for hung engines, and at how late the loop is."""
-        self._measure_lag(asyncio.get_running_loop())
+        self._router.health.lag.measure(self._metrics.loop_lag.observe)
         self._supervisor.start("hang-check", self._watch)
 
     def close(self) -> None:
         """Measure no more how late the loop is. Everything else ends with the supervisor."""
-        if self._lag_timer is not None:
-            self._lag_timer.cancel()
+        self._router.health.lag.stop()
 
     def on_change(self, change: HealthChange | None) -> None:
         """Act on a change of an engine's health, if there was one."""
@@ -94,12 +91,6 @@ class Recovery:
             for booking in forgotten(self._router.engines.values(), self._router.health.lag, loop_time_s()):
                 if booking.give_up is not None:
                     booking.give_up()
-
-    def _measure_lag(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Measure again and again. A timer costs less than a task: an idle gateway does little else."""
-        now_s = loop_time_s()
-        self._lag_timer = loop.call_later(LAG_CHECK_S, self._measure_lag, loop)
-        self._metrics.loop_lag.observe(self._router.health.lag.ran(now_s, now_s + LAG_CHECK_S))
 
     async def _try_until_up(self, engine_id: str) -> None:
         """Try an engine until it is up, or down: then the monitor finds out when it is back."""

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from plait.gateway.fleet.booking import Booking, Failure
-from plait.gateway.fleet.fleet_health import KEPT_S, LoopLag
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
+from plait.gateway.timer import KEPT_S, LoopLag
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import new_router
 

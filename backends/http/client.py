@@ -12,8 +12,7 @@ from functools import cache, partial
 from urllib.parse import urlsplit
 
 from plait.backends.errors import EngineLostError, EngineUnreachableError
-from plait.backends.http.connection import Connection, StaleConnectionError, Timeouts
-from plait.backends.http.response import Response
+from plait.backends.http.connection import Connection, Response, StaleConnectionError, Timeouts
 
 __all__ = ["HttpClient", "Response", "Timeouts"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.http.response import Response
+from plait.backends.http.connection import Response
 
 FEWEST_GAPS = 4
 """A slope spans at least this many gaps between tokens. Shorter spans measure the network, not the engine."""

@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 
 from plait.backends.errors import EngineError
 from plait.backends.http.client import HttpClient
-from plait.backends.http.response import Response
+from plait.backends.http.connection import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import CLIENT, Client
 from plait.gateway.config.sections import (

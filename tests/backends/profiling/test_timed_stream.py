@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.http.response import Response
+from plait.backends.http.connection import Response
 from plait.backends.profiling.timed_stream import TimedStream, inter_token_s, read_stream
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}

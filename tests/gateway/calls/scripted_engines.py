@@ -12,7 +12,7 @@ import pytest
 
 from plait.backends.errors import EngineError, PlaitError
 from plait.backends.http.client import HttpClient
-from plait.backends.http.response import Response
+from plait.backends.http.connection import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenants import UNLIMITED

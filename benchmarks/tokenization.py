@@ -29,9 +29,8 @@ from plait.backends.tokenization.chat_messages import template_messages, templat
 from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.backends.tokenization.word_memo import WordMemo
 from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
 from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash

@@ -21,11 +21,10 @@ from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import AUTO, load_tokenizer
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
-from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.backends.tokenization.word_memo import WordMemo
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 

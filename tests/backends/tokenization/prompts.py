@@ -6,9 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.backends.tokenization.word_memo import WordMemo
 from tests.backends.tokenization.test_cuts import PARTS
 from tests.backends.tokenization.trained import TEXT
 

@@ -26,9 +26,9 @@ from plait.backends.tokenization.prompt_encoder import (
     EncodedPrompt,
     PartCache,
     PromptEncoder,
+    WordMemo,
 )
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.backends.tokenization.word_memo import WordMemo
 from plait.policy.prefix.block_hash import chain, extend_chain, root_hash
 from tests.backends.tokenization.prompts import KINDS as FAMILIES
 from tests.backends.tokenization.prompts import Checked, prompts

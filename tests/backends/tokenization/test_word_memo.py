@@ -24,8 +24,8 @@ from plait.backends.tokenization.cuts import (
 )
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.prompt_encoder import WordMemo
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.backends.tokenization.word_memo import WordMemo
 from tests.backends.tokenization.test_cuts import CLASSES, texts
 from tests.backends.tokenization.trained import VARIANTS, files_of, raw
 

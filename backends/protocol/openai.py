@@ -1,25 +1,24 @@
 """The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
 
 The gateway decodes a body to place the call: what placement does not need, the engine judges (`parse_request`). The
-embedded engine decodes it to answer it, so it judges all that it reads (`check_request`).
+embedded engine decodes it to answer it, so it judges all that it reads (`check_request`). Decoding takes time for each
+value, and nothing else runs meanwhile. So a body that nests too deep or has too many values is refused before, from its
+bytes (`excess_of`).
 """
 
 from __future__ import annotations
 
+import codecs
 import re
-from typing import Any, ClassVar, TypeVar
+from array import array
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.json_structure import (
-    MAX_CONTAINERS,
-    MAX_STRINGS,
-    MAX_VALUES,
-    Excess,
-    check_unicode,
-    excess_of,
-)
 
 MAX_JSON_LEVELS = 100
 """Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
@@ -67,6 +66,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Any = None
     user: Any = None
 
+    max_completion_tokens = None  # a field of chats alone, where it comes before its predecessor `max_tokens`
+
     @property
     def choices(self) -> int:
         """How many completions of each prompt are requested; 1 for a number that engines refuse."""
@@ -76,18 +77,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def output_limit(self) -> int | None:
         """The most tokens a completion may have; None if the request sets no limit, or one that engines refuse."""
-        limit = whole_number(self.given_limit)
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limit = given if type(given) is int else whole_number(given)  # nearly always, and no bool
         return limit if limit is not None and limit >= 1 else None
-
-    @property
-    def given_limit(self) -> Any:
-        """What the request says of the most tokens that a completion may have."""
-        return self.max_tokens
 
     @property
     def output_limit_field(self) -> str:
         """The name of the field that `output_limit` comes from."""
-        return "max_tokens"
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def single_prompt(self) -> bool:
@@ -115,16 +112,6 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-
-    @property
-    def given_limit(self) -> Any:
-        """`max_completion_tokens`, or its predecessor `max_tokens`."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def output_limit_field(self) -> str:
-        """The name of the field that `output_limit` comes from."""
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(Request, frozen=True, kw_only=True):
@@ -210,8 +197,8 @@ def check_request(request: Request) -> None:
     """Judge a request as an engine does; raises `CallerError` that names the field at fault."""
     if request.n is not None:
         _check_whole("n", request.n, 1, MAX_CHOICES)
-    if request.given_limit is not None:
-        _check_whole(request.output_limit_field, request.given_limit, 1)
+    if (limit := getattr(request, request.output_limit_field)) is not None:
+        _check_whole(request.output_limit_field, limit, 1)
     if request.seed is not None:
         _check_whole("seed", request.seed, -(2**63))
     texts = request.stop if isinstance(request.stop, list) else [request.stop or ""]
@@ -261,3 +248,140 @@ def _check_template_options(options: dict[str, Any]) -> None:
 def _are_tokens(value: object) -> bool:
     """Whether it is a list of token ids. It may be a million, so nothing here is done one by one in Python."""
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32
+
+
+MAX_CONTAINERS: Final = 50_000
+"""Arrays and objects, some 2 microseconds each. 10,000 messages with parts and tool calls have 40,000."""
+MAX_STRINGS: Final = 200_000
+"""Strings, some 0.2 microseconds each. Each message has four or more: the names of its fields, and their values."""
+MAX_VALUES: Final = 1_000_000
+"""Commas, some 0.1 microseconds for each number. They are the token ids of a prompt: a context has at most as many."""
+
+PART_BYTES: Final = 256 * 1024
+"""Looked at in some 5 ms. A document that has too many values shows it in its first parts."""
+
+_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_MARKS: Final = (b'"', b"[", b"]", b"{", b"}")
+_STRING: Final = re.compile(rb'"(?:[^"]*+"(?<=\\"))*+[^"]*+(?:"|\Z)')
+"""A string, or what there is of one at the end. No quote in it has two backslashes before it."""
+
+_SPACE: Final = ord(" ")  # and what is less
+_END: Final = b"\0"  # which no JSON has outside strings
+_BEFORE_VALUES: Final = b":,["
+_SPACES_BEFORE: Final = 8
+"""That are looked behind. A bracket behind more white space may open a value, too."""
+
+_SHORT_BYTES: Final = 8_192
+"""Counting is the shortest way up to here."""
+
+_BRACKETS_LOOKED_AT: Final = 1_000
+"""Some 0.1 ms. A document with more is looked at as a whole."""
+_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
+"""Of the depth, as signed bytes."""
+
+
+class Excess(StrEnum):
+    """What a document has too much of; the value is the `code` of the error."""
+
+    LEVELS = "json_too_deep"
+    VALUES = "json_too_many_values"
+
+
+def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Excess | None:
+    """What is too much: more than `levels` arrays and objects in each other, or more values than the bounds above.
+
+    The document need not be valid JSON. One that has few brackets where a value may begin, few quotes and few commas is
+    only searched for them. Another is looked at in parts of `part_bytes`, up to the first that is too much.
+    """
+    if len(document) <= _SHORT_BYTES and document.count(b"[") + document.count(b"{") <= levels:
+        return None
+    if _has_few(document, levels, part_bytes):
+        return None
+    scan = _Scan()
+    for part in _parts(document, part_bytes):
+        scan.add(part)
+        if scan.deepest > levels:
+            return Excess.LEVELS
+        if scan.containers > MAX_CONTAINERS or scan.strings > MAX_STRINGS or scan.commas > MAX_VALUES:
+            return Excess.VALUES
+    return None
+
+
+def check_unicode(document: bytes | bytearray, part_bytes: int = PART_BYTES) -> None:
+    """Raises `UnicodeDecodeError` for bytes that are not UTF-8, also where a decoder would not look: in unread keys."""
+    if document.isascii():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for begin in range(0, len(document), part_bytes):  # as one text it could take four times its size
+        decoder.decode(document[begin : begin + part_bytes])
+    decoder.decode(b"", final=True)
+
+
+def _has_few(document: bytes, levels: int, part_bytes: int) -> bool:
+    """Whether a document opens few arrays and objects, and has few quotes and commas, also counting within strings."""
+    if not _opens_few(document, levels):
+        return False
+    if len(document) <= 2 * MAX_STRINGS:
+        return True  # a string has two bytes or more
+    quotes = commas = 0
+    for begin in range(0, len(document), part_bytes):
+        quotes += document.count(b'"', begin, begin + part_bytes)
+        commas += document.count(b",", begin, begin + part_bytes)
+        if quotes > 2 * MAX_STRINGS or commas > MAX_VALUES:
+            return False
+    return True
+
+
+def _opens_few(document: bytes, most: int) -> bool:
+    """Whether at most so many brackets stand where a value may begin. In prose, hardly any does."""
+    opened = looked_at = 0
+    for bracket in (b"[", b"{"):
+        at = document.find(bracket)
+        while at >= 0:
+            before = document[at - 1] if at else _SPACE
+            if before <= _SPACE or before in _BEFORE_VALUES:
+                spaced = document[max(0, at - _SPACES_BEFORE) : at].rstrip()
+                opened += not spaced or spaced[-1] in _BEFORE_VALUES
+            looked_at += 1
+            if opened > most or looked_at > _BRACKETS_LOOKED_AT:
+                return False
+            at = document.find(bracket, at + 1)
+    return True
+
+
+class _Scan:
+    """Counts what was seen so far, outside strings. `deepest` is right as long as the containers are not too many."""
+
+    def __init__(self) -> None:
+        self.containers = self.strings = self.commas = self.deepest = 0
+        self._depth = 0
+        self._in_string = False
+
+    def add(self, part: bytes) -> None:
+        """Go on with the next part of the document. No part ends within an escape."""
+        if not any(mark in part for mark in _MARKS):  # inside a long string, or an array of numbers
+            self.commas += 0 if self._in_string else part.count(b",")
+            return
+        if rb'\\"' in part:
+            part = part.replace(rb"\\", b"")
+        begun = b'"' if self._in_string else b""
+        outside, strings = _STRING.subn(b"", b"%b%b%b" % (begun, part, _END))
+        self.strings += strings - self._in_string
+        self._in_string = not outside.endswith(_END)  # a string that has not ended takes it, too
+        brackets = outside.translate(_TO_SQUARE, _OTHERS)
+        self.containers += brackets.count(b"[")
+        self.commas += outside.count(b",")
+        steps = array("b", brackets[: 2 * MAX_CONTAINERS].translate(_STEPS))
+        depths = list(accumulate(steps, initial=self._depth))
+        self._depth, self.deepest = depths[-1], max(self.deepest, *depths)
+
+
+def _parts(document: bytes, size: int) -> Iterator[bytes]:
+    begin = 0
+    while begin < len(document):
+        part = document[begin : begin + size]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part = document[begin : begin + size + 1]
+        yield part
+        begin += len(part)

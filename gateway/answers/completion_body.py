@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError, EngineGarbledError, EngineStatusError
-from plait.backends.protocol.json_structure import check_unicode
+from plait.backends.protocol.openai import check_unicode
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24

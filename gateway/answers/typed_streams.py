@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError
-from plait.backends.protocol.json_structure import check_unicode
+from plait.backends.protocol.openai import check_unicode
 from plait.gateway.answers.completion_body import reported_error
 from plait.gateway.answers.event_stream import EventStream
 

@@ -9,20 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.json_structure import (
+from plait.backends.protocol.openai import (
     MAX_CONTAINERS,
+    MAX_JSON_LEVELS,
+    MAX_MODEL_CHARACTERS,
     MAX_STRINGS,
+    MAX_TEMPLATE_OPTIONS_BYTES,
     MAX_VALUES,
+    ChatRequest,
+    CompletionRequest,
     Excess,
     check_unicode,
     excess_of,
-)
-from plait.backends.protocol.openai import (
-    MAX_JSON_LEVELS,
-    MAX_MODEL_CHARACTERS,
-    MAX_TEMPLATE_OPTIONS_BYTES,
-    ChatRequest,
-    CompletionRequest,
     parse_request,
 )
 

@@ -1,4 +1,6 @@
-"""Prometheus metrics of calls: tokens, times, outcomes, promises, and parity.
+"""Prometheus metrics of calls: tokens, times, outcomes, promises, and parity; and what they are counted with.
+
+Each call updates a dozen of them, and each piece of a stream one, so their counters and histograms have no locks.
 
 Parity says whether engines find in their caches what the gateway predicts. The gateway predicts from its own token ids.
 If those are not the engine's, blocks never match and placement is blind.
@@ -6,19 +8,19 @@ If those are not the engine's, blocks never match and placement is blind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from math import exp
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking, CallUsage
-from plait.gateway.metrics import Buckets, Count, FastCounter, FastHistogram
 from plait.policy.types import NO_SLO
 
 MEMORY_S = 300.0
@@ -57,6 +59,96 @@ FINISHES: Final = frozenset(
 """Why answers end, in the words of the three APIs. Anything else counts as `other`: an engine may say what it likes."""
 
 log = structlog.get_logger(__name__)
+
+
+class Buckets:
+    """One histogram's samples, counted by bucket. Observing costs a bisection: it happens for every piece of a stream.
+
+    prometheus_client's own histogram takes a lock and a linear search for each sample.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a sample."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
+        """The samples up to each bound, as Prometheus counts them, and their sum."""
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
+
+
+class Count:
+    """One counter's value. It only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Count so much more."""
+        self.value += amount
+
+
+_Counted = TypeVar("_Counted")
+
+
+class _ByLabels(dict[tuple[str, ...], _Counted]):
+    """What is counted for each combination of label values. It is made when it is looked up first, and has no lock."""
+
+    def __init__(self, new: Callable[[], _Counted]) -> None:
+        super().__init__()
+        self._new = new
+
+    def __missing__(self, values: tuple[str, ...]) -> _Counted:
+        found = self[values] = self._new()
+        return found
+
+
+class FastHistogram(Collector):
+    """A histogram by labels, whose samples are observed through `of`."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self.of = _ByLabels(lambda: Buckets(bounds))
+
+    def collect(self) -> Iterator[Metric]:
+        """All samples so far."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, buckets in self.of.items():
+            counts, total = buckets.cumulative()
+            family.add_metric(values, counts, total)
+        yield family
+
+
+class FastCounter(Collector):
+    """A counter by labels, counted through `of`. It shows what prometheus_client's own counter shows.
+
+    That one takes a lock for each count and for each look-up of labels, and every call makes a dozen of them.
+    """
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self.of = _ByLabels(Count)
+
+    def collect(self) -> Iterator[Metric]:
+        """All counts so far."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self.of.items():
+            family.add_metric(values, count.value)
+        yield family
 
 
 class _Drift:
@@ -222,7 +314,7 @@ class CallMetrics:
     def placed(self, booking: Booking) -> None:
         """A call was placed."""
         placement = booking.placement
-        self._placements.of(booking.call.model, placement.engine_id, placement.reason).value += 1
+        self._placements.of[booking.call.model, placement.engine_id, placement.reason].value += 1
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed is tried again."""
@@ -240,7 +332,7 @@ class CallMetrics:
         if outcome == "ok":
             mine.ok.value += 1
         else:
-            self._calls.of(model, engine_id, outcome).value += 1
+            self._calls.of[model, engine_id, outcome].value += 1
         if cause is not None:
             self._failures.labels(model, engine_id, cause).inc()
         if first_s is not None:
@@ -270,7 +362,7 @@ class CallMetrics:
             if booking.call.slo not in (None, NO_SLO):
                 met = self._count_slos(delivery, booking, tenant, objective, now_s)
             if met:
-                self._good.of(model, tenant, objective).value += 1
+                self._good.of[model, tenant, objective].value += 1
         key = (tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         mine.calls.value += 1
@@ -287,26 +379,26 @@ class CallMetrics:
         for slo, limit_s, taken_s in _times(delivery, booking, now_s):
             met = answered and taken_s <= limit_s
             met_all &= met
-            self._slo.of(booking.call.model, tenant, objective, slo, "yes" if met else "no").value += 1
+            self._slo.of[booking.call.model, tenant, objective, slo, "yes" if met else "no"].value += 1
         return met_all
 
     def _new(self, model: str, engine_id: str) -> _OfEngine:
         found = self._by_engine[model, engine_id] = _OfEngine(
-            self._calls.of(model, engine_id, "ok"),
-            self._ttft.of(model, engine_id),
-            self._tpot.of(model, engine_id),
-            self._e2e.of(model, engine_id),
-            *(counter.of(model, engine_id) for counter in self._tokens),
+            self._calls.of[model, engine_id, "ok"],
+            self._ttft.of[model, engine_id],
+            self._tpot.of[model, engine_id],
+            self._e2e.of[model, engine_id],
+            *(counter.of[model, engine_id] for counter in self._tokens),
         )
         return found
 
     def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
         tenant, model, status, finish = key
         found = self._by_tenant[key] = _OfTenant(
-            self._tenant_calls.of(tenant, model, str(status), finish or ""),
-            self._tenant_prompt.of(tenant, model),
-            self._tenant_output.of(tenant, model),
-            self._tenant_ttft.of(tenant, model),
+            self._tenant_calls.of[tenant, model, str(status), finish or ""],
+            self._tenant_prompt.of[tenant, model],
+            self._tenant_output.of[tenant, model],
+            self._tenant_ttft.of[tenant, model],
         )
         return found
 

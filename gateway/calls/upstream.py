@@ -23,10 +23,10 @@ from plait.gateway.answers.completion_body import UNKNOWN, UsageBounds, error_te
 from plait.gateway.answers.event_stream import EventStream
 from plait.gateway.asgi import is_event_stream, presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, passed, retry_after_s
-from plait.gateway.metrics import FastHistogram
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -182,7 +182,7 @@ class Upstream:
         booking, text = delivery.booking, delivery.text
         assert booking is not None
         progress = self._router.engines[delivery.engine_id].progress
-        gaps = self._gaps.of(delivery.call.model, delivery.engine_id)
+        gaps = self._gaps.of[delivery.call.model, delivery.engine_id]
         clock = asyncio.get_running_loop().time
         last_s = clock()
         while True:

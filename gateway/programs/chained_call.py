@@ -28,9 +28,9 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
-from plait.gateway.metrics import FastHistogram
 from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
@@ -171,7 +171,7 @@ class ProgramMetrics:
             HOLD_BUCKETS_S,
         )
         registry.register(hold)
-        self._hold = hold.of()
+        self._hold = hold.of[()]
         self._retries = Counter(
             "plait_calls_restarted",
             "Retries of chained calls, by the engine that failed",

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from prometheus_client import CollectorRegistry, Counter
+
 from plait.backends.protocol.openai import CompletionRequest
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.metrics import CallMetrics, FastCounter
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import new_registry
+from plait.gateway.metrics import exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
@@ -80,3 +82,16 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
     assert found[f"plait_tenant_prompt_tokens_total{{{of_tenant}}}"] == 4 * 65
     assert found[f"plait_tenant_output_tokens_total{{{of_tenant}}}"] == 20
     assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5
+
+
+def test_a_fast_counter_shows_what_a_counter_of_prometheus_client_shows() -> None:
+    new_registry()  # without the `_created` series
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    counter = Counter("plait_x", "A text", ["model", "engine"], registry=theirs)
+    fast = FastCounter("plait_x", "A text", ["model", "engine"])
+    ours.register(fast)
+    assert exposition(ours) == exposition(theirs)
+    for engine_id, amount in (("a", 1.0), ("b\n", 64.0), ("a", 0.0), ("a", 2.0)):
+        counter.labels("m", engine_id).inc(amount)
+        fast.of["m", engine_id].inc(amount)
+    assert exposition(ours) == exposition(theirs)

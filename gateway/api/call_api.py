@@ -18,7 +18,7 @@ from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.answer_forms import error_of
+from plait.gateway.answers.completions import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError
-from plait.gateway.answers.typed_streams import Json, json_object
+from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import is_event_stream
 from plait.gateway.calls.stored_responses import StoredResponses

@@ -10,8 +10,8 @@ import structlog
 
 from plait.backends.errors import EngineError
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.answers.answer_forms import COMPLETION, AnswerForm
 from plait.gateway.answers.completion_text import TextTap
+from plait.gateway.answers.completions import COMPLETION, AnswerForm
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage

@@ -17,7 +17,7 @@ from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
-from plait.gateway.answers.answer_forms import AnswerForm, error_of
+from plait.gateway.answers.completions import AnswerForm, error_of
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking

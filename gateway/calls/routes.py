@@ -14,7 +14,8 @@ from typing import Final
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.translation.translation import TRANSLATIONS, Translation
-from plait.gateway.answers.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
+from plait.gateway.answers.completions import COMPLETION, AnswerForm
+from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"

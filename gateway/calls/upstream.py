@@ -19,8 +19,7 @@ from plait.backends.errors import (
     EngineTimeoutError,
 )
 from plait.backends.http.client import Response
-from plait.gateway.answers.completion_body import UNKNOWN, UsageBounds, error_text
-from plait.gateway.answers.event_stream import EventStream
+from plait.gateway.answers.completions import UNKNOWN, EventStream, UsageBounds, error_text
 from plait.gateway.asgi import is_event_stream, presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram

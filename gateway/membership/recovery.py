@@ -14,8 +14,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
-from plait.gateway.answers.completion_body import decode, ending_problem, endings, garbled
-from plait.gateway.answers.event_stream import CompletionStream
+from plait.gateway.answers.completions import CompletionStream, decode, ending_problem, endings, garbled
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import Aborts, HealthChange, HealthState

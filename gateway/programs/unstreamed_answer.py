@@ -16,7 +16,7 @@ from starlette.types import Message, Send
 
 from plait.backends.errors import EngineError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
-from plait.gateway.answers.completion_body import garbled, reported_error
+from plait.gateway.answers.completions import garbled, reported_error
 from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from plait.backends.http.client import HttpClient, Response
-from plait.gateway.answers.event_stream import CompletionStream
+from plait.gateway.answers.completions import CompletionStream
 from plait.gateway.asgi import header
 from plait.gateway.simulation.compare import Workload
 from plait.gateway.simulation.simulate import CallRecord

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError, EngineGarbledError
-from plait.gateway.answers import event_stream
-from plait.gateway.answers.completion_body import UsageBounds
-from plait.gateway.answers.event_stream import CompletionStream
+from plait.gateway.answers import completions
+from plait.gateway.answers.completions import CompletionStream, UsageBounds
 from plait.gateway.fleet.booking import CallUsage
 
 USAGE = {
@@ -131,7 +130,7 @@ def test_an_event_without_an_end_is_read_in_linear_time_up_to_its_limit(monkeypa
     stream = CompletionStream("a", withhold=False)
     for _ in range(1_000):
         assert stream.feed(b"x" * 10_000) == b""
-    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 10_000_000)
+    monkeypatch.setattr(completions, "MAX_EVENT_BYTES", 10_000_000)
     with pytest.raises(EngineGarbledError, match=r"engine a sent an event of over 10000000 bytes"):
         stream.feed(b"x")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.answers.answer_forms import error_of
+from plait.gateway.answers.completions import error_of
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.answer_forms import COMPLETION
+from plait.gateway.answers.completions import COMPLETION
 from plait.gateway.api.call_api import TranslatedAnswer
 from plait.gateway.calls.gate import HeldStream
 

@@ -9,8 +9,8 @@ import tracemalloc
 import pytest
 
 from plait.backends.errors import AnswerTooLargeError, EngineError, LimitError
-from plait.gateway.answers.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
-from plait.gateway.answers.completion_body import LONG_BYTES, UNKNOWN
+from plait.gateway.answers.completions import COMPLETION, LONG_BYTES, UNKNOWN, AnswerForm
+from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
 from tests.gateway.calls.scripted_engines import (
     JSON,

@@ -1,6 +1,7 @@
-"""Streams whose events name their types: OpenAI's responses and Anthropic's messages.
+"""The forms of the answers beside completions: OpenAI's responses, Anthropic's messages, and JSON objects of any kind.
 
-Each ends with an event of its own, without which the answer is not whole. Nothing is ever withheld.
+The events of a response's or a message's stream name their types. Each stream ends with an event of its own, without
+which the answer is not whole. Nothing is ever withheld.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError
 from plait.backends.protocol.openai import check_unicode
-from plait.gateway.answers.completion_body import reported_error
-from plait.gateway.answers.event_stream import EventStream
+from plait.gateway.answers.completions import (
+    CompletionForm,
+    EventStream,
+    UsageBounds,
+    WholeAnswer,
+    caller_fault,
+    garbled,
+    read_usage,
+    reported_error,
+)
 
 Json = dict[str, Any]
 
@@ -141,3 +150,66 @@ def usage_of_message(usage: object) -> object:
         "completion_tokens": usage.get("output_tokens", 0),
         "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
     }
+
+
+class ResponseForm(CompletionForm):
+    """Objects and events of `/v1/responses`."""
+
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
+        """Read an answer: it says that it is completed, or cut at its limit."""
+        body = _object(engine_id, answer)
+        usage, corrected = read_usage(usage_of_response(body.get("usage")), bounds)
+        if body.get("error") is not None:
+            return WholeAnswer(usage, corrected, caller_fault(engine_id, body["error"]))
+        if body.get("status") not in {"completed", "incomplete"}:
+            raise garbled(engine_id, "a response that is not completed")
+        return WholeAnswer(usage, corrected, finish=body["status"])
+
+    def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
+        """A reader of a stream of typed events."""
+        return ResponseStream(engine_id, bounds)
+
+
+class MessageForm(CompletionForm):
+    """Objects and events of `/v1/messages`."""
+
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
+        """Read an answer: it says why it stopped."""
+        body = _object(engine_id, answer)
+        usage, corrected = read_usage(usage_of_message(body.get("usage")), bounds)
+        if body.get("type") == "error":
+            return WholeAnswer(usage, corrected, caller_fault(engine_id, body.get("error")))
+        if body.get("stop_reason") is None:
+            raise garbled(engine_id, "a message without a stop reason")
+        return WholeAnswer(usage, corrected, finish=str(body["stop_reason"]))
+
+    def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
+        """A reader of a stream of typed events."""
+        return MessageStream(engine_id, bounds)
+
+    def waiting_event(self, position: int, expected_s: float) -> bytes:
+        """Anthropic's own sign of life, behind the comment."""
+        return super().waiting_event(position, expected_s)[:-1] + b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+class ObjectForm(CompletionForm):
+    """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
+
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
+        """Read an answer. What is no JSON object has nothing that is read here."""
+        body = said_of_object(answer)
+        if body is None:
+            return WholeAnswer()
+        usage, corrected = read_usage(body.get("usage"), bounds)
+        error = body.get("error")
+        return WholeAnswer(usage, corrected, None if error is None else caller_fault(engine_id, error))
+
+
+RESPONSE, MESSAGE, OBJECT = ResponseForm(), MessageForm(), ObjectForm()
+
+
+def _object(engine_id: str, answer: bytes | bytearray) -> Json:
+    body = said_of_object(answer)
+    if body is None:
+        raise garbled(engine_id, "an answer that is not a JSON object")
+    return body

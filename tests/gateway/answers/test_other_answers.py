@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError
-from plait.gateway.answers.answer_forms import COMPLETION, MESSAGE, OBJECT, RESPONSE, AnswerForm
-from plait.gateway.answers.completion_body import UNKNOWN, UsageBounds
-from plait.gateway.answers.event_stream import EventStream
+from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, EventStream, UsageBounds
+from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
 from plait.gateway.fleet.booking import CallUsage
 
 RESPONSE_USAGE = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 7}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineStatusError
-from plait.gateway.answers.completion_body import (
+from plait.gateway.answers.completions import (
     UsageBounds,
     decode,
     ending_problem,

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Any = None
     user: Any = None
 
-    max_completion_tokens = None  # a field of chats alone, where it comes before its predecessor `max_tokens`
+    max_completion_tokens = cast("Any", None)  # a field of chats alone, which counts before `max_tokens`
 
     @property
     def choices(self) -> int:

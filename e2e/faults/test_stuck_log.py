@@ -15,7 +15,7 @@ import pytest
 
 from e2e.rolling_load import chat, client, post
 from e2e.servers import POLL_S, STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually
-from plait.gateway.log.background_stderr import LAST_S
+from plait.gateway.log.events import LAST_S
 
 CALLS, CLIENTS = 400, 8
 """Some 200 kB of log. A pipe takes 64 KiB."""
@@ -25,8 +25,7 @@ LOST = {"gone": "EPIPE", "full": "ENOSPC"}
 
 LOGGING = """
 import structlog
-from plait.gateway.log.background_stderr import write_stderr_in_background
-from plait.gateway.log.events import configure_logging
+from plait.gateway.log.events import configure_logging, write_stderr_in_background
 write_stderr_in_background()
 configure_logging("info", "json")
 for number in range(int({lines})):

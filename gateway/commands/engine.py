@@ -10,8 +10,7 @@ from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import positive, positive_number
-from plait.gateway.log.background_stderr import write_stderr_in_background
-from plait.gateway.log.events import configure_logging
+from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.server.http_server import run_server
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 

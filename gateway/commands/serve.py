@@ -19,8 +19,7 @@ from plait.gateway.commands import given_engines, positive
 from plait.gateway.commands.given_engines import GivenEngines
 from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.config.sections import Config
-from plait.gateway.log.background_stderr import write_stderr_in_background
-from plait.gateway.log.events import configure_logging
+from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.peers.peers import Peers
 from plait.gateway.server.http_protocol import ClientBounds, SlowClients
 from plait.gateway.server.http_server import Stops, run_draining_server

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 
-from plait.gateway.log.background_stderr import wait_until_written
+from plait.gateway.log.events import wait_until_written
 
 ACCEPTS = 32
 """Connections that are accepted in one pass of the event loop, over all sockets. uvloop accepts one for each handle.

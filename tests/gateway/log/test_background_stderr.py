@@ -8,9 +8,15 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from plait.gateway.log import background_stderr
-from plait.gateway.log.background_stderr import BackgroundStderr, LineBuffer, LineWriter, wait_until_written
-from plait.gateway.log.events import LogCollector, configure_logging
+from plait.gateway.log import events
+from plait.gateway.log.events import (
+    BackgroundStderr,
+    LineBuffer,
+    LineWriter,
+    LogCollector,
+    configure_logging,
+    wait_until_written,
+)
 from tests.gateway.exposed import samples
 
 MAX_LINES = 10
@@ -61,7 +67,7 @@ def pipe() -> Iterator[Pipe]:
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(background_stderr, "LAST_S", 60.0)  # a busy machine fails no test
+    monkeypatch.setattr(events, "LAST_S", 60.0)  # a busy machine fails no test
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
@@ -123,7 +129,7 @@ def test_nothing_waits_for_a_reader_who_does_not_read(pipe: Pipe, monkeypatch: p
         sys.stderr.write("loud as well\n")
         assert set(dropped()) == {'{reason="full",severity="info"}'}
         with monkeypatch.context() as patch:
-            patch.setattr(background_stderr, "LAST_S", 0.0)
+            patch.setattr(events, "LAST_S", 0.0)
             assert not wait_until_written()
             assert not wait_until_written(), "nor later"
     read = pipe.read_until("loud as well")

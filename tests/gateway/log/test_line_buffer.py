@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.log.background_stderr import FULL, LineBuffer
+from plait.gateway.log.events import FULL, LineBuffer
 
 INFO, WARNING = False, True
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, cast
 
+import msgspec
 import structlog
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -98,52 +99,44 @@ class PatientProtocol(HttpToolsProtocol):
             self._look = None
 
 
-class Opening:
+class Opening(msgspec.Struct, eq=False):
     """Stands for the transport of uvicorn's `cycle` until the first bytes of the answer. Then the cycle gets its own.
 
     A head that is not followed by bytes at once goes out in the next turn of the event loop.
     """
 
-    __slots__ = ("_alone", "_cycle", "_head", "_protocol")
-
-    def __init__(self, cycle: RequestResponseCycle, protocol: BoundedProtocol) -> None:
-        self._cycle = cycle
-        self._protocol = protocol
-        self._head = b""
-        self._alone: asyncio.Handle  # writes the head by itself
+    cycle: RequestResponseCycle
+    protocol: BoundedProtocol
+    head: bytes = b""
+    alone: asyncio.Handle | None = None  # writes the head by itself
 
     def write(self, data: bytes) -> None:
-        """Of a transport. The first piece is the head."""
-        if not self._head:
-            self._head = data
-            self._alone = self._protocol.loop.call_soon(self._open, b"")
-        else:
-            self._open(data)
-
-    def close(self) -> None:
-        """Of a transport."""
-        if self._head:
-            self._open(b"")
-        self._protocol.transport.close()
-
-    def is_closing(self) -> bool:
-        """Of a transport."""
-        return self._protocol.transport.is_closing()
-
-    def _open(self, first: bytes) -> None:
-        """Write the head with the first bytes behind it."""
-        self._alone.cancel()
-        protocol, cycle, transport = self._protocol, self._cycle, self._protocol.transport
+        """Of a transport. The first piece is the head, which is written with the second one behind it."""
+        protocol, cycle, transport = self.protocol, self.cycle, self.protocol.transport
+        if self.alone is None:
+            self.head, self.alone = data, protocol.loop.call_soon(self.write, b"")
+            return
+        self.alone.cancel()
         cycle.transport = transport
         if cycle is protocol.cycle and protocol.bounds.part is Part.BODY:
             cycle.transport = cast("asyncio.Transport", Early(protocol))
         if transport.is_closing():  # the client may have gone in this turn of the event loop
             return
-        if len(first) <= JOINED_BYTES:
-            transport.write(self._head + first)
+        if len(data) <= JOINED_BYTES:
+            transport.write(self.head + data)
         else:
-            transport.write(self._head)
-            transport.write(first)
+            transport.write(self.head)
+            transport.write(data)
+
+    def close(self) -> None:
+        """Of a transport."""
+        if self.alone is not None:
+            self.write(b"")
+        self.protocol.transport.close()
+
+    def is_closing(self) -> bool:
+        """Of a transport."""
+        return self.protocol.transport.is_closing()
 
 
 class Early:

@@ -213,38 +213,38 @@ class PromptReader:
     ) -> Generator[int, None, TokenizedPrompt]:
         """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
 
-        Before each turn it yields how many characters of a prompt are not encoded yet.
-        Raises `CallerError` for messages that the chat template refuses, and before it tokenizes a prompt whose bytes
-        cannot fit. A prompt with content that is not text is not tokenized. It is served, but no cached prefix is
-        matched.
+        Before each turn it yields how many characters of a prompt are not encoded yet. A single short prompt has no
+        turn of its own. Raises `CallerError` for messages that the chat template refuses, and before it tokenizes a
+        prompt whose bytes cannot fit. A prompt with content that is not text is served, but has no tokens here.
         """
-        encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
-        tokenizer, root = encoder.tokenizer, root_hash(request.model, salt)
-        adds_tokens = isinstance(request, CompletionRequest) and request.add_special_tokens
-        prompts: list[Sequence[int]] = []
-        hashes = array("Q")
+        encoder, model, salt = self.tokenizers.encoder(request.model), request.model, cache_salt or ""
+        tokenizer, root = encoder.tokenizer, root_hash(model, salt)
+        adds = isinstance(request, CompletionRequest) and request.add_special_tokens
+        longest = tokenizer.longest_token_bytes
+        fitting_bytes = inf if context_tokens is None or longest is None else context_tokens * longest
+        prompts, hashes = list[Sequence[int]](), array("Q")
         try:
-            for prompt in self._prompts(request, tokenizer, salt):
+            given = self._prompts(request, tokenizer, salt)
+            for prompt in given:
                 if isinstance(prompt, list):
                     prompts.append(prompt)
                     continue
-                if len(prompt) * 4 > _surely_fitting_bytes(tokenizer, context_tokens):
-                    size_bytes = len(prompt.encode(errors="replace"))
-                    self.check_size(request.model, size_bytes, context_tokens, request.prompt_field)
+                if len(prompt) * 4 > fitting_bytes:
+                    self.check_size(model, len(prompt.encode(errors="replace")), context_tokens, request.prompt_field)
                 if len(prompt) < encoder.part_characters:
-                    yield len(prompt)
-                    prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds_tokens))
+                    if len(given) > 1:
+                        yield len(prompt)
+                    prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds))
                     continue
-                encoded = yield from encoder.steps(
-                    prompt, (request.model, salt), root, add_special_tokens=adds_tokens, salt=salt
-                )
+                encoded = yield from encoder.steps(prompt, (model, salt), root, add_special_tokens=adds, salt=salt)
                 hashes = hashes if prompts else encoded.hashes
                 prompts.append(encoded.ids)
         except UnsupportedError:
-            return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
+            prompts.clear()
         if not prompts:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
-        yield 0
+        if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
+            yield 0
         extend_chain(hashes, prompts[0], self._block_tokens, root)
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, turn_ends)
@@ -276,9 +276,3 @@ class PromptReader:
             request.chat_template_kwargs,
         )
         return (self.tokenizers.worker(request.model).render(job),)
-
-
-def _surely_fitting_bytes(tokenizer: Tokenizer, context_tokens: int | None) -> float:
-    """A prompt of no more bytes is not refused for them (`check_size`)."""
-    longest = tokenizer.longest_token_bytes
-    return inf if context_tokens is None or longest is None else context_tokens * longest

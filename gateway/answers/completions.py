@@ -251,10 +251,8 @@ class EventStream(ABC):
 
         Raises `EngineGarbledError` for an event beyond `MAX_EVENT_BYTES`.
         """
-        whole = self._whole_events(chunk)
-        if not whole:
-            return b""
-        if self._says_more(whole):
+        whole = self._completed(chunk) if self._pieces or not chunk.endswith(b"\n\n") else chunk
+        if whole and self._says_more(whole):
             return b"".join([self._pass(event) if self._says_more(event) else event for event in _events(whole)])
         return whole
 
@@ -282,10 +280,8 @@ class EventStream(ABC):
         self.usage, corrected = read_usage(usage, self._bounds)
         self.usage_corrected |= corrected
 
-    def _whole_events(self, chunk: bytes) -> bytes:
-        """The events that `chunk` completes."""
-        if not self._pieces and chunk.endswith(b"\n\n"):
-            return chunk
+    def _completed(self, chunk: bytes) -> bytes:
+        """The events that `chunk` completes. The rest of it is kept."""
         seen = self._tail + chunk
         end = _end_of_last_event(seen) - len(self._tail)
         if end <= 0:

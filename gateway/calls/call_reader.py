@@ -17,7 +17,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
-from plait.gateway.calls.turn_threads import TurnThreads
+from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import ServerConfig
 from plait.gateway.fleet.router import Router
 from plait.policy.prefix.block_hash import whole_hash

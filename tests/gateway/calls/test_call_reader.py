@@ -12,7 +12,7 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, CallReader, Incoming
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.calls.tokenization import PromptReader
-from plait.gateway.calls.turn_threads import TurnThreads
+from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router

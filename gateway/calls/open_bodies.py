@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -50,31 +49,34 @@ class OpenBodies:
         self.pace = pace or BodyPace()
         self.turns = LoopTurns()
         self._max_tenant_bytes = max_tenant_bytes
-        self._bytes: Counter[str] = Counter()
+        self._bytes: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"OpenBodies({dict(self._bytes)})"
+        return f"OpenBodies({self._bytes})"
 
     def bytes_of(self, tenant: str) -> int:
         """Those of the tenant's bodies that are open."""
-        return self._bytes[tenant]
+        return self._bytes.get(tenant, 0)
 
     def add(self, tenant: str, size: int) -> None:
         """So many bytes have come. Raises `LimitError`, and then counts nothing."""
-        if self._bytes[tenant] + size > self._max_tenant_bytes:
+        held = self._bytes.get(tenant, 0) + size
+        if held > self._max_tenant_bytes:
             raise LimitError(
                 f"This key's requests that have not ended have more than {self._max_tenant_bytes} bytes. "
                 "Send fewer or shorter ones at one time.",
                 code="too_many_open_bytes",
                 retry_after_s=1.0,
             )
-        self._bytes[tenant] += size
+        self._bytes[tenant] = held
 
     def remove(self, tenant: str, size: int) -> None:
         """The request of so many bytes has ended."""
-        self._bytes[tenant] -= size
-        if not self._bytes[tenant]:
-            del self._bytes[tenant]
+        left = self._bytes.get(tenant, 0) - size
+        if left:
+            self._bytes[tenant] = left
+        else:
+            self._bytes.pop(tenant, None)
 
 
 @dataclass(slots=True)

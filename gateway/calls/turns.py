@@ -57,7 +57,8 @@ class Turns(Generic[JobT]):
         self.seats = seats
         self.length = 0  # jobs that wait
         self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
-        self._seated: Counter[str] = Counter()
+        self._seated: dict[str, int] = {}
+        self._taken = 0  # seats, by all tenants
 
     def waiting(self, tenant: str) -> int:
         """The tenant's jobs that wait."""
@@ -65,7 +66,7 @@ class Turns(Generic[JobT]):
 
     def __repr__(self) -> str:
         waiting = {tenant: len(jobs) for tenant, jobs in self._waiting.items()}
-        return f"Turns(waiting={waiting}, seated={dict(self._seated)})"
+        return f"Turns(waiting={waiting}, seated={self._seated})"
 
     def add(self, tenant: str, job: JobT) -> None:
         """Put a job behind the tenant's others."""
@@ -74,18 +75,19 @@ class Turns(Generic[JobT]):
 
     def sit(self, tenant: str) -> bool:
         """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
-        taken = self._seated.total()
-        if self._waiting or taken >= self.seats or self._seated[tenant] >= max(1, self.seats - 1):
+        seated = self._seated.get(tenant, 0)
+        if self._waiting or self._taken >= self.seats or seated >= max(1, self.seats - 1):
             return False
-        self._seated[tenant] += 1
+        self._seated[tenant] = seated + 1
+        self._taken += 1
         return True
 
     def take(self) -> tuple[str, JobT] | None:
         """The next job, which has a turn until `done`; None if no job may have one."""
-        if not self._waiting or self._seated.total() >= self.seats:
+        if not self._waiting or self._taken >= self.seats:
             return None
         most = max(1, self.seats - 1)
-        tenant = next((tenant for tenant in self._waiting if self._seated[tenant] < most), None)
+        tenant = next((tenant for tenant in self._waiting if self._seated.get(tenant, 0) < most), None)
         if tenant is None:
             return None
         jobs = self._waiting.pop(tenant)
@@ -93,11 +95,13 @@ class Turns(Generic[JobT]):
         self.length -= 1
         if jobs:
             self._waiting[tenant] = jobs
-        self._seated[tenant] += 1
+        self._seated[tenant] = self._seated.get(tenant, 0) + 1
+        self._taken += 1
         return tenant, job
 
     def done(self, tenant: str) -> None:
         """A turn of the tenant's is over. A job that is not finished has to be added again."""
+        self._taken -= 1
         self._seated[tenant] -= 1
         if not self._seated[tenant]:
             del self._seated[tenant]
@@ -105,6 +109,7 @@ class Turns(Generic[JobT]):
     def all_done(self) -> None:
         """All turns are over."""
         self._seated.clear()
+        self._taken = 0
 
     def remove(self, tenant: str, job: JobT) -> None:
         """Forget a job that waits; nothing happens if it has a turn."""

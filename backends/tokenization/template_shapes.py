@@ -348,8 +348,7 @@ _SEEN: Final = 1_024
 _ROLES: Final = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True, slots=True)
-class PlainChat:
+class PlainChat(msgspec.Struct, frozen=True):
     """A chat whose messages have a role and a text, as its `contents` and the `kind` that it has without them."""
 
     kind: Hashable

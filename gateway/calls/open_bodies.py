@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 from starlette.types import Receive
 
 from plait.backends.errors import AnswerTooLargeError, LimitError
@@ -79,8 +79,7 @@ class OpenBodies:
             self._bytes.pop(tenant, None)
 
 
-@dataclass(slots=True)
-class OpenBody:
+class OpenBody(msgspec.Struct, eq=False):
     """A body that a tenant begins to send, of which `size` bytes have come. As a context it ends with its request."""
 
     bodies: OpenBodies

@@ -306,8 +306,9 @@ class BoundedProtocol(PatientProtocol):
                 self._look_at(idle_until_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        scope: Scope = cycle.scope  # type: ignore[assignment]  # Starlette's type for the same dict
         self._running = cycle
-        self._client = cast("Scope", cycle.scope)[CLIENT] = Client()
+        self._client = scope[CLIENT] = Client()
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
 

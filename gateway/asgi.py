@@ -62,14 +62,6 @@ def id_of(headers: Headers) -> str:
     return token_hex(16)
 
 
-def is_event_stream(headers: Headers) -> bool:
-    """Whether these are the headers of a stream of server-sent events."""
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False
-
-
 async def read_body(
     receive: Receive, headers: Headers, max_bytes: int, on_bytes: Callable[[int], float] | None = None
 ) -> bytes:

@@ -15,6 +15,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
+from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
@@ -22,7 +23,7 @@ from plait.gateway.answers.completions import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, is_event_stream, send_error, send_whole, unless_gone
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error, send_whole, unless_gone
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody

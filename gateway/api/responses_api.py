@@ -12,9 +12,9 @@ from starlette.routing import Route
 from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError
+from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.asgi import is_event_stream
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.timer import loop_time_s
 

@@ -19,8 +19,9 @@ from plait.backends.errors import (
     EngineTimeoutError,
 )
 from plait.backends.http.client import Response
+from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.completions import UNKNOWN, EventStream, UsageBounds, error_text
-from plait.gateway.asgi import is_event_stream, presented_key, send_whole
+from plait.gateway.asgi import presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers

@@ -11,7 +11,8 @@ from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
-from plait.gateway.asgi import Headers, is_event_stream, unless_gone
+from plait.backends.http.connection import is_event_stream
+from plait.gateway.asgi import Headers, unless_gone
 from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import PEER_HEADER, Peers
 from plait.gateway.store.event_log import StreamKey

@@ -23,7 +23,7 @@ from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
-from plait.gateway.calls.turn_threads import Steps
+from plait.gateway.calls.turns import Steps
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 

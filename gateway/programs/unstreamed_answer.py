@@ -15,9 +15,10 @@ import msgspec
 from starlette.types import Message, Send
 
 from plait.backends.errors import EngineError
+from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.gateway.answers.completions import garbled, reported_error
-from plait.gateway.asgi import Headers, header, is_event_stream, send_whole
+from plait.gateway.asgi import Headers, header, send_whole
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES

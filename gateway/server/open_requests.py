@@ -11,8 +11,9 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
+from plait.backends.http.connection import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import CLIENT, WatchedReceive, id_of, is_event_stream, send_error
+from plait.gateway.asgi import CLIENT, WatchedReceive, id_of, send_error
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""

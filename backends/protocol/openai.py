@@ -197,8 +197,9 @@ def check_request(request: Request) -> None:
     """Judge a request as an engine does; raises `CallerError` that names the field at fault."""
     if request.n is not None:
         _check_whole("n", request.n, 1, MAX_CHOICES)
-    if (limit := getattr(request, request.output_limit_field)) is not None:
-        _check_whole(request.output_limit_field, limit, 1)
+    limit = request.output_limit_field
+    if getattr(request, limit) is not None:
+        _check_whole(limit, getattr(request, limit), 1)
     if request.seed is not None:
         _check_whole("seed", request.seed, -(2**63))
     texts = request.stop if isinstance(request.stop, list) else [request.stop or ""]

@@ -24,27 +24,25 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_UNREADABLE = "its answer is not a completion"
 
 
-class TextTap:
+class TextTap(msgspec.Struct, eq=False):
     """Reads one answer that has one choice. `on_text` receives its text as it comes, once for all that came together.
 
     `was_cut` is True if the text ended at its length limit.
     """
 
-    __slots__ = ("_found", "_on_text", "_problem", "was_cut")
-
-    def __init__(self, on_text: Callable[[str], None]) -> None:
-        self._on_text = on_text
-        self._found = False
-        self._problem: str | None = None
-        self.was_cut = False
+    on_text: Callable[[str], None]
+    was_cut: bool = False
+    is_found: bool = False
+    is_unreadable: bool = False
 
     @property
     def problem(self) -> str | None:
         """Why the ended answer has no usable text; None if it has one."""
-        return self._problem or (None if self._found else "its answer has no text")
+        if self.is_unreadable:
+            return "its answer is not a completion"
+        return None if self.is_found else "its answer has no text"
 
     def feed(self, events: bytes) -> None:
         """Read whole events of a stream."""
@@ -55,20 +53,20 @@ class TextTap:
                 texts.append(self._read(data))
         text = "".join(texts)
         if text:
-            self._on_text(text)
+            self.on_text(text)
 
     def whole(self, body: bytes | bytearray) -> None:
         """Read a response that is not streamed."""
         text = self._read(body)
         if text:
-            self._on_text(text)
+            self.on_text(text)
 
     def _read(self, body: bytes | bytearray) -> str:
         """The text in a response, or in the data of one event."""
         try:
             decoded = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._problem = _UNREADABLE
+            self.is_unreadable = True
             return ""
         if not decoded.choices:
             return ""
@@ -78,5 +76,5 @@ class TextTap:
         text = choice.text if part is None else part.content
         if text is None:
             return ""
-        self._found = True
+        self.is_found = True
         return text

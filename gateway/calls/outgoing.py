@@ -121,7 +121,8 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     @property
     def withholds_usage(self) -> bool:
         """Whether the gateway asks for the stream's usage and the client did not."""
-        return bool(self.request.stream) and not self.request.wants_usage_event
+        options = self.request.stream_options
+        return bool(self.request.stream) and not (options and options.include_usage)
 
     def for_engine(
         self,

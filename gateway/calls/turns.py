@@ -147,6 +147,7 @@ class LoopTurns:
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
         self._active = ActiveTenants()
+        self._came_s: dict[str, float] = {}  # when tenants came last that `_active` was not told of, the latest last
         self._in_pass = False  # a request has begun in this pass
         self._began_s = self._began_cpu_s = 0.0
         self._free_s = 0.0  # when a request came and nobody waited
@@ -157,7 +158,8 @@ class LoopTurns:
     async def begin(self, tenant: str) -> None:
         """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
         now_s = time.monotonic()
-        self._active.came(tenant, now_s)
+        self._came_s.pop(tenant, None)
+        self._came_s[tenant] = now_s
         if self._turns.sit(tenant):
             self._free_s = now_s
             if not self._in_pass:
@@ -178,6 +180,9 @@ class LoopTurns:
 
     def _check(self, tenant: str, now_s: float) -> None:
         """Raises `LimitError` for a request beyond what may wait."""
+        for other, came_s in self._came_s.items():
+            self._active.came(other, came_s)
+        self._came_s.clear()
         most = MOST_SHARED if self._active.are_several(now_s) else MOST_WAITING
         if self._turns.length >= most and self._turns.waiting(tenant) >= most * self._active.share(tenant, now_s):
             raise _busy()

@@ -154,8 +154,7 @@ class Upstream:
             self._router.first_token(booking, loop_time_s())
             headers = _start(delivery, response)
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            last = await self._pass_on(delivery, stream, events, response, send)
-            problem = stream.problem
+            last, problem = await self._pass_on(delivery, stream, events, response, send)
             if isinstance(problem, EngineError) and stream.error is None:
                 raise problem
         except EngineError as error:
@@ -177,8 +176,11 @@ class Upstream:
 
     async def _pass_on(
         self, delivery: Delivery, stream: EventStream, events: bytes, response: Response, send: Send
-    ) -> bytes:
-        """Send the events on as they come; returns the last ones, which are sent with the end if it came with them."""
+    ) -> tuple[bytes, EngineError | str | None]:
+        """Send the events on as they come; returns the last ones, which are sent with the end if it came with them.
+
+        With them comes the problem of the stream, if it has one.
+        """
         booking, text = delivery.booking, delivery.text
         assert booking is not None
         progress = self._router.engines[delivery.engine_id].progress
@@ -204,8 +206,8 @@ class Upstream:
             last_s = now_s
             events = stream.feed(piece)
         booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
-        rest = stream.end()
-        return events + rest if stream.problem is None else events
+        rest, problem = stream.end(), stream.problem
+        return events + rest if problem is None else events, problem
 
 
 async def _first_events(stream: EventStream, response: Response, engine_id: str) -> bytes:

@@ -63,6 +63,9 @@ class Deadline:
             self._on_expiry()
 
 
+HIGH_WATER_BYTES = 64 * 1024
+"""Reading pauses above this much unread body. It is asyncio's default for writing."""
+
 JOINED_BYTES = 2**20
 """A longer body is gathered in place. To join it at its end would take twice its memory."""
 
@@ -71,7 +74,7 @@ class Source(Protocol):
     """The source of a response, as the response sees it."""
 
     def resume(self) -> None:
-        """Resumes reading if it was paused because too much was unread."""
+        """Resumes reading if it was paused because more than `HIGH_WATER_BYTES` were unread."""
 
     def fail(self, error: EngineError) -> None:
         """Ends the exchange with `error` and closes the connection."""
@@ -119,10 +122,10 @@ class Response:
             if self.source is None:
                 return b""
             await self.wait()
-        pieces, source = self.pieces, self.source
+        pieces, unread_bytes = self.pieces, self.unread_bytes
         self.pieces, self.unread_bytes = [], 0
-        if source is not None:
-            source.resume()
+        if self.source is not None and unread_bytes > HIGH_WATER_BYTES:
+            self.source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
@@ -193,7 +196,6 @@ class Response:
             self._waiter.set_result(None)
 
 
-HIGH_WATER_BYTES = 64 * 1024  # reading pauses above this much unread body; asyncio's default for writing
 HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser has none
 WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in slices of this size
 

@@ -7,13 +7,14 @@ docs/design/incremental-tokenization.md has the reasons.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from operator import not_
 from re import Pattern
 from typing import Final, NamedTuple
 
@@ -53,7 +54,7 @@ class PartCache:
         self._max_bytes = max_bytes
         self._parts: OrderedDict[Key, Part] = OrderedDict()
         self._followers: dict[Hashable, Part] = {}
-        self._numbers = itertools.count()
+        self._numbers = count()
         self._lock = threading.Lock()
         self.held_bytes = 0
 
@@ -158,24 +159,22 @@ class WordMemo:
                 known = self._words.setdefault(key, _Words())
         words = pattern.findall(text)
         ids = list(map(known.young.get, words))
-        if None not in ids:
-            return array("I", b"".join(ids))  # type: ignore[arg-type]
-        old, common = known.old, self._common.get(tokenizer, {})
-        lacking = {
-            word: old.get(word) or common.get(word, b"") for word, its in zip(words, ids, strict=True) if its is None
-        }
-        new = [word for word in lacking if not lacking[word]]
-        is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
-        if is_whole:
-            step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
-            new = new[::step]  # from all of the text: its begin may be new each time
-        lacking.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
-        self._keep(key, lacking)
-        if is_whole:
-            return tokenizer.encode_array(text, add_special_tokens=False)
-        return array(
-            "I", b"".join([lacking[word] if its is None else its for word, its in zip(words, ids, strict=True)])
-        )
+        places = list(compress(range(len(ids)), map(not_, ids)))  # of the words that are not there
+        if places:
+            old, common = known.old, self._common.get(tokenizer, {})
+            lacking = {word: old.get(word) or common.get(word, b"") for word in map(words.__getitem__, places)}
+            new = [word for word in lacking if not lacking[word]]
+            is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
+            if is_whole:
+                step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
+                new = new[::step]  # from all of the text: its begin may be new each time
+            lacking.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
+            self._keep(key, lacking)
+            if is_whole:
+                return tokenizer.encode_array(text, add_special_tokens=False)
+            for place in places:
+                ids[place] = lacking[words[place]]
+        return array("I", b"".join(ids))  # type: ignore[arg-type]
 
     def _keep(self, key: Hashable, found: dict[str, bytes]) -> None:
         with self._lock:

@@ -76,5 +76,5 @@ def _ttft_s(call: Call, engine: EngineView, blocks: int, now_s: float) -> float:
     """As a learned predictor would give it: by the engine's own cost model."""
     cached_tokens = blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
-    own_s = engine.drain_s(missed_tokens) + engine.cost_model.attention_time_s(missed_tokens, cached_tokens)
+    own_s = engine.drain_s(missed_tokens) + engine.cost_model.added_s(missed_tokens, cached_tokens)[1]
     return engine.slowness * (engine.queue_s(now_s) + own_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Final
 
 from plait.policy.costs.delay import Asked, DelayCost, offer
@@ -10,7 +11,7 @@ from plait.policy.placement.least_delay import with_copies
 from plait.policy.placement.policies import Plain, Policy
 from plait.policy.types import Call, Placement, PlacementReason
 
-TERMS: Final = DelayCost._fields
+TERMS: Final = tuple(term.name for term in fields(DelayCost))
 """The parts of the sum."""
 
 
@@ -21,7 +22,7 @@ def without(term: str) -> Policy:
         asked = Asked.of(call, situation)
         engines = situation.engines
         offers = with_copies(asked, situation, engines, [offer(asked, situation, engine) for engine in engines])
-        sums = [one.cost._replace(**{term: 0.0}).total_s for one in offers]
+        sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]
         exploits = 2 * chosen.held_blocks * call.block_tokens > call.prompt_tokens

@@ -106,7 +106,7 @@ class FleetEngine:
         if view.free_tokens is not None:
             taken_tokens = min(view.free_tokens, missed_tokens)
             view.free_tokens -= taken_tokens
-        attention_s = view.cost_model.attention_time_s(missed_tokens, placement.cached_tokens)
+        attention_s = view.cost_model.added_s(missed_tokens, placement.cached_tokens)[1]
         answer_s, limit = 0.0, call.output_limit
         if not call.streamed:
             answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
@@ -141,7 +141,7 @@ class FleetEngine:
             return
         tokens = call.prompt_tokens - cached_tokens
         booking.placement = booking.placement._replace(cached_tokens=cached_tokens, missed_tokens=tokens)
-        before, attention_s = booking.prefill, costs.attention_time_s(tokens, cached_tokens)
+        before, attention_s = booking.prefill, costs.added_s(tokens, cached_tokens)[1]
         time_s = costs.prefill_time_s(tokens, cached_tokens)
         booking.prefill = replace(before, tokens=tokens, time_s=time_s, attention_s=attention_s)
         self.view.queue.leave(before, booking.sent_s)

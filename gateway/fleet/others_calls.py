@@ -93,7 +93,7 @@ class OthersCalls:
                 ready_tokens = view.residency.join(leaf) * self._block_tokens
                 missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))  # not what others compute
             cached_tokens = call.prompt_tokens - missed_tokens
-            attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+            attention_s = costs.added_s(missed_tokens, cached_tokens)[1]
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
             prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent, is_own=False)
         view.begin_reported(context_tokens, prefill, now_s)

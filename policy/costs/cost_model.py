@@ -82,10 +82,13 @@ class CostModel:
     context_floor_s: float
     long_attention: LongAttention
     efficiency: float = 1.0
+    _one_s: float = field(init=False, repr=False, compare=False)
+    """`forward` of one token: what each token of an answer takes without its attention."""
 
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
             raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
+        object.__setattr__(self, "_one_s", self.forward(1))
 
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
         """The time of one forward pass; `work` has `(new tokens, context tokens)` of each call in the batch.
@@ -122,14 +125,15 @@ class CostModel:
         """
         mean_sequence = context_tokens + output_tokens / 2
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * mean_sequence
-        return output_tokens * (self.forward(1) + max(floor_s, attention_s)) / self.efficiency
+        return output_tokens * (self._one_s + max(floor_s, attention_s)) / self.efficiency
 
-    def attention_time_s(self, new_tokens: int, context_tokens: int) -> float:
-        """The part of a prefill's time that is attention."""
+    def added_s(self, new_tokens: int, context_tokens: int) -> tuple[float, float]:
+        """What a prefill adds to large iterations, and the part of it that is attention."""
         sequence_tokens = new_tokens + context_tokens
         is_long = new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
-        return (self.context_s * sequence_tokens + long_s) / self.efficiency
+        attention_s = (self.context_s * sequence_tokens + long_s) / self.efficiency
+        return self.forward.slope_s * new_tokens / self.efficiency + attention_s, attention_s
 
     def marginal_s(self, new_tokens: int) -> float:
         """What `new_tokens` add to a large iteration, without attention."""

@@ -11,9 +11,10 @@ more than computing it again. See docs/design/placement.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
 from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
@@ -48,8 +49,9 @@ FIRST_TOKEN_WEIGHT: Final = 2.0
 """A second before a first token is one of TTFT and one of E2E."""
 
 
-class DelayCost(NamedTuple):
-    """The delay that a call on an engine causes to itself and to others, in seconds."""
+@dataclass(slots=True)
+class DelayCost:
+    """The delay that a call on an engine causes to itself and to others, in seconds. It is only read once placed."""
 
     queue_s: float
     prefill_s: float
@@ -73,7 +75,8 @@ class DelayCost(NamedTuple):
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
 
-class Asked(NamedTuple):
+@dataclass(slots=True)
+class Asked:
     """A call to be placed: the length that is expected of its answer, and its TTFT (infinite if it has none).
 
     `rate_s` is how many calls come to an engine in a second, and none of them waits there longer than `most_wait_s`.
@@ -91,15 +94,15 @@ class Asked(NamedTuple):
         ttft_s = inf if call.slo is None or call.slo.ttft_s is None else call.slo.ttft_s
         output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming
         costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
-        most_wait_s = ELSEWHERE * (costs.marginal_s(tokens) + costs.attention_time_s(tokens, 0))
-        return cls(call, output_tokens, ttft_s, coming.rate_s, most_wait_s)
+        return cls(call, output_tokens, ttft_s, coming.rate_s, ELSEWHERE * costs.added_s(tokens, 0)[0])
 
 
 Rank = tuple[float, float]
 """By how much the TTFT is missed, and the whole delay. The least is the best."""
 
 
-class Offer(NamedTuple):
+@dataclass(slots=True)
+class Offer:
     """What an engine offers to a call."""
 
     rank: Rank
@@ -115,7 +118,7 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
     if engine.free_tokens is not None:
         evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, engine.free_tokens)
         if evicted_s:
-            cost = cost._replace(evicted_s=evicted_s)
+            cost.evicted_s = evicted_s
     late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
     return Offer((late_s, cost.total_s), engine, held_blocks, cost)
 
@@ -134,14 +137,6 @@ def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks
     return EVICTED * engine.slowness * lost_s
 
 
-class Present(NamedTuple):
-    """What is on an engine: its calls, the tokens of their contexts, and the seconds that a new call waits."""
-
-    calls: int
-    context_tokens: float
-    queue_s: float
-
-
 def delay_cost(
     asked: Asked, engine: EngineView, held_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
 ) -> DelayCost:
@@ -150,12 +145,13 @@ def delay_cost(
     It does not wait for the calls that it has `passed`, but they for it.
     """
     share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.ttft_s < inf
-    queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
-    calls, context_tokens = engine.calls, engine.context_tokens
+    calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
+    if engine.queue.held or engine.queue.sent:
+        queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
     if passed.calls:
         calls = calls_beside(engine, passed)
         context_tokens *= calls / max(1, engine.calls)
-    return delay_beside(asked, engine, held_blocks, Present(calls, context_tokens, queue_s))
+    return delay_beside(asked, engine, held_blocks, calls, context_tokens, queue_s=queue_s)
 
 
 def calls_beside(engine: EngineView, passed: Passed) -> int:
@@ -181,18 +177,19 @@ def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> De
     """
     engine, call = first.engine, asked.call
     drain_s = engine.slowness * engine.drain_s(call.prompt_tokens - held_blocks * call.block_tokens)
-    present = Present(
-        engine.calls + others,
-        engine.context_tokens + others * (call.prompt_tokens + asked.output_tokens / 2),
-        first.cost.first_token_s + (others - 1) * drain_s,
-    )
-    return delay_beside(asked, engine, held_blocks, present)
+    context_tokens = engine.context_tokens + others * (call.prompt_tokens + asked.output_tokens / 2)
+    queue_s = first.cost.first_token_s + (others - 1) * drain_s
+    return delay_beside(asked, engine, held_blocks, engine.calls + others, context_tokens, queue_s=queue_s)
 
 
-def delay_beside(asked: Asked, engine: EngineView, held_blocks: int, present: Present) -> DelayCost:
-    """The delay of a call on `engine` beside what is `present`. The engine has `held_blocks` of its prompt."""
+def delay_beside(
+    asked: Asked, engine: EngineView, held_blocks: int, calls: int, context_tokens: float, *, queue_s: float
+) -> DelayCost:
+    """The delay of a call on `engine` beside so many `calls` with `context_tokens` in all, after waiting `queue_s`.
+
+    The engine has `held_blocks` of its prompt.
+    """
     output_tokens, slowness, costs = asked.output_tokens, engine.slowness, engine.cost_model
-    calls, context_tokens, queue_s = present
     prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, queue_s)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
@@ -211,8 +208,8 @@ def _prompt_s(
     cached_tokens = held_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     drain_s = engine.drain_s(missed_tokens)
-    attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
-    work_s = slowness * (costs.marginal_s(missed_tokens) + attention_s)
+    added_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
+    work_s = slowness * added_s
     prefill_s = slowness * (drain_s + attention_s)
     later_s = LATER * asked.rate_s * work_s * min(asked.most_wait_s, queue_s + prefill_s / 2)
     return prefill_s, STALLED_SHARE * calls * work_s, later_s
@@ -229,8 +226,8 @@ def change_gain_s(
     held_blocks, leaf = waits
     call, here = asked.call, situation.engines[0]
     own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
-    present = Present(there.calls - 1, max(0.0, there.context_tokens - own_tokens), ahead_s)
-    there_s = delay_beside(asked, there, held_blocks, present).total_s
+    context_tokens = max(0.0, there.context_tokens - own_tokens)
+    there_s = delay_beside(asked, there, held_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
     blocks = cached_blocks(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     reason = PlacementReason.EXPLOIT if 2 * blocks * call.block_tokens > call.prompt_tokens else PlacementReason.EXPLORE

@@ -14,7 +14,7 @@ more engine computes the prefix if that makes the sum of the delays of all these
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
@@ -217,8 +217,8 @@ class Copy(NamedTuple):
         repaid_s = self.repaid_s(cost_with_copy(asked, offer, self.blocks, passed).total_s)
         if not repaid_s:
             return offer
-        cost = offer.cost._replace(repaid_s=repaid_s)
-        return offer._replace(rank=(offer.rank[0], cost.total_s), cost=cost)
+        cost = replace(offer.cost, repaid_s=repaid_s)
+        return Offer((offer.rank[0], cost.total_s), offer.engine, offer.held_blocks, cost)
 
 
 class Floors(NamedTuple):
@@ -319,9 +319,9 @@ def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) 
     missed_tokens = call.prompt_tokens - cached_tokens
     own_s = added_s = inf
     for costs in models:
-        attention_s = costs.attention_time_s(missed_tokens, cached_tokens)
+        prefill_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
         own_s = min(own_s, costs.forward(missed_tokens) / costs.efficiency + attention_s)
-        added_s = min(added_s, costs.marginal_s(missed_tokens) + attention_s)
+        added_s = min(added_s, prefill_s)
     return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s)
 
 

@@ -105,7 +105,7 @@ def test_the_placement_has_the_delay_that_is_expected_here() -> None:
     _, placement = Change(here=Engine(waiting=(100,), contexts=(100,)), ahead_s=9.0).gain()
     assert placement.cost is not None
     assert isinstance(placement.cost, DelayCost)
-    assert placement.cost[:2] == pytest.approx((0.110, 0.071 + 0.000_61))
+    assert (placement.cost.queue_s, placement.cost.prefill_s) == pytest.approx((0.110, 0.071 + 0.000_61))
 
 
 def test_who_leaves_a_busy_engine_delays_nobody_there_any_more() -> None:

@@ -112,10 +112,12 @@ class FleetEngine:
             answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
         prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
         number = self.cache.report_number
-        booking = Booking(call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, answer_s)
+        state = BookingState.HELD if waits else BookingState.SENT
+        booking = Booking(
+            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, answer_s, state
+        )
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
-            booking.enter(BookingState.SENT)
             self.progress.sent(booking, now_s)
             self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
         return booking

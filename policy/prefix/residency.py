@@ -175,9 +175,21 @@ class Residency:
 
         If a call `is_booked` there, that has ended.
         """
-        self.resident.store_path(leaf, is_booked=is_booked)
-        if self.most_blocks is not None and self.resident.blocks > self.most_blocks:
-            self.evict(self.resident.blocks - self.most_blocks)
+        node, engine_id, resident = leaf, self.engine_id, self.resident
+        while (parent := node.parent) is not None:
+            blocks = len(node.hashes)
+            holding = node.first
+            if holding is None or holding.engine_id != engine_id:
+                holding = node.holding(engine_id)
+            if blocks > holding.resident_blocks:
+                resident.keep(holding, blocks)
+            holding.bookings -= is_booked
+            self._order.use(holding)
+            node = parent
+        if is_booked:
+            self._tree.prune(leaf)
+        if self.most_blocks is not None and resident.blocks > self.most_blocks:
+            self.evict(resident.blocks - self.most_blocks)
 
     def evict(self, blocks: int) -> None:
         """Assume that `blocks` were evicted in LRU order; for engines that do not report."""
@@ -278,25 +290,6 @@ class ResidentBlocks:
             self._shrink(below, 0)
         self._shrink(node, offset)
 
-    def store_path(self, leaf: Node, *, is_booked: bool = False) -> None:
-        """Assume that all blocks up to the end of `leaf` were stored and used; for engines that do not report.
-
-        If a call `is_booked` there, that has ended.
-        """
-        node, engine_id = leaf, self._engine_id
-        while (parent := node.parent) is not None:
-            blocks = len(node.hashes)
-            holding = node.first
-            if holding is None or holding.engine_id != engine_id:
-                holding = node.holding(engine_id)
-            if blocks > holding.resident_blocks:
-                self._keep(holding, blocks)
-            holding.bookings -= is_booked
-            self._order.use(holding)
-            node = parent
-        if is_booked:
-            self._tree.prune(leaf)
-
     def clear(self) -> None:
         """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
         for holding in self._order:
@@ -320,18 +313,18 @@ class ResidentBlocks:
             raise _contradiction()
         holding = node.holding(self._engine_id)
         if blocks > holding.resident_blocks:
-            self._keep(holding, blocks)
+            self.keep(holding, blocks)
         if holding.newer is None:
             self._order.use(holding)
 
     def _shrink(self, node: Node, blocks: int) -> None:
         holding = node.holding(self._engine_id)
         holding.leaving_blocks = max(0, holding.leaving_blocks - (holding.resident_blocks - blocks))
-        self._keep(holding, blocks)
+        self.keep(holding, blocks)
         node.drop_unused(holding)
         self._tree.prune(node)
 
-    def _keep(self, holding: Holding, blocks: int) -> None:
+    def keep(self, holding: Holding, blocks: int) -> None:
         """Have the first `blocks` blocks of a node be the resident ones. Raises ValueError if another ends there."""
         node, hashes, before = holding.node, holding.node.hashes, holding.resident_blocks
         if blocks and self._ends.get(hashes[blocks - 1], node) is not node:

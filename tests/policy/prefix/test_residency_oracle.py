@@ -137,7 +137,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(call=calls)
     def store_path(self, call: Booked) -> None:
         if call in self.live:
-            self.residency[call.engine].resident.store_path(call.leaf)
+            self.residency[call.engine].assume_stored(call.leaf, is_booked=False)
             self.oracle[call.engine].resident |= prefixes(call.prefix)
             self.use(call.engine, prefixes(call.prefix))
 

@@ -75,17 +75,16 @@ class Lines:
         self._on_sent = on_sent
         self._on_failed = on_failed
         self._lines: dict[str, Line[Waiting]] = {}
-        self._waiting = 0
         self._alarms = Alarms(at, self._serve)
         moves = Moves(at, self._stranded, self._move, lambda: self._alarms.all(router.engines))
-        router.on_room, router.models.on_change = self._on_room, lambda: moves.soon() if self._waiting else None
+        router.on_room, router.models.on_change = self._alarms.now, lambda: moves.soon() if router.waiting else None
         shares.on_earlier = self._on_earlier
 
     def place(self, call: Waiting, now_s: float) -> None:
         """Place a call. It is sent if there is room and nobody waits before it. Raises what `Router.select` raises."""
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
-        passed = _passed(router, self._lines, call) if self._waiting else NOTHING_PASSED
+        passed = _passed(router, self._lines, call) if router.waiting else NOTHING_PASSED
         placement = router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed)
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
@@ -102,7 +101,7 @@ class Lines:
         if line is None:
             line = self._lines[engine_id] = Line(self._shares, partial(_cached_share, self._router.engines))
         line.push(call)
-        self._waiting += 1
+        self._router.waiting += 1
         self._look_when_due(engine_id, call.tenant, now_s)
 
     def leave(self, call: Waiting, now_s: float) -> None:
@@ -110,7 +109,7 @@ class Lines:
         line = self._lines.get(call.engine_id)
         if line is not None and call in line:
             line.remove(call)
-            self._waiting -= 1
+            self._router.waiting -= 1
         assert call.booking is not None
         self._router.release(call.booking, now_s, delivered=False)
         call.booking = None
@@ -124,16 +123,12 @@ class Lines:
     def check(self, waiting: Iterable[Waiting]) -> None:
         """Assert the invariants, with the calls that are placed and wait; for tests."""
         calls = list(waiting)
-        assert self._waiting == len(calls) == sum(map(len, self._lines.values()))
+        assert self._router.waiting == len(calls) == sum(map(len, self._lines.values()))
         assert all(call in self._lines[call.engine_id] for call in calls)
         for line in self._lines.values():
             line.check()
 
     # Events.
-
-    def _on_room(self, engine_id: str) -> None:
-        if self._waiting:
-            self._alarms.now(engine_id)
 
     def _on_earlier(self, tenant: str) -> None:
         for line in self._lines.values():
@@ -148,11 +143,11 @@ class Lines:
             return  # its line is placed anew
         while line and (tenant := self._next_tenant(line, engine_id, now_s)) is not None:
             call = line.take(tenant)
-            self._waiting -= 1
+            self._router.waiting -= 1
             self._send(call, now_s)
         if line:
             self._look_when_due(engine_id, line.next_tenant(), now_s)
-        elif self._waiting and self._router.is_ours and self._has_room(engine_id, None, now_s):
+        elif self._router.waiting and self._router.is_ours and self._has_room(engine_id, None, now_s):
             self._help(engine_id, now_s)
 
     def _next_tenant(self, line: Line[Waiting], engine_id: str, now_s: float) -> str | None:
@@ -173,7 +168,8 @@ class Lines:
             self.leave(call, now_s)
             call.booking = self._router.book(call.call, placement, now_s, waits=True)
             self._send(call, now_s)
-            self._on_room(engine_id)
+            if self._router.waiting:
+                self._alarms.now(engine_id)
 
     def _stranded(self) -> list[Waiting]:
         """The calls that wait for an engine that takes them no more, or may not take all of them."""

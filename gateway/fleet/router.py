@@ -56,7 +56,7 @@ class Router:
     `models` knows which models the fleet serves; `names` is what the operator says of them.
     `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `routes` has the prefixes
     that rebalancing sends elsewhere. `is_ours` says that the policy is `plait`. `on_room` is called with an engine that
-    may have room for a call that waits.
+    may have room for a call that waits, while calls do: so many are `waiting`.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Router:
         self.answers = EstimatedAnswers(lambda engine_id: self.engines[engine_id].cache, self.tree, block_tokens)
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
+        self.waiting = 0
         self.is_ours = policy == "plait"
         self._policy = POLICIES[policy] if isinstance(policy, str) else policy
         self.routes = self._policy.routes
@@ -141,7 +142,8 @@ class Router:
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The engine answered: the prompt has been computed."""
         self.engines[booking.placement.engine_id].first_token(booking, now_s)
-        self.on_room(booking.placement.engine_id)
+        if self.waiting:
+            self.on_room(booking.placement.engine_id)
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
         """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
@@ -230,7 +232,8 @@ class Router:
         Raises ValueError; then the cache is estimated.
         """
         self.engines[engine_id].report(state, requested_s, agreement, requested_s if now_s is None else now_s)
-        self.on_room(engine_id)
+        if self.waiting:
+            self.on_room(engine_id)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
         """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
@@ -277,7 +280,8 @@ class Router:
 
     def _left(self, booking: Booking) -> None:
         """The call is on no engine any more."""
-        self.on_room(booking.placement.engine_id)
+        if self.waiting:
+            self.on_room(booking.placement.engine_id)
         if self.health.trials:
             self.health.left(booking)
 

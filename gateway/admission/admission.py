@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
+from math import inf
 from typing import Final
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError, SessionWaitingError
@@ -127,7 +128,7 @@ class Admission:
             self.sessions.gone(call, now_s)
             raise
         call.is_back = call.is_back or not passes
-        if is_new:
+        if is_new and (limits.calls_per_s < inf or limits.tokens_per_s < inf):
             use.enter(call.tokens)
         if call.is_sent:
             if call.turn is not None:

@@ -102,7 +102,7 @@ class TenantUse:
                 raise beyond_rate(rate, unit, over / rate)
 
     def enter(self, tokens: int) -> None:
-        """A call was taken: it counts for the rates."""
+        """A call was taken of a tenant that has rates: it counts for them."""
         self._calls += 1
         self._tokens += tokens
 

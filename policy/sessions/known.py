@@ -79,13 +79,16 @@ class Session:
 
 
 class KnownSessions:
-    """The sessions of one model. `on_close` is called with a context that is not known any more."""
+    """The sessions of one model. `on_close` is called with a context that is not known any more.
+
+    `marks` has the contexts by tenant and mark.
+    """
 
     def __init__(self, on_close: Callable[[Context], None]) -> None:
         self._on_close = on_close
         self._sessions: OrderedDict[Session, None] = OrderedDict()
         self._named: dict[tuple[str, str], Session] = {}
-        self._marks: dict[tuple[str, int], Context] = {}
+        self.marks: dict[tuple[str, int], Context] = {}
         self._shared: OrderedDict[Context, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Session]:
@@ -102,7 +105,7 @@ class KnownSessions:
             for context in session.contexts:
                 if context.is_extended_by(hashes):
                     return context
-        marks = self._marks
+        marks = self.marks
         if marks:
             for mark in reversed(hashes):
                 marked = marks.get((tenant, mark))
@@ -129,12 +132,12 @@ class KnownSessions:
     def mark(self, context: Context, hashes: Sequence[int], place: int) -> None:
         """The context is known by the block in this place of its latest prompt; negative: by none."""
         tenant = context.session.tenant
-        if context.mark is not None and self._marks.get((tenant, context.mark)) is context:
-            del self._marks[tenant, context.mark]
+        if context.mark is not None and self.marks.get((tenant, context.mark)) is context:
+            del self.marks[tenant, context.mark]
         context.marked, context.mark = place, hashes[place] if place >= 0 else None
         context.blocks, context.last = len(hashes), hashes[-1] if hashes else None
         if context.mark is not None:
-            self._marks[tenant, context.mark] = context
+            self.marks[tenant, context.mark] = context
 
     def share(self, context: Context) -> None:
         """The context is none of a session. It stays known by its mark, so that later calls are none either."""

@@ -193,7 +193,9 @@ class SessionGate:
         """A call has come. If it is held, `release` returns it, then or later."""
         if now_s >= self.worth.due_s:
             self.worth.judge(self.known, now_s)
-        context = self._context(asked, now_s)
+        is_chat = asked.passes or asked.call.prompt_tokens < self._chat_tokens  # if it extends none
+        goes_on = bool(asked.session or self.known.marks)
+        context = None if is_chat and not goes_on else self._context(asked, now_s, is_chat=is_chat)
         turn = Turn(self, asked, context, asked.call.prompt_tokens + asked.output_tokens)
         if context is None:
             return turn
@@ -263,8 +265,10 @@ class SessionGate:
 
     # Whose call it is.
 
-    def _context(self, asked: Arrival, now_s: float) -> Context | None:
+    def _context(self, asked: Arrival, now_s: float, *, is_chat: bool) -> Context | None:
         """The context that a call goes on with, or a new one; None for chat.
+
+        A call that extends none `is_chat`, or begins a context.
 
         Of the turns of coding agents, 95 % go on where the latest prompt ended. The others rewrite its end, not twice
         in a row. Each question about a document leaves the one before it, at the document's end.
@@ -283,9 +287,7 @@ class SessionGate:
             if context.ended_s is not None and not is_again:
                 self.worth.returned(now_s - context.ended_s, asked.call.prompt_tokens)
             return context
-        if asked.passes or asked.call.prompt_tokens < self._chat_tokens:
-            return None
-        return self.known.begin(asked.tenant, asked.session, now_s)
+        return None if is_chat else self.known.begin(asked.tenant, asked.session, now_s)
 
     def _resize(self, context: Context, hashes: Sequence[int], tokens: int) -> None:
         self.live.change(context, hashes, tokens)

@@ -142,7 +142,8 @@ class CallReader:
         if not prompt.exact or len(prompt.prompts) != 1 or choices != 1 or request.truncate_prompt_tokens is not None:
             return None
         (tokens,), hashes = prompt.prompts, prompt.block_hashes
-        self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
+        if self.router.answers.answered.prompts:
+            self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
         rest = tokens[len(hashes) * self.router.block_tokens :]
         return whole_hash(rest, hashes[-1] if hashes else prompt.root)
 

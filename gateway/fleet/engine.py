@@ -166,11 +166,16 @@ class FleetEngine:
         if booking.call.streamed:
             view.ledger.answered(booking.entry, now_s)
 
-    def settle(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """The call ended; the engine's token counts replace the predicted ones."""
+    def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
+        """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
+        if usage is None:
+            self.release(booking, now_s, delivered=True)
+            self.health.succeeded(booking.sent_s, now_s)
+            return
         booking.enter(BookingState.SETTLED)
         self.progress.came(booking, now_s, is_whole=True)
-        self.cache.ended(booking, now_s)
+        self.health.succeeded(booking.sent_s, now_s)
+        self.cache.ended(booking, usage, now_s)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         view = self.view
         view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
@@ -201,7 +206,7 @@ class FleetEngine:
         self.progress.leave(booking)
         (view.lose if again else view.end)(booking.context_tokens, booking.prefill, now_s)
         if delivered:
-            self.cache.ended(booking, now_s)
+            self.cache.ended(booking, None, now_s)
         else:
             self.cache.given_up(booking)
 

@@ -21,6 +21,7 @@ from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency, Victim
+from plait.policy.types import Call
 
 SLO_SCHEDULER = "slo"
 """The local scheduler that serves calls with a TTFT before others, by its name in `local_scheduler.SCHEDULERS`."""
@@ -35,14 +36,15 @@ class EngineCache:
     `agreement` says what is wrong with its tokenizer. `epoch` and `cursor` are those of the report that changes are
     asked for since. `last_report` is the latest. `problem` says why an engine that has our plugin has no usable report,
     or gets no token ids. `unconfirmed` holds the end time and the prefix of each ended call, until a report that was
-    requested after that time confirms the prefix. `others` has the engine's calls that are not ours. `evictions` are
-    expected for the prompts still to be computed.
+    requested after that time confirms the prefix. `others` has the engine's calls that are not ours, and `answers` what
+    it has generated while it does not report. `evictions` are expected for the prompts still to be computed.
     """
 
     view: EngineView
     block_tokens: int
     kv_tokens: int | None
     others: OthersCalls
+    answers: EstimatedAnswers
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -110,13 +112,18 @@ class EngineCache:
         self.no_reports()
         self.reports = None
 
-    def ended(self, booking: Booking, now_s: float) -> None:
-        """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm it."""
+    def ended(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
+        """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm it.
+
+        `usage` is that of a whole answer.
+        """
         self.evictions.given_up(booking)
         if self.reports:
             self.view.residency.touch(booking.leaf)
             self.unconfirmed.append((now_s, booking.leaf))
         else:
+            if usage is not None:
+                self.answers.ended(self.view.engine_id, booking.call, usage)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
 
     def given_up(self, booking: Booking) -> None:
@@ -271,32 +278,28 @@ class EstimatedAnswers:
         self._cache_of = cache_of
         self._tree = tree
         self._block_tokens = block_tokens
-        self._prompts = AnsweredPrompts(block_tokens)
+        self.answered = AnsweredPrompts(block_tokens)
 
-    def ended(self, cache: EngineCache, booking: Booking, usage: CallUsage) -> None:
+    def ended(self, engine_id: str, call: Call, usage: CallUsage) -> None:
         """A call was answered. Nothing is learnt of a prompt that the engine has counted differently."""
-        call = booking.call
-        if cache.reports or call.prompt_hash is None or usage.prompt_tokens != call.prompt_tokens:
-            return
-        before = call.block_hashes[-1] if call.block_hashes else None
-        self._prompts.add(cache.view.engine_id, call.prompt_hash, before, call.prompt_tokens, usage.output_tokens)
+        if call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
+            before = call.block_hashes[-1] if call.block_hashes else None
+            self.answered.add(engine_id, call.prompt_hash, before, call.prompt_tokens, usage.output_tokens)
 
     def arrived(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
     ) -> None:
         """A prompt arrived. If it continues an answered one, the engines that still have that one have the answer too.
 
-        The arguments are those of `AnsweredPrompts.continued`.
+        The arguments are those of `AnsweredPrompts.continued`. It need not be called while none is `answered`.
         """
-        if not self._prompts.prompts:
-            return
-        blocks, stored = self._prompts.continued(tokens, hashes, root, turn_ends)
+        blocks, stored = self.answered.continued(tokens, hashes, root, turn_ends)
         for engine_id, stored_tokens in stored.items():
             self._store(self._cache_of(engine_id), hashes[: stored_tokens // self._block_tokens], blocks)
 
     def forget(self, engine_id: str) -> None:
         """Nothing is known of an engine's cache any more."""
-        self._prompts.forget(engine_id)
+        self.answered.forget(engine_id)
 
     def _store(self, cache: EngineCache, hashes: Sequence[int], known_blocks: int) -> None:
         """Assume that the blocks behind the first `known_blocks` are stored, if these are."""

@@ -148,17 +148,12 @@ class Router:
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
         """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
         engine = self.engines[booking.placement.engine_id]
-        if usage is None:
-            engine.release(booking, now_s, delivered=True)
-        else:
-            engine.settle(booking, usage, now_s)
-        self.demand.left(booking.call, now_s, None if usage is None else usage.output_tokens)
-        if usage is not None:
-            self.answers.ended(engine.cache, booking, usage)
         before = engine.health.state
-        changed = engine.health.succeeded(booking.sent_s, now_s)
-        self._left(booking)
-        return self.health.recovered(engine, before) if changed else None
+        engine.settle(booking, usage, now_s)
+        self.demand.left(booking.call, now_s, None if usage is None else usage.output_tokens)
+        if self.waiting or self.health.trials:
+            self._left(booking)
+        return None if engine.health.state is before else self.health.recovered(engine, before)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended, and its engine is not at fault: it was aborted, or (not `delivered`) never begun.
@@ -167,7 +162,8 @@ class Router:
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
         self.demand.left(booking.call, now_s)
-        self._left(booking)
+        if self.waiting or self.health.trials:
+            self._left(booking)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -177,7 +173,8 @@ class Router:
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
         self.demand.left(booking.call, now_s)
-        self._left(booking)
+        if self.waiting or self.health.trials:
+            self._left(booking)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -199,7 +196,7 @@ class Router:
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
-        cache = EngineCache(view, self.block_tokens, kv_tokens, others)
+        cache = EngineCache(view, self.block_tokens, kv_tokens, others, self.answers)
         self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=Progress(hang_s))
 
     def remove_engine(self, engine_id: str) -> None:
@@ -279,11 +276,10 @@ class Router:
         self.demand.others_came(self.engines[engine_id].offer.models, prompt_tokens, now_s)
 
     def _left(self, booking: Booking) -> None:
-        """The call is on no engine any more."""
+        """The call is on no engine any more: tell those who wait for that."""
         if self.waiting:
             self.on_room(booking.placement.engine_id)
-        if self.health.trials:
-            self.health.left(booking)
+        self.health.left(booking)
 
 
 ACTIVE_SHARE = 0.2

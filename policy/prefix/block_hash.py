@@ -62,7 +62,9 @@ def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, r
 
 def whole_hash(rest: Sequence[int], before: int) -> int:
     """The hash of a whole prompt: of the tokens `rest` behind its whole blocks, whose hash is `before`."""
-    return chain(rest, len(rest), before)[0] if len(rest) else before
+    if not len(rest):
+        return before
+    return int.from_bytes(sha256(before.to_bytes(8, "big") + array("I", rest).tobytes()).digest()[:8], "big")
 
 
 class HashChain:

@@ -305,7 +305,9 @@ class Queue:
         self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
         assert call.booking is not None
         self._lines.room.left(call.booking.placement.engine_id, call.tenant)
-        self._ran(call.tenant, now_s)
+        self._uses[call.tenant].running -= 1
+        if self._held:
+            self.place_held(call.tenant, now_s)
 
     def unsent(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone in the moment in which it was sent."""
@@ -313,7 +315,8 @@ class Queue:
         self._shares.correct(call.tenant, -call.tokens)
         self._lines.room.left(call.engine_id, call.tenant)
         self._lines.leave(call, now_s)
-        self._ran(call.tenant, now_s)
+        self._uses[call.tenant].running -= 1
+        self.place_held(call.tenant, now_s)
 
     def leave(self, call: Waiting, now_s: float) -> None:
         """A waiting call does not wait any more, and is not sent."""
@@ -322,7 +325,8 @@ class Queue:
             self._held[call.tenant].remove(call)
         else:
             self._lines.leave(call, now_s)
-            self._ran(call.tenant, now_s)
+            self._uses[call.tenant].running -= 1
+            self.place_held(call.tenant, now_s)
 
     def refine(self, call: Waiting) -> None:
         """The objectives of a waiting call have changed."""
@@ -397,16 +401,11 @@ class Queue:
         """No engine takes a call that has waited."""
         self.backlogs[call.call.model].remove(call)
         self._give_up(call, error, now_s)
-        self._ran(call.tenant, now_s)
-
-    def _ran(self, tenant: str, now_s: float) -> None:
-        """A placed call is gone: one more of its tenant may be placed."""
-        self._uses[tenant].running -= 1
-        if self._held.get(tenant):
-            self.place_held(tenant, now_s)
+        self._uses[call.tenant].running -= 1
+        self.place_held(call.tenant, now_s)
 
     def place_held(self, tenant: str, now_s: float) -> None:
-        """Place the calls that a tenant may have running now."""
+        """Place the calls that a tenant may have running now, as after one that is gone."""
         use, held = self._uses[tenant], self._held.get(tenant)
         while held and use.running < self._limits(tenant).max_running:
             call = held.popleft()

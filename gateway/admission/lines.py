@@ -9,7 +9,7 @@ then the others' calls pass in the gateway.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
@@ -92,7 +92,7 @@ class Lines:
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent)
         if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
-            self.room.sent(engine_id, call.tenant)
+            self.room.sent[engine_id, call.tenant] += 1
 
     def join(self, call: Waiting, now_s: float) -> None:
         """A placed call waits in the line of its engine."""
@@ -201,7 +201,7 @@ class Lines:
         self._router.send(call.booking, now_s)
         call.is_sent = True
         self.room.active.came(call.tenant, now_s)
-        self.room.sent(call.engine_id, call.tenant)
+        self.room.sent[call.engine_id, call.tenant] += 1
         self._on_sent(call, now_s)
 
     def _has_room(self, engine_id: str, tenant: str | None, now_s: float) -> bool:
@@ -361,26 +361,20 @@ class Moves:
 class Room:
     """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
 
-    `active` has the tenants that have sent calls lately.
+    `active` has the tenants that have sent calls lately. `sent` counts the calls that an engine was sent and that have
+    not `left`, by engine and tenant.
     """
 
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
         self._ahead_s = ahead_s
         self.active = ActiveTenants(shares.weights)
-        self._sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
-
-    def sent(self, engine_id: str, tenant: str) -> None:
-        """An engine was sent a call. `left` follows."""
-        self._sent[engine_id][tenant] += 1
+        self.sent: Counter[tuple[str, str]] = Counter()
 
     def left(self, engine_id: str, tenant: str) -> None:
         """A call that an engine was sent has ended."""
-        sent = self._sent[engine_id]
-        sent[tenant] -= 1
-        if not sent[tenant]:
-            del sent[tenant]
-        if not sent:
-            del self._sent[engine_id]
+        self.sent[engine_id, tenant] -= 1
+        if not self.sent[engine_id, tenant]:
+            del self.sent[engine_id, tenant]
 
     def has(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
         """Whether the engine is sent a further call of the tenant (None: of a tenant that has none there).
@@ -426,8 +420,7 @@ class Room:
         free = _free_slots(view)
         if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
             return free > 0
-        sent = self._sent[view.engine_id][tenant] if view.engine_id in self._sent else 0
-        return free > 0 and sent < view.slots * self.active.share(tenant, now_s)
+        return free > 0 and self.sent[view.engine_id, tenant] < view.slots * self.active.share(tenant, now_s)
 
 
 def _free_slots(view: EngineView) -> int:

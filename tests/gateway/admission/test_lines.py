@@ -75,33 +75,33 @@ def test_the_reserved_slot_is_taken_a_minute_after_the_light_tenant_has_gone() -
 def test_a_call_that_is_gone_in_the_moment_of_its_sending_gives_its_room_back() -> None:
     fleet = WaitingFleet("x")
     call = fleet.enter("a")
-    assert room_of(fleet)._sent == {"x": {"a": 1}}
+    assert room_of(fleet).sent == {("x", "a"): 1}
     fleet.go(call)
-    assert not room_of(fleet)._sent
+    assert not room_of(fleet).sent
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "its client goes"])
 def test_a_call_that_has_waited_gives_its_room_back(*, ends: bool) -> None:
     fleet = WaitingFleet("x")
     first, second = fleet.enter("a", 1_500), fleet.enter("b", 1_500)
-    assert room_of(fleet)._sent == {"x": {"a": 1}}, "what waits takes none"
+    assert room_of(fleet).sent == {("x", "a"): 1}, "what waits takes none"
     fleet.serve(1)
-    assert room_of(fleet)._sent == {"x": {"b": 1}}
+    assert room_of(fleet).sent == {("x", "b"): 1}
     assert (first.is_sent, second.is_sent) == (True, True)
     if ends:
         fleet.serve(1)
     else:
         fleet.go(second)
-    assert not room_of(fleet)._sent
+    assert not room_of(fleet).sent
 
 
 def test_a_call_that_leaves_before_it_was_sent_takes_no_room() -> None:
     fleet = WaitingFleet("x")
     first, second = fleet.enter("a", 1_500), fleet.enter("b", 1_500)
     fleet.go(second)
-    assert room_of(fleet)._sent == {"x": {"a": 1}}
+    assert room_of(fleet).sent == {("x", "a"): 1}
     fleet.go(first)
-    assert not room_of(fleet)._sent
+    assert not room_of(fleet).sent
 
 
 def test_a_call_that_another_engine_takes_counts_there() -> None:
@@ -111,6 +111,6 @@ def test_a_call_that_another_engine_takes_counts_there() -> None:
     fleet.router.health.answered("y", {"m": None})
     fleet.settle()
     assert [fleet.engine_of(call) for call in calls] == ["x", "x", "y"]
-    assert room_of(fleet)._sent == {"x": {"a": 1}, "y": {"a": 1}}
+    assert room_of(fleet).sent == {("x", "a"): 1, ("y", "a"): 1}
     fleet.serve(3)
-    assert not room_of(fleet)._sent
+    assert not room_of(fleet).sent

@@ -56,7 +56,7 @@ def saturation(fitted: Profile) -> float:
     Throughput creeps towards its asymptote, so that a small error moves the pivot far; what it is for still holds.
     """
     assert fitted.pivot is not None
-    return OWN.forward.slope_s * fitted.pivot.tokens / OWN.forward(fitted.pivot.tokens)
+    return OWN.forward.slope_s * fitted.pivot.tokens / OWN.forward.at(fitted.pivot.tokens)
 
 
 def worst(errors: list[float]) -> float:

@@ -34,7 +34,7 @@ class PiecewiseLinear:
         if seconds != sorted(seconds) or seconds[0] < 0 or self.slope_s < 0:
             raise ValueError("seconds must not fall or be negative: more tokens cannot take less time")
 
-    def __call__(self, tokens: int) -> float:
+    def at(self, tokens: int) -> float:
         """Seconds at `tokens`."""
         last_tokens, last_s = self.knots[-1]
         if tokens >= last_tokens:
@@ -88,7 +88,7 @@ class CostModel:
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
             raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
-        object.__setattr__(self, "_one_s", self.forward(1))
+        object.__setattr__(self, "_one_s", self.forward.at(1))
 
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
         """The time of one forward pass; `work` has `(new tokens, context tokens)` of each call in the batch.
@@ -106,7 +106,7 @@ class CostModel:
         if new_total <= 0:
             return 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_total
-        return (self.forward(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
+        return (self.forward.at(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
 
     def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
         """The time to compute `new_tokens` of a prompt after `context_tokens` that are cached, alone in one pass."""
@@ -116,7 +116,7 @@ class CostModel:
         is_long = new_tokens > 1 and new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
-        return (self.forward(new_tokens) + max(floor_s, attention_s) + long_s) / self.efficiency
+        return (self.forward.at(new_tokens) + max(floor_s, attention_s) + long_s) / self.efficiency
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
@@ -146,7 +146,7 @@ class CostModel:
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
         """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * context_tokens
-        return (self.forward(calls) + max(floor_s, attention_s)) / self.efficiency
+        return (self.forward.at(calls) + max(floor_s, attention_s)) / self.efficiency
 
     def pivot(self) -> Pivot | None:
         """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.

@@ -358,11 +358,11 @@ class EngineView:
         decodes = self.calls - queue.held - queue.sent
         per_iteration = self.batch_tokens - decodes
         if 0 < tokens < per_iteration:
-            return costs.forward(tokens + decodes) / costs.efficiency
+            return costs.forward.at(tokens + decodes) / costs.efficiency
         full, rest = divmod(tokens, max(1, per_iteration))
-        seconds = full * costs.forward(self.batch_tokens)
+        seconds = full * costs.forward.at(self.batch_tokens)
         if rest:
-            seconds += costs.forward(rest + decodes)
+            seconds += costs.forward.at(rest + decodes)
         return seconds / costs.efficiency
 
 

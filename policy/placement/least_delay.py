@@ -320,7 +320,7 @@ def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) 
     own_s = added_s = inf
     for costs in models:
         prefill_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
-        own_s = min(own_s, costs.forward(missed_tokens) / costs.efficiency + attention_s)
+        own_s = min(own_s, costs.forward.at(missed_tokens) / costs.efficiency + attention_s)
         added_s = min(added_s, prefill_s)
     return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s)
 

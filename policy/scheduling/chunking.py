@@ -87,7 +87,7 @@ class ModelBudget:
         if new_tokens > 1:
             long_s += costs.long_attention(new_tokens, new_tokens + context_tokens)
         attention_s = max(costs.context_floor_s, costs.context_constant_s + costs.context_s * sequence_tokens)
-        return (costs.forward(tokens) + attention_s + long_s) / costs.efficiency
+        return (costs.forward.at(tokens) + attention_s + long_s) / costs.efficiency
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
         """How many of a call's `wanted_tokens` fit."""

@@ -71,7 +71,7 @@ def test_exact_times_give_the_coefficients_back(model: CostModel) -> None:
     assert found.request_s == pytest.approx(REQUEST_S, rel=0.1)
     fitted = found.costs
     assert worst(model, fitted) < 0.01
-    assert fitted.forward(1) == pytest.approx(model.forward(1), rel=0.01)
+    assert fitted.forward.at(1) == pytest.approx(model.forward.at(1), rel=0.01)
     assert fitted.forward.slope_s == pytest.approx(model.forward.slope_s, rel=0.02)
     assert fitted.context_s == pytest.approx(model.context_s, rel=0.05)
     assert fitted.long_attention.product_s == pytest.approx(model.long_attention.product_s, rel=0.05)
@@ -82,7 +82,7 @@ def test_exact_times_give_the_coefficients_back(model: CostModel) -> None:
 def test_noisy_times_give_them_back_closely(model: CostModel, seed: int, effort: Effort) -> None:
     fitted = fit_cost_model(points(model, effort, noise=0.03, seed=seed)).costs
     assert worst(model, fitted) < 0.1
-    assert fitted.forward(1) == pytest.approx(model.forward(1), rel=0.05)
+    assert fitted.forward.at(1) == pytest.approx(model.forward.at(1), rel=0.05)
     # Under noise the slope is traded against attention: what it is wrong by is judged by the time it stands for.
     wrong_s = abs(fitted.forward.slope_s - model.forward.slope_s) * 4096
     assert wrong_s <= 0.15 * model.prefill_time_s(4096)

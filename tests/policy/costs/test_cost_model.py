@@ -143,7 +143,7 @@ def test_from_the_pivot_on_and_not_before_throughput_is_near_its_asymptote(
     model = with_forward(tuple(knots), float(slope_s))
     pivot = model.pivot()
     assert pivot is not None
-    shares = [slope_s * size - PIVOT_SHARE * model.forward(size) for size in range(1, 2 * (tokens + pivot.tokens))]
+    shares = [slope_s * size - PIVOT_SHARE * model.forward.at(size) for size in range(1, 2 * (tokens + pivot.tokens))]
     assert all(share >= -1e-3 for share in shares[pivot.tokens - 1 :])
     assert pivot.tokens == 1 or shares[pivot.tokens - 2] < 1e-3
 
@@ -165,7 +165,7 @@ def test_a_time_that_does_not_grow_has_no_pivot() -> None:
 
 def test_lines_between_knots_flat_before_and_sloped_after() -> None:
     line = PiecewiseLinear(((10, 1.0), (20, 3.0), (40, 4.0)), 0.5)
-    assert [line(tokens) for tokens in (0, 10, 15, 20, 30, 40, 42)] == [1.0, 1.0, 2.0, 3.0, 3.5, 4.0, 5.0]
+    assert [line.at(tokens) for tokens in (0, 10, 15, 20, 30, 40, 42)] == [1.0, 1.0, 2.0, 3.0, 3.5, 4.0, 5.0]
 
 
 @pytest.mark.parametrize(

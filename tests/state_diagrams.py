@@ -35,7 +35,7 @@ def diagram(first: Iterable[str], edges: Iterable[Edge], states: Iterable[str]) 
 
 DIAGRAMS = {
     "booking": diagram(
-        [BookingState.HELD],
+        [BookingState.HELD, BookingState.SENT],
         [
             (before, after, "")
             for before, steps in BOOKING_TRANSITIONS.items()

@@ -189,6 +189,7 @@ def drive(specs: Sequence[Spec], **options: int) -> Drive:
 
 
 @settings(max_examples=100)
+@pytest.mark.no_cover
 @given(
     specs=SPECS,
     block_tokens=BLOCK_TOKENS,
@@ -210,6 +211,7 @@ def test_every_call_ends_with_its_tokens_and_leaves_nothing_behind(specs: list[S
     assert counters.iterations == len(run.recorder.batches)
 
 
+@pytest.mark.no_cover
 @given(specs=NO_ABORTS, block_tokens=BLOCK_TOKENS, max_batch_tokens=st.sampled_from((16, 100, 2_048)))
 def test_without_preemption_every_token_is_computed_once(specs: list[Spec], **options: int) -> None:
     run = drive(specs, **options)

@@ -19,6 +19,8 @@ from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, PlacementReason
 from tests.gateway.fleet.virtual_fleet import BLOCK_TOKENS, COSTS, VirtualFleet
 
+pytestmark = pytest.mark.no_cover
+
 EXPLOIT, SHIFT, REPLICA = PlacementReason.EXPLOIT, PlacementReason.SHIFT, PlacementReason.REPLICA
 
 

@@ -110,6 +110,7 @@ def test_a_run_without_ours_claims_nothing() -> None:
     assert not list(replace(report(), outcomes=report().outcomes[1:]).claims())
 
 
+@pytest.mark.no_cover
 def test_the_claims_hold_in_a_quick_run_and_the_readme_has_its_table() -> None:
     """With seed 1, as the README says; docs and tests have no other seed's figures."""
     arguments = parse(["demo", "--compare", "--quick", "--markdown"])

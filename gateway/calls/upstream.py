@@ -6,6 +6,7 @@ Nothing goes to the client before the engine has sent a byte of an answer. Until
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container
 from functools import partial
 
 from starlette.types import Send
@@ -21,12 +22,12 @@ from plait.backends.errors import (
 from plait.backends.http.client import Response
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.completions import UNKNOWN, EventStream, UsageBounds, error_text
-from plait.gateway.asgi import presented_key, send_whole
+from plait.gateway.asgi import Headers, presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY, passed, retry_after_s
+from plait.gateway.membership.engine_link import TOO_EARLY, retry_after_s
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -34,6 +35,8 @@ MAX_ANSWER_BYTES = 256 * 2**20
 
 LEAST_WAIT_S = 0.01
 """A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
+
+_USUAL = frozenset((b"keep-alive", b"close"))
 
 
 class Upstream:
@@ -269,6 +272,21 @@ def _start(delivery: Delivery, response: Response) -> list[tuple[bytes, bytes]]:
     if placement.meets_ttft is not None:
         headers.append((b"plait-slo", b"expected" if placement.meets_ttft else b"at-risk"))
     return headers
+
+
+def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
+    found, hop = [], None
+    for item in headers:
+        name, value = item
+        if name in names:
+            found.append(item)
+        elif name == b"connection" and value.lower() not in _USUAL:
+            hop = value if hop is None else hop + b"," + value
+    if hop is None:
+        return found
+    of_hop = {name.strip().lower() for name in hop.split(b",")}
+    return [item for item in found if item[0] not in of_hop]
 
 
 def _bounds(delivery: Delivery) -> UsageBounds:

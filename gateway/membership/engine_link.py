@@ -7,7 +7,7 @@ somebody invents. `gateway/config/values.py` says what can never be listed.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -32,8 +32,6 @@ TO_CLIENTS = frozenset((
 ))  # fmt: skip
 """Also sent: `x-request-id`, `retry-after` and headers that begin with `plait-`, which the gateway writes itself."""
 
-_USUAL = frozenset((b"keep-alive", b"close"))
-
 TOO_EARLY = frozenset((408, 425, 429))
 """Statuses below 500 that are not the caller's fault."""
 
@@ -57,21 +55,6 @@ class PassedHeaders:
 
 
 BY_DEFAULT = PassedHeaders()
-
-
-def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
-    found, hop = [], None
-    for item in headers:
-        name, value = item
-        if name in names:
-            found.append(item)
-        elif name == b"connection" and value.lower() not in _USUAL:
-            hop = value if hop is None else hop + b"," + value
-    if hop is None:
-        return found
-    of_hop = {name.strip().lower() for name in hop.split(b",")}
-    return [item for item in found if item[0] not in of_hop]
 
 
 def retry_after_s(headers: Headers) -> float | None:

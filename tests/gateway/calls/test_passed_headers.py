@@ -1,5 +1,6 @@
+from plait.gateway.calls.upstream import passed
 from plait.gateway.config.values import NEVER_TO_CLIENTS, NEVER_TO_ENGINES
-from plait.gateway.membership.engine_link import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders, passed
+from plait.gateway.membership.engine_link import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders
 
 JSON = (b"content-type", b"application/json")
 TRACE = (b"traceparent", b"00-1-2-01")

@@ -65,7 +65,12 @@ class Gate:
         try:
             if self.leases is not None and not self.admission.has_place(waiting):
                 waiting.is_leased = await self.leases.take(waiting.tenant, waiting.tokens)
-            self._enter(waiting)
+            try:
+                self.admission.enter(waiting, loop_time_s())
+            except PlaitError:  # a call that is refused there has not used what was leased for it
+                if self.leases is not None and waiting.is_leased:
+                    self.leases.put_back(waiting.tenant, waiting.tokens)
+                raise
             if not waiting.is_sent:
                 await self._told(waiting, delivery)
         except PlaitError as error:
@@ -79,15 +84,6 @@ class Gate:
         waiting, usage = delivery.waiting, delivery.usage
         if waiting is not None and waiting.is_sent:
             self.admission.left(waiting, None if usage is None else usage.prompt_tokens + usage.output_tokens, now_s)
-
-    def _enter(self, waiting: Waiting) -> None:
-        """Enter admission. A call that is refused there has not used what was leased for it."""
-        try:
-            self.admission.enter(waiting, loop_time_s())
-        except PlaitError:
-            if self.leases is not None and waiting.is_leased:
-                self.leases.put_back(waiting.tenant, waiting.tokens)
-            raise
 
     async def _told(self, waiting: Waiting, delivery: Delivery) -> None:
         told = asyncio.get_running_loop().create_future()

@@ -157,10 +157,17 @@ class Relay:
 
     async def _attempt(self, delivery: Delivery, send: Send) -> None:
         """Place the call and run it there."""
-        booking = await self._booked(delivery)
-        engine_id, call = booking.placement.engine_id, delivery.call
+        call, prefer = delivery.call, delivery.continues_on
+        follows_session = bool(delivery.turn_of) and not call.prompt_tokens  # the prompt does not tell
+        if follows_session and prefer is None:
+            prefer = self._sessions.engine_of(delivery.tenant, delivery.turn_of, call.model)
+        if delivery.waiting is None:
+            booking = await self._gate.enter(delivery, prefer)
+        else:  # a retry does not wait
+            booking = await _booked_again(self._router, delivery, prefer)
+        engine_id = booking.placement.engine_id
         delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
-        if delivery.turn_of and not call.prompt_tokens:
+        if follows_session:
             self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
         self._metrics.placed(booking)
         if self.watch is not None:
@@ -174,15 +181,6 @@ class Relay:
         finally:
             delivery.outcome = "failed" if error is not None else delivery.ended or "client_gone"
             self._close(delivery, booking, error)
-
-    async def _booked(self, delivery: Delivery) -> Booking:
-        """The booking of the next attempt, once the call is to be sent. A retry does not wait."""
-        prefer = delivery.continues_on
-        if prefer is None and delivery.turn_of and not delivery.call.prompt_tokens:  # the prompt does not tell
-            prefer = self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
-        if delivery.waiting is None:
-            return await self._gate.enter(delivery, prefer)
-        return await _booked_again(self._router, delivery, prefer)
 
     def _close(self, delivery: Delivery, booking: Booking, error: EngineError | None) -> None:
         """Settle, release or fail the booking, and tell those who look after the engines."""

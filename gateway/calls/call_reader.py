@@ -20,7 +20,6 @@ from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader,
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import ServerConfig
 from plait.gateway.fleet.router import Router
-from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.types import Call
 
 OFF_LOOP_BYTES = 16 * 1024
@@ -122,6 +121,11 @@ class CallReader:
         limit: int | None,
         choices: int,
     ) -> Call:
+        """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens."""
+        session = annotations.session or known_session(incoming.headers, request)
+        is_told = prompt.exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
+        if is_told and self.router.answers.answered.prompts:
+            self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
         return Call(
             incoming.request_id,
             request.model,
@@ -133,19 +137,9 @@ class CallReader:
             priority=annotations.priority,
             output_limit=limit,
             streamed=bool(request.stream),
-            prompt_hash=self._arrived(request, prompt, choices),
-            session=annotations.session or known_session(incoming.headers, request),
+            prompt_hash=prompt.whole_hash if is_told else None,
+            session=session,
         )
-
-    def _arrived(self, request: ChatRequest | CompletionRequest, prompt: TokenizedPrompt, choices: int) -> int | None:
-        """Tell the router of a prompt with one answer. Returns its hash; None if the engine computes other tokens."""
-        if not prompt.exact or len(prompt.prompts) != 1 or choices != 1 or request.truncate_prompt_tokens is not None:
-            return None
-        (tokens,), hashes = prompt.prompts, prompt.block_hashes
-        if self.router.answers.answered.prompts:
-            self.router.answers.arrived(tokens, hashes, prompt.root, prompt.turn_ends)
-        rest = tokens[len(hashes) * self.router.block_tokens :]
-        return whole_hash(rest, hashes[-1] if hashes else prompt.root)
 
     async def forwarded(
         self,

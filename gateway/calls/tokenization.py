@@ -26,7 +26,7 @@ from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config, ModelConfig
-from plait.policy.prefix.block_hash import extend_chain, root_hash
+from plait.policy.prefix.block_hash import extend_chain, root_hash, whole_hash
 
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
@@ -152,8 +152,9 @@ class ModelTokenizers:
 class TokenizedPrompt(msgspec.Struct, frozen=True):
     """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
 
-    `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block. One of
-    `turn_ends` ends each answer in a chat; None: an answer may end anywhere.
+    `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block, and
+    `whole_hash` stands for all tokens of the first prompt. One of `turn_ends` ends each answer in a chat; None: an
+    answer may end anywhere.
     """
 
     tokens: int
@@ -161,6 +162,7 @@ class TokenizedPrompt(msgspec.Struct, frozen=True):
     exact: bool
     prompts: Sequence[Sequence[int]]
     root: int = 0
+    whole_hash: int = 0
     turn_ends: frozenset[int] | None = None
 
 
@@ -218,9 +220,8 @@ class PromptReader:
         prompt whose bytes cannot fit. A prompt with content that is not text is served, but has no tokens here.
         """
         encoder, model, salt = self.tokenizers.encoder(request.model), request.model, cache_salt or ""
-        tokenizer, root = encoder.tokenizer, root_hash(model, salt)
+        root, tokenizer, longest = root_hash(model, salt), encoder.tokenizer, encoder.tokenizer.longest_token_bytes
         adds = isinstance(request, CompletionRequest) and request.add_special_tokens
-        longest = tokenizer.longest_token_bytes
         fitting_bytes = inf if context_tokens is None or longest is None else context_tokens * longest
         prompts, hashes = list[Sequence[int]](), array("Q")
         try:
@@ -246,8 +247,9 @@ class PromptReader:
         if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
             yield 0
         extend_chain(hashes, prompts[0], self._block_tokens, root)
+        whole = whole_hash(prompts[0][len(hashes) * self._block_tokens :], hashes[-1] if hashes else root)
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
-        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, turn_ends)
+        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, whole, turn_ends)
 
     def _prompts(
         self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str

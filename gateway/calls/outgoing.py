@@ -138,7 +138,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = _speaking_for_us(request) if request.vllm_xargs or request.custom_params else ()
-        withholds_usage = self.withholds_usage
+        withholds_usage = bool(request.stream) and self.withholds_usage
         changes = withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
         if kind is None and not changes:
             return self.original

@@ -11,6 +11,7 @@ import msgspec
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
+from plait.gateway.answers.completions import UNKNOWN, UsageBounds
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
@@ -92,8 +93,12 @@ class CallReader:
         salt, context_tokens = self._cache_salt(request, incoming.tenant), models.contexts.get(model)
         prompt = await self._tokenized(incoming, request, salt, context_tokens)
         limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
-        if prompt.exact and context_tokens is not None and prompt.tokens + (limit or 1) > context_tokens:
-            _check_context(request, prompt.tokens, limit or 1, context_tokens)
+        bounds = UNKNOWN
+        if context_tokens is not None:
+            if prompt.exact and prompt.tokens + (limit or 1) > context_tokens:
+                _check_context(request, prompt.tokens, limit or 1, context_tokens)
+            each = context_tokens if limit is None else min(context_tokens, limit)
+            bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)
         call = self._call(incoming, request, annotations, prompt, limit=limit, choices=choices)
         takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
@@ -105,9 +110,8 @@ class CallReader:
             incoming.arrived_s,
             annotations.session,
             tenant=incoming.tenant,
-            prompts=prompts,
             choices=prompts * choices,
-            context_tokens=context_tokens,
+            bounds=bounds,
             turn_of=call.session,
         )
 

@@ -10,7 +10,7 @@ import msgspec
 from plait.backends.errors import EngineError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.answers.completion_text import TextTap
-from plait.gateway.answers.completions import COMPLETION, AnswerForm
+from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
@@ -53,9 +53,8 @@ class Delivery(msgspec.Struct, eq=False):
     continues_on: str | None = None  # the engine that has most of the prompt in its cache
     avoids: frozenset[str] = frozenset()  # engines that get the call only if there is no other
     tenant: str = ""
-    prompts: int = 1
     choices: int = 1  # completions in all
-    context_tokens: int | None = None  # the model's; None: not known
+    bounds: UsageBounds = UNKNOWN  # the most tokens that it can use
     handle: str | None = None  # names a call whose objectives may change
     form: AnswerForm = COMPLETION
     route: str | None = None  # only engines that have this route may get it

@@ -21,7 +21,7 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.http.connection import is_event_stream
-from plait.gateway.answers.completions import UNKNOWN, EventStream, UsageBounds, error_text
+from plait.gateway.answers.completions import EventStream, error_text
 from plait.gateway.asgi import Headers, presented_key, send_whole
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram
@@ -106,7 +106,7 @@ class Upstream:
             if response.status != 200:
                 await _refuse(delivery, response, bytes(answer), send)
                 return
-            read = delivery.form.whole(delivery.engine_id, answer, _bounds(delivery))
+            read = delivery.form.whole(delivery.engine_id, answer, delivery.bounds)
             delivery.ended = "ok"
             delivery.usage, delivery.usage_corrected, problem, delivery.finish = read
             text = delivery.text
@@ -150,7 +150,7 @@ class Upstream:
             delivery.engine_id,
             withhold=delivery.body.withholds_usage,
             choices=delivery.choices,
-            bounds=_bounds(delivery),
+            bounds=delivery.bounds,
         )
         try:
             events = await _first_events(stream, response, delivery.engine_id)
@@ -287,15 +287,6 @@ def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes
         return found
     of_hop = {name.strip().lower() for name in hop.split(b",")}
     return [item for item in found if item[0] not in of_hop]
-
-
-def _bounds(delivery: Delivery) -> UsageBounds:
-    """The most tokens that the call can have used."""
-    context_tokens, limit = delivery.context_tokens, delivery.call.output_limit
-    if context_tokens is None:
-        return UNKNOWN
-    each = context_tokens if limit is None else min(context_tokens, limit)
-    return UsageBounds(context_tokens * delivery.prompts, each * delivery.choices)
 
 
 def _give_up(delivery: Delivery, task: asyncio.Task[object]) -> None:

@@ -14,6 +14,7 @@ from math import inf
 from typing import Protocol, cast
 
 import httptools
+import msgspec
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 
@@ -80,7 +81,7 @@ class Source(Protocol):
         """Ends the exchange with `error` and closes the connection."""
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """An engine's response to one call: its head, and its body in pieces as they arrive.
 
     Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
@@ -90,16 +91,13 @@ class Response:
     `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
     """
 
-    __slots__ = ("_waiter", "error", "headers", "pieces", "source", "status", "unread_bytes")
-
-    def __init__(self, source: Source) -> None:
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.unread_bytes = 0
-        self.source: Source | None = source  # None once the exchange has ended or failed
-        self.pieces: list[bytes] = []
-        self.error: EngineError | None = None  # of a failed exchange
-        self._waiter: asyncio.Future[None] | None = None
+    source: Source | None  # None once the exchange has ended or failed
+    status: int = 0  # until its head is complete
+    headers: list[tuple[bytes, bytes]] = []
+    pieces: list[bytes] = []  # of the body, that are unread
+    unread_bytes: int = 0  # in these pieces
+    error: EngineError | None = None  # of a failed exchange
+    waiter: asyncio.Future[None] | None = None  # of the reader, while it waits
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "arriving" if self.source is not None else "complete"
@@ -168,19 +166,19 @@ class Response:
 
     async def wait(self) -> None:
         """Waits for the next `wake`. Cancellation aborts the response."""
-        assert self._waiter is None, "a response has one reader at a time"
-        self._waiter = asyncio.get_running_loop().create_future()
+        assert self.waiter is None, "a response has one reader at a time"
+        self.waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            await self.waiter
         except asyncio.CancelledError:
             self.abort()
             raise
         finally:
-            self._waiter = None
+            self.waiter = None
 
     def finish(self) -> None:
         """The whole body has arrived."""
-        self.source, waiter = None, self._waiter
+        self.source, waiter = None, self.waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -192,8 +190,8 @@ class Response:
 
     def wake(self) -> None:
         """Wakes the waiting reader, if there is one."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser has none

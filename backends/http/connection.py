@@ -326,7 +326,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass, but has the methods
 
     def data_received(self, data: bytes) -> None:
-        """Parses one read, then handles the result once."""
+        """Parses one read, then handles the result once. After an exchange the connection becomes idle, or closes."""
         response = self._response
         if response is None:  # no request is open: the next exchange must not take this for its response
             self.close()
@@ -339,12 +339,22 @@ class Connection(asyncio.Protocol):
                 message = f"engine {self._engine} sent bytes that are not an HTTP/1.1 response: {error}"
                 self.fail(EngineGarbledError(message))
                 return
-        if self._whole:
-            self._release(response)
-        elif response.status:
-            self._on_body_read(response)
+        if not self._whole:
+            if response.status:
+                self._on_body_read(response)
+            else:
+                self._on_head_read(data)
+            return
+        if self._reading_paused:
+            self.resume()  # reading must go on to notice when the engine closes the idle connection
+        self._response = None
+        response.finish()
+        if self._reusable and not self._sending and not self.transport.get_write_buffer_size():
+            self._used = True
+            self._deadline.move(self._idle_ttl_s)
+            self._owner.on_idle(self)
         else:
-            self._on_head_read(data)
+            self.close()
 
     def eof_received(self) -> None:
         """The engine closed its side."""
@@ -417,19 +427,6 @@ class Connection(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
         response.wake()
-
-    def _release(self, response: Response) -> None:
-        """The exchange is over: keep the connection as idle, or close it."""
-        if self._reading_paused:
-            self.resume()  # reading must go on to notice when the engine closes the idle connection
-        self._response = None
-        response.finish()
-        if self._reusable and not self._sending and not self.transport.get_write_buffer_size():
-            self._used = True
-            self._deadline.move(self._idle_ttl_s)
-            self._owner.on_idle(self)
-        else:
-            self.close()
 
     def _end(self, exc: Exception | None) -> None:
         """The connection has ended. The response is complete only if it ends with the connection."""

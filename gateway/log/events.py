@@ -66,6 +66,8 @@ class LineBuffer:
         self._urgent: deque[Line] = deque()
         self._number = 0
         self._size_bytes = 0
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # may be put to in a finalizer
+        self._is_awaited = False
         # A finalizer that logs may run wherever memory is allocated, also in here.
         self._lock = RLock()
 
@@ -73,7 +75,7 @@ class LineBuffer:
         return len(self._common) + len(self._urgent)
 
     def put(self, line: bytes, *, urgent: bool) -> None:
-        """Add a line, or drop it."""
+        """Add a line, or drop it. Those that are not `urgent` are dropped first."""
         with self._lock:
             while len(self._common) + len(self._urgent) >= self._max_lines or (
                 self._size_bytes + len(line) > self._max_bytes
@@ -86,6 +88,16 @@ class LineBuffer:
             self._number += 1
             self._size_bytes += len(line)
             (self._urgent if urgent else self._common).append((self._number, urgent, line))
+        if self._is_awaited:
+            self._is_awaited = False
+            self._wakes.put(None)
+
+    def wait(self) -> None:
+        """Wait until a line is there, or was. One thread may wait."""
+        self._is_awaited = True
+        if not self:
+            self._wakes.get()
+        self._is_awaited = False
 
     def take(self, most_bytes: int) -> list[Line]:
         """The oldest lines, together at most `most_bytes` long, but at least one. Nothing if none is there."""
@@ -115,13 +127,14 @@ class LineBuffer:
 
 
 class LineWriter:
-    """Writes lines to a file descriptor, from a thread of its own. What cannot be written is dropped and counted."""
+    """Writes lines to a file descriptor, from a thread of its own. What cannot be written is dropped and counted.
+
+    What is put into its `lines` is written soon.
+    """
 
     def __init__(self, fd: int, lines: LineBuffer) -> None:
         self.lines = lines
         self._fd = fd
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # may be put to in a finalizer
-        self._is_idle = False
         self._is_writing = False
         self._is_torn = False
         self._waits_until_s: float | None = None
@@ -130,13 +143,6 @@ class LineWriter:
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
-
-    def put(self, line: bytes, *, urgent: bool) -> None:
-        """Write this soon. Lines that are not `urgent` are dropped first."""
-        self.lines.put(line, urgent=urgent)
-        if self._is_idle:
-            self._is_idle = False
-            self._wakes.put(None)
 
     def wait_until_written(self) -> bool:
         """Wait until no line is left, which is True, but for `LAST_S` at most. If called again, not for longer."""
@@ -153,10 +159,7 @@ class LineWriter:
     def _run(self) -> None:
         last_s = 0.0
         while True:
-            self._is_idle = True
-            if not self.lines:
-                self._wakes.get()
-            self._is_idle = False
+            self.lines.wait()
             written = self._write_all()
             now_s = time.monotonic()
             if written > 1 or now_s - last_s < PAUSE_S:
@@ -209,7 +212,7 @@ class _Unbuffered(io.RawIOBase):
     def write(self, data: ReadableBuffer) -> int:
         """What is not of the log, such as a traceback of the interpreter, counts as urgent."""
         written = bytes(data)
-        self._writer.put(written, urgent=True)
+        self._writer.lines.put(written, urgent=True)
         return len(written)
 
 
@@ -359,7 +362,7 @@ class _Stderr:
         """Write whole lines."""
         stream = sys.stderr
         if isinstance(stream, BackgroundStderr):
-            stream.writer.put(text.encode(stream.encoding, "backslashreplace"), urgent=self._urgent)
+            stream.writer.lines.put(text.encode(stream.encoding, "backslashreplace"), urgent=self._urgent)
         elif stream is not None:
             stream.write(text)
 
@@ -372,7 +375,7 @@ class _Stderr:
         """Write a line without its end. Bytes are UTF-8."""
         stream = sys.stderr
         if isinstance(line, bytes) and isinstance(stream, BackgroundStderr):
-            stream.writer.put(line + b"\n", urgent=self._urgent)
+            stream.writer.lines.put(line + b"\n", urgent=self._urgent)
         else:
             self.write(f"{line.decode() if isinstance(line, bytes) else line}\n")
             self.flush()

@@ -127,7 +127,8 @@ class Relay:
     async def run(self, delivery: Delivery, send: Send) -> None:
         """Deliver a call whose client is told by others. How it ended is in its `problem`.
 
-        Raises `PlaitError` if no engine can take it.
+        In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
+        it.
         """
         if delivery.handle is not None:
             self._objectives.deliveries[delivery.handle] = delivery
@@ -136,8 +137,6 @@ class Relay:
                 try:
                     await self._attempt(delivery, send)
                 except EngineError as error:
-                    if delivery.booking is None and not delivery.failures:  # no engine takes calls
-                        raise
                     if self._may_retry(delivery, error):
                         continue
                 if delivery.response_started:
@@ -149,7 +148,13 @@ class Relay:
         finally:
             if delivery.handle is not None:
                 del self._objectives.deliveries[delivery.handle]
-            self._finish(delivery)
+            now_s = loop_time_s()
+            self._gate.left(delivery, now_s)
+            if delivery.charged:
+                self._router.retries.give_back(delivery.call.model)
+            _log(delivery, self._metrics.ended(delivery, now_s), now_s)
+            if self.watch is not None:
+                self.watch.ended(delivery, now_s)
 
     def refine(self, handle: str, call: Call) -> None:
         """The call with this handle has these objectives from now on. No effect if it is not on its way."""
@@ -205,12 +210,14 @@ class Relay:
             self._recovery.on_change(change)
 
     def _may_retry(self, delivery: Delivery, error: EngineError) -> bool:
-        """Whether a failed call is tried again; else its `problem` is set.
+        """Whether a failed call is tried again; else its `problem` is set. Raises the error if no engine takes calls.
 
         A retry because the engine went out is not charged to the budget.
         """
         booking, model = delivery.booking, delivery.call.model
         if booking is None:  # no engine takes it
+            if not delivery.failures:
+                raise error
             self._give_up(delivery)
             return False
         delivery.failures += ((delivery.engine_id, error),)
@@ -243,17 +250,6 @@ class Relay:
         if error.retry_after_s is None:
             error.retry_after_s = 1.0
         delivery.status, delivery.engine_id, delivery.problem = error.status, engine_id, error
-
-    def _finish(self, delivery: Delivery) -> None:
-        """The call has ended: it leaves the books, its objectives are counted, and the log gets its line."""
-        now_s = loop_time_s()
-        self._gate.left(delivery, now_s)
-        if delivery.charged:
-            self._router.retries.give_back(delivery.call.model)
-        tenant = self._metrics.ended(delivery, now_s)
-        _log(delivery, tenant, now_s)
-        if self.watch is not None:
-            self.watch.ended(delivery, now_s)
 
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}

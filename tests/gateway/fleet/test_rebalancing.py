@@ -19,8 +19,6 @@ from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, PlacementReason
 from tests.gateway.fleet.virtual_fleet import BLOCK_TOKENS, COSTS, VirtualFleet
 
-pytestmark = pytest.mark.no_cover
-
 EXPLOIT, SHIFT, REPLICA = PlacementReason.EXPLOIT, PlacementReason.SHIFT, PlacementReason.REPLICA
 
 
@@ -89,6 +87,7 @@ def test_a_prefix_whose_load_doubles_is_replicated_and_its_subtree_divided() -> 
     fleet.router.check()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_flaps_in_an_hour_of_steady_load(seed: int) -> None:
     rng = random.Random(seed)
@@ -109,6 +108,7 @@ def test_nothing_flaps_in_an_hour_of_steady_load(seed: int) -> None:
     fleet.router.check()
 
 
+@pytest.mark.no_cover
 @settings(deadline=None, max_examples=10)
 @given(
     rates=st.lists(st.floats(0.1, 2.0), min_size=2, max_size=5),

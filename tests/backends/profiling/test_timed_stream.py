@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -26,17 +26,13 @@ class Connection:
         raise AssertionError(error)
 
 
-class Pieces(Response):
-    """A response whose body arrives in these pieces, one a read."""
+class Pieces(Response, kw_only=True):
+    """A response whose body arrives in pieces, one a read: those that are `left`."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        super().__init__(Connection())
-        self._left: Iterator[bytes] = iter(pieces)
-
-    __slots__ = ("_left",)
+    left: Iterator[bytes]
 
     async def read_chunk(self) -> bytes:
-        return next(self._left, b"")
+        return next(self.left, b"")
 
 
 def event(**body: Any) -> bytes:
@@ -54,7 +50,7 @@ def ticking() -> Callable[[], float]:
 
 
 async def read(*pieces: bytes) -> TimedStream:
-    return await read_stream(Pieces(pieces), 0.5, ticking())
+    return await read_stream(Pieces(Connection(), left=iter(pieces)), 0.5, ticking())
 
 
 async def test_each_piece_is_a_token_unless_something_says_otherwise() -> None:

@@ -57,10 +57,9 @@ from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.metrics import MembershipCollector
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
-from plait.gateway.programs.chained_call import ProgramMetrics
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.sessions import SessionCollector
+from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.group_commit import StoreCollector

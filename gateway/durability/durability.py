@@ -27,7 +27,7 @@ from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
-from plait.gateway.programs.chained_call import CallRunner, ChainedCall, Pieces
+from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.record import (
     DELETED,
     RECORD_VERSION,
@@ -42,6 +42,7 @@ from plait.gateway.programs.record import (
     decoded,
 )
 from plait.gateway.programs.session import Session
+from plait.gateway.programs.slices import Pieces
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper

@@ -1,26 +1,18 @@
 """A chained call on its way through the gateway: held, then a task in a slice of the event loop, then deliveries.
 
 It becomes a task when its inputs have values. Each delivery gets what the call is promised then (`StandingPromise`).
-
-A program may have a thousand calls. Done in one piece, reading, entering and starting them would hold the loop for half
-a second, and every other call with it. All such work shares `SLICE_S` of a turn. Then the loop serves what has come
-meanwhile, and the work goes on in the next turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import Send
 
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
@@ -28,187 +20,20 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
-from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall, StandingPromise
+from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.programs.recorded_answer import AnswerBytes
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.programs.slices import Entrance, Slices
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
-from plait.policy.types import Slo
 
 log = structlog.get_logger(__name__)
-
-JCT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-SLICE_S: Final = 0.005
-"""Of a turn of the loop, not counting the rest of the piece that is on then: a call next door notices little of it."""
-
-WOKEN: Final = 16
-"""Waiting tasks that a turn wakes. To start a call takes 0.2 to 0.5 ms, so more would only have to wait again."""
-
-T = TypeVar("T")
-
-Pieces = Generator[None, None, T]
-"""Work that yields after each piece, of 1 ms at most, and returns its result."""
-
-
-class Slices:
-    """The slices of one event loop. Tenants take turns. `clock` is in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = loop_time_s) -> None:
-        self._clock = clock
-        self._ends_s: float | None = None  # when this turn's slice is used up; None: nobody has begun it
-        self._numbers = count()
-        # The next tenant first; of each a heap, the first that came on top.
-        self._waiting: OrderedDict[str, list[tuple[int, asyncio.Future[None]]]] = OrderedDict()
-
-    def __repr__(self) -> str:
-        return f"Slices(waiting={ {tenant: len(tasks) for tenant, tasks in self._waiting.items()} })"
-
-    async def take(self, tenant: str) -> None:
-        """Return while this turn's slice lasts, else in a later turn. Then the caller does one piece of its work."""
-        number = None
-        while self._is_used_up():
-            number = next(self._numbers) if number is None else number
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heappush(self._waiting.setdefault(tenant, []), (number, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self._wake(1)  # it was woken, and another can go on instead
-                raise
-
-    async def run(self, tenant: str, work: Pieces[T]) -> T:
-        """Do all of a tenant's work, piece by piece; returns its result. Raises what it raises."""
-        try:
-            while True:
-                await self.take(tenant)
-                next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            work.close()
-
-    def _is_used_up(self) -> bool:
-        now_s = self._clock()
-        if self._ends_s is None:
-            self._ends_s = now_s + SLICE_S
-            asyncio.get_running_loop().call_soon(self._next_turn)
-            return False
-        return now_s >= self._ends_s
-
-    def _next_turn(self) -> None:
-        self._ends_s = None
-        self._wake(WOKEN)
-
-    def _wake(self, most: int) -> None:
-        """Wake up to so many tasks, one of each tenant in turn."""
-        while self._waiting and most:
-            tenant, waiting = self._waiting.popitem(last=False)
-            _, turn = heappop(waiting)
-            if waiting:
-                self._waiting[tenant] = waiting
-            if not turn.done():  # else its task was cancelled
-                turn.set_result(None)
-                most -= 1
-
-
-class Entrance:
-    """Where programs enter their sessions: one of a tenant at a time, so that each finds the room it was promised.
-
-    Until a program is whole, other requests for its session wait: `whole`.
-    """
-
-    def __init__(self, slices: Slices) -> None:
-        self._slices = slices
-        self._turns: dict[str, asyncio.Lock] = {}  # by tenant
-        self._sessions: dict[str, str] = {}  # the one that each tenant's program enters now
-
-    async def run(self, tenant: str, session_id: str, work: Pieces[T]) -> T:
-        """Do the work of entering a session, in the tenant's turn; returns its result. Raises what it raises."""
-        async with self._turns.setdefault(tenant, asyncio.Lock()):
-            self._sessions[tenant] = session_id
-            try:
-                return await self._slices.run(tenant, work)
-            finally:
-                del self._sessions[tenant]
-
-    async def whole(self, tenant: str, session_id: str | None) -> None:
-        """Wait while a program enters the session."""
-        if self._sessions and session_id is not None and self._sessions.get(tenant) == session_id:
-            async with self._turns[tenant]:
-                pass
-
-
-def at_once(work: Pieces[T]) -> T:
-    """The result of work that nothing has to share a turn with."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
-class ProgramMetrics:
-    """Counters and histograms that chained calls update. `tenant_label` is what operators read of a tenant."""
-
-    def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
-        self._tenant_label = tenant_label
-        hold = FastHistogram(
-            "plait_hold_seconds",
-            "Time from the arrival of a call with inputs until all of them have values",
-            (),
-            HOLD_BUCKETS_S,
-        )
-        registry.register(hold)
-        self._hold = hold.of[()]
-        self._retries = Counter(
-            "plait_calls_restarted",
-            "Retries of chained calls, by the engine that failed",
-            ["model", "engine"],
-            registry=registry,
-        )
-
-        self._jct = Histogram(
-            "plait_jct_seconds",
-            "Job completion time: arrival of a program's first call to the value that a get waited for",
-            ["objective"],
-            buckets=JCT_BUCKETS_S,
-            registry=registry,
-        )
-        self._jobs = Counter(
-            "plait_slo_jobs",
-            "Jobs with a JCT objective, by whether it was met",
-            ["tenant", "met"],
-            registry=registry,
-        )
-
-    def job_ended(self, job: Job) -> None:
-        """Record a job that ended with its value."""
-        times = job.mark if isinstance(job.mark, Slo) else None
-        objective = "" if job.mark is None else "times" if times is not None else str(job.mark)
-        self._jct.labels(objective).observe(job.seconds)
-        if times is not None and times.jct_s is not None:
-            met = "yes" if job.seconds <= times.jct_s else "no"
-            self._jobs.labels(self._tenant_label(job.tenant), met).inc()
-
-    def held(self, hold_s: float) -> None:
-        """Record how long a call was held until its inputs had values."""
-        self._hold.observe(hold_s)
-
-    def tried_again(self, model: str, engine_id: str) -> None:
-        """Count a retry of a chained call by the engine that failed."""
-        self._retries.labels(model, engine_id).inc()
 
 
 @dataclass(frozen=True, slots=True)

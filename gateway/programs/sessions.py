@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 from uuid import uuid4
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
 from plait.gateway.asgi import Headers
@@ -383,45 +379,6 @@ class Sessions:
         assert self._count == len(list(self)) == len({id(entry[2]) for entry in self._due if not entry[2].ended})
         for session in self:
             session.check()
-
-
-class SessionCollector(Collector):
-    """State of the sessions, read when scraped. `variables` counts those that were set, failed and skipped."""
-
-    def __init__(self, sessions: Sessions, variables: Mapping[str, int]) -> None:
-        self._sessions = sessions
-        self._variables = variables
-
-    def collect(self) -> Iterator[Metric]:
-        """Gauges over all tenants, and the number of variables set, failed and skipped."""
-        tenants = self._sessions.tenants.values()
-        gauges: dict[str, tuple[str, int]] = {
-            "program_sessions": ("Sessions of programs", len(self._sessions)),
-            "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
-            "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
-            "held_bytes": (
-                "Bytes of values, generated texts, bodies of calls that have not ended, and recorded answers",
-                sum(tenant.held_bytes for tenant in tenants),
-            ),
-            "recorded_answer_bytes": ("Bytes of recorded answers", sum(tenant.answer_bytes for tenant in tenants)),
-            "deleted_sessions": ("Ids of deleted sessions that are refused", len(self._sessions.deleted)),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"plait_{name}", text)
-            gauge.add_metric([], value)
-            yield gauge
-        evicted = CounterMetricFamily(
-            "plait_sessions_evicted", "Idle sessions evicted, by what their tenant needed", labels=["needed"]
-        )
-        for needed in ("sessions", "variables", "bytes"):
-            evicted.add_metric([needed], self._sessions.evicted[needed])
-        yield evicted
-        ended = CounterMetricFamily(
-            "plait_variables", "Semantic variables that were set, failed or skipped", labels=["state"]
-        )
-        for state in ("set", "failed", "skipped"):
-            ended.add_metric([state], self._variables[state])
-        yield ended
 
 
 def _variables(session: Session) -> int:

@@ -25,9 +25,9 @@ from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.metrics import new_registry
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import ALONE
-from plait.gateway.programs.chained_call import ProgramMetrics
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.timer import at_loop_time
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.programs.chained_call import SLICE_S
 from plait.gateway.programs.consequences import AT_ONCE
+from plait.gateway.programs.slices import SLICE_S
 from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
 
 CALLS = 100

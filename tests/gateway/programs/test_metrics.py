@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from plait.gateway.metrics import new_registry
-from plait.gateway.programs.chained_call import ProgramMetrics
-from plait.gateway.programs.sessions import SessionCollector
+from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from tests.gateway.exposed import samples
 from tests.gateway.programs.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core

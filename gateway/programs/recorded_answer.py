@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from starlette.types import Message, Send
@@ -123,13 +123,10 @@ class AnswerWindow:
         written = self._written_bytes
         return written - min([follower.size_bytes for follower in self.followers], default=written)
 
-    def next(self, follower: Follower) -> Sequence[Message]:
-        """What comes next for a follower: one message, or the head with the one after it; empty if nothing has come."""
+    def next(self, follower: Follower) -> Message | None:
+        """The next message for a follower; None if it has not come yet."""
         place = follower.messages - self._first
-        found = [self._messages[place]] if place < len(self._messages) else []
-        if found and found[0]["type"] == "http.response.start" and place + 1 < len(self._messages):
-            found.append(self._messages[place + 1])
-        return found
+        return self._messages[place] if place < len(self._messages) else None
 
     def write(self, message: Message) -> None:
         """A message comes. Raises the ledger's `PlaitError` if it cannot be held for the followers."""
@@ -145,11 +142,10 @@ class AnswerWindow:
         else:
             self._first += 1
 
-    def were_sent(self, follower: Follower, messages: Sequence[Message]) -> None:
-        """A follower has been sent what came next."""
-        follower.messages += len(messages)
-        for message in messages:
-            follower.size_bytes += _size_bytes(message)
+    def was_sent(self, follower: Follower, message: Message) -> None:
+        """A follower has been sent its next message."""
+        follower.messages += 1
+        follower.size_bytes += _size_bytes(message)
         self._trim()
 
     def leave(self, follower: Follower) -> None:
@@ -300,25 +296,25 @@ class RecordedAnswer:
     async def _pass_on(self, follower: Follower, send: Send, *, begun: bool) -> None:
         refused = False
         while True:
-            messages = await self._next(follower)
+            message = await self._next(follower)
             self._seen = True
-            for message in messages:
-                if begun and message["type"] == "http.response.start":
-                    refused = message["status"] != 200
-                else:
-                    await send({**message, "body": _event(message["body"])} if refused else message)
-            self._window.were_sent(follower, messages)
+            is_head = message["type"] == "http.response.start"
+            if begun and is_head:
+                refused = message["status"] != 200
+            else:
+                await send({**message, "body": _event(message["body"])} if refused else message)
+            self._window.was_sent(follower, message)
             self._wake()
-            if messages[-1]["type"] != "http.response.start" and not messages[-1].get("more_body", False):
+            if not is_head and not message.get("more_body", False):
                 return
 
-    async def _next(self, follower: Follower) -> Sequence[Message]:
-        """Wait for what comes next for a follower; raises the error that the answer failed with."""
-        while not (messages := self._window.next(follower)) or self._held_back:
+    async def _next(self, follower: Follower) -> Message:
+        """Wait for a follower's next message; raises the error that the answer failed with."""
+        while (message := self._window.next(follower)) is None or self._held_back:
             if self._error is not None:
                 raise self._error
             await self._change()
-        return messages
+        return message
 
     async def _change(self) -> None:
         """Wait until something has come, or a follower has read or gone."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.programs import chained_call
+from plait.gateway.programs import slices
 from plait.gateway.timer import loop_time_s
 from tests.gateway.durability.durable_gateway import DurableServed, durable, held_commits
 from tests.gateway.programs.chained_gateway import CHAT, events, settle
@@ -211,7 +211,7 @@ async def test_a_session_that_is_asked_for_is_made_before_the_others(
     async with durable(path) as first:
         for name in names:
             await first.send("/v1/variables", {"session_id": name, "semantic_var_id": "x", "value": name})
-    monkeypatch.setattr(chained_call, "SLICE_S", 0.0)  # one session in each turn of the loop
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one session in each turn of the loop
     served = DurableServed(path)
     recovering = asyncio.ensure_future(served.recover())
     while not len(served.executor.sessions):  # noqa: ASYNC110 - as a client that comes again

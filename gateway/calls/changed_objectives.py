@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class ChangedObjectives:
-    """The calls on their way whose objectives may change, and what the engines have still to be told."""
+    """The calls on their way whose objectives may change, by handle, and what the engines have still to be told."""
 
     def __init__(
         self,
@@ -55,12 +55,22 @@ class ChangedObjectives:
             ["engine", "told"],
             registry=registry,
         )
-        self.deliveries: dict[str, Delivery] = {}  # that are on their way, by handle; the relay enters and removes them
+        self._deliveries: dict[str, Delivery] = {}
         self._untold: dict[str, dict[str, Call]] = {}
+
+    def begin(self, delivery: Delivery) -> None:
+        """The call, which has a handle, is on its way until `end`."""
+        assert delivery.handle is not None
+        self._deliveries[delivery.handle] = delivery
+
+    def end(self, delivery: Delivery) -> None:
+        """The call has ended. No effect if one with the same handle has ended since it began."""
+        assert delivery.handle is not None
+        self._deliveries.pop(delivery.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
         """The call with this handle has these objectives from now on. No effect if it is not on its way."""
-        delivery = self.deliveries.get(handle)
+        delivery = self._deliveries.get(handle)
         if delivery is None:
             return
         before, booking = delivery.call, delivery.booking
@@ -90,7 +100,7 @@ class ChangedObjectives:
         try:
             while untold:
                 batch = {handle: untold.pop(handle) for handle in tuple(islice(untold, MAX_CHANGES))}
-                batch = {handle: call for handle, call in batch.items() if handle in self.deliveries}
+                batch = {handle: call for handle, call in batch.items() if handle in self._deliveries}
                 if batch:
                     known = await self._sent(engine_id, batch)
                     self._count(engine_id, told=known, untold=len(batch) - known)

@@ -131,7 +131,7 @@ class Relay:
         it.
         """
         if delivery.handle is not None:
-            self._objectives.deliveries[delivery.handle] = delivery
+            self._objectives.begin(delivery)
         try:
             while True:
                 try:
@@ -147,7 +147,7 @@ class Relay:
             raise
         finally:
             if delivery.handle is not None:
-                del self._objectives.deliveries[delivery.handle]
+                self._objectives.end(delivery)
             now_s = loop_time_s()
             self._gate.left(delivery, now_s)
             if delivery.charged:

@@ -90,7 +90,7 @@ class CallReader:
         model = models.check(asked)
         if asked != model:
             request = msgspec.structs.replace(request, model=model)
-        salt = _isolating_salt(incoming.tenant, request) if self.isolate_tenants else request.cache_salt
+        salt = self._cache_salt(request, incoming.tenant)
         context_tokens = models.contexts.get(model)
         prompt = await self._tokenized(incoming, request, salt, context_tokens)
         limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
@@ -163,7 +163,7 @@ class CallReader:
             guessed = len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0
             prompt = TokenizedPrompt(guessed, array("Q"), exact=False, prompts=())
         else:
-            salt = _isolating_salt(incoming.tenant, request) if self.isolate_tenants else request.cache_salt
+            salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
             prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
         call = Call(
@@ -177,7 +177,7 @@ class CallReader:
             session=session or known_session(incoming.headers, request),
         )
         renamed = None if model == request.model else model
-        salt = _isolating_salt(incoming.tenant, request) if route.computes and self.isolate_tenants else None
+        salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt)
         return Delivery(
             call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
@@ -188,7 +188,7 @@ class CallReader:
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
         """The tokens of a chat's prompt. Raises as `read` does."""
         model = self.router.models.check(request.model)
-        salt = _isolating_salt(incoming.tenant, request) if self.isolate_tenants else request.cache_salt
+        salt = self._cache_salt(request, incoming.tenant)
         request, context_tokens = (
             msgspec.structs.replace(request, model=model),
             self.router.models.contexts.get(model),
@@ -224,6 +224,12 @@ class CallReader:
                 return prompt
         return await self.threads.run(incoming.tenant, steps, size)
 
+    def _cache_salt(self, request: Request, tenant: str) -> str | None:
+        """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
+        if not self.isolate_tenants:
+            return request.cache_salt
+        return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
+
 
 def known_session(headers: Headers, request: Request) -> str:
     """The session that a client names without knowing Plait; empty if the request does not say.
@@ -240,11 +246,6 @@ def known_session(headers: Headers, request: Request) -> str:
         if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
             return given
     return ""
-
-
-def _isolating_salt(tenant: str, request: Request) -> str:
-    """The cache salt of a call whose tenant shares no cache: the tenant, then the client's own salt."""
-    return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
 
 def _check_context(

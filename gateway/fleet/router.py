@@ -55,8 +55,8 @@ class Router:
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
     `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `routes` has the prefixes
-    that rebalancing sends elsewhere. `is_ours` says that the policy is `plait`. `on_room` is called with an engine that
-    may have room for a call that waits, while calls do: so many are `waiting`.
+    that rebalancing sends elsewhere. `is_ours` says that the policy is `plait`. Admission counts the calls that are
+    `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
     """
 
     def __init__(

@@ -1,12 +1,13 @@
-"""The HTTP helpers of the plain ASGI routes: headers, bounded bodies, whole responses."""
+"""The HTTP helpers of the plain ASGI routes: headers, bounded bodies, whole responses, and sinks of answers."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Send
@@ -95,15 +96,141 @@ async def read_body(
             last = bytearray()
 
 
+class Sink(Protocol):
+    """Where the answer to a request goes. What is written waits in the sink until the client reads it.
+
+    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`.
+    """
+
+    on_room: Callable[[], None] | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The answer begins. Its head goes out with the first bytes of its body."""
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body, which has no length that is known before."""
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body, or all of it. A long one makes the sink full until the client has read it."""
+
+    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+        """Send what is written, and what is written `until` then. Raises what the sending raises."""
+
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""A sink is full above this. It is what asyncio's transports take."""
+
+
+class AsgiSink:
+    """A sink for any ASGI server, or for whoever takes ASGI's messages: `flush` sends them."""
+
+    def __init__(self, send: Send) -> None:
+        self.on_room: Callable[[], None] | None = None
+        self._send = send
+        self._messages: deque[Message] = deque()
+        self._unsent_bytes = 0
+        self._head: tuple[int, Headers] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._unsent_bytes > HIGH_WATER_BYTES
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The answer begins."""
+        self._head = status, headers
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._begin()
+        self._put(body, more=True)
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body, or all of it."""
+        self._begin(len(body))
+        if len(body) <= PART_BYTES:
+            self._put(bytes(body), more=False)
+            return
+        view = memoryview(body)
+        for begin in range(0, len(body), PART_BYTES):
+            end = begin + PART_BYTES
+            self._put(view[begin:end], more=end < len(body))
+
+    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+        """Send what is written, and what is written `until` then."""
+        if until is not None:
+            until.add_done_callback(self._wake)
+        while True:
+            while self._messages:
+                message = self._messages[0]
+                await self._send(message)
+                self._messages.popleft()
+                was_full = self.is_full
+                self._unsent_bytes -= len(message.get("body", b""))
+                if was_full and not self.is_full and self.on_room is not None:
+                    self.on_room()
+            if until is None or until.done():
+                return
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _begin(self, length: int | None = None) -> None:
+        """Put the head before the first piece. One with a `length` is all of the body."""
+        if self._head is None:
+            return
+        (status, headers), self._head = self._head, None
+        given = [] if length is None else [(b"content-length", b"%d" % length)]
+        self._messages.append({"type": "http.response.start", "status": status, "headers": [*headers, *given]})
+
+    def _put(self, body: bytes | memoryview, *, more: bool) -> None:
+        message: Message = {"type": "http.response.body", "body": body}
+        if more:
+            message["more_body"] = True
+        self._messages.append(message)
+        self._unsent_bytes += len(body)
+        self._wake()
+
+    def _wake(self, _until: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Nowhere:
+    """The sink of a call without a client."""
+
+    on_room: Callable[[], None] | None = None
+    is_full: bool = False
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The answer begins."""
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body."""
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body."""
+
+    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+        """Wait `until` then."""
+        if until is not None:
+            await until
+
+
 CLIENT: Final = "plait.client"
 """In the scope of a request, if its server knows when its `Client` goes."""
 
 
 class Client(msgspec.Struct, eq=False):
-    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""
+    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`. A server may offer a `sink` to it."""
 
     is_gone: bool = False
     on_gone: Callable[[], object] | None = None
+    sink: Sink | None = None
 
     def gone(self) -> None:
         """The client has gone."""
@@ -121,6 +248,17 @@ class WatchedReceive(msgspec.Struct, eq=False):
     def __call__(self) -> Awaitable[Message]:
         """ASGI's receive."""
         return self.receive()
+
+    def is_own(self, _send: Send) -> bool:
+        """Whether what is sent so goes to this client as it is."""
+        return False
+
+
+def sink_of(receive: Receive, send: Send) -> Sink:
+    """The sink that the server of a request offers, if `send` goes straight to its client; else one for `send`."""
+    if isinstance(receive, WatchedReceive) and receive.client is not None and receive.is_own(send):
+        return receive.client.sink or AsgiSink(send)
+    return AsgiSink(send)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:

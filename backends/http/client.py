@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from urllib.parse import urlsplit
 
-from plait.backends.errors import EngineLostError, EngineUnreachableError
-from plait.backends.http.connection import Connection, Response, StaleConnectionError, Timeouts
+from plait.backends.errors import EngineError, EngineLostError, EngineUnreachableError
+from plait.backends.http.connection import Connection, Response, Timeouts
 
 __all__ = ["HttpClient", "Response", "Timeouts"]
 
@@ -65,12 +65,18 @@ class HttpClient:
     async def request(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
     ) -> Response:
-        """Sends `body` to `path` (under the base path) and returns the response once its head has arrived.
+        """Does what `begin` does, and returns the response once its head has arrived.
+
+        Raises `EngineUnreachableError`, `EngineTimeoutError` or `EngineError`, too. Cancellation closes the connection.
+        """
+        return await self.begin(method, path, headers, body).head()
+
+    def begin(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b"") -> Response:
+        """Sends `body` to `path` (under the base path) and returns the response, of which nothing has arrived yet.
 
         Host and Content-Length are added. Other headers are sent as given, so the caller leaves out hop-by-hop headers.
         If a reused connection closes before the first byte of the response, the call is sent once more on a new one.
-        Raises `EngineUnreachableError`, `EngineTimeoutError` or `EngineError`; `ValueError` for a newline in a header.
-        Cancellation closes the connection.
+        Raises `EngineUnreachableError` after `close`, and `ValueError` for a newline in a header.
         """
         if self._closed:
             raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
@@ -84,15 +90,14 @@ class HttpClient:
         head = b"".join(parts)
         if head.count(b"\n") != len(headers) + 4:
             raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
+        response = Response()
         while self._idle:
             kept, _ = self._idle.popitem()
             if not kept.transport.is_closing():  # one that closes may still be in the pool
-                try:
-                    return await kept.exchange(head, body)
-                except StaleConnectionError:
-                    break  # the engine has restarted or closed the idle connection: try a new one
-        fresh = await self._connect()
-        return await fresh.exchange(head, body)
+                kept.begin(response, head, body)
+                return response
+        self.on_stale(response, head, body)
+        return response
 
     def close(self) -> None:
         """Closes every connection at once. New calls and responses still arriving fail."""
@@ -139,7 +144,12 @@ class HttpClient:
         if self._closed and not self._open:
             self._all_lost.set()
 
-    async def _connect(self) -> Connection:
+    def on_stale(self, response: Response, head: bytes, body: bytes) -> None:
+        """No idle connection can carry the request: it is sent once a new one is open."""
+        response.source = _Opening(self.connect, response, head, body)
+
+    async def connect(self) -> Connection:
+        """A new connection. Raises `EngineUnreachableError`."""
         connect = asyncio.get_running_loop().create_connection
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
@@ -154,6 +164,34 @@ class HttpClient:
             raise EngineUnreachableError(f"engine {self._name}: the connection closed as soon as it was open")
         self._open.add(connection)
         return connection
+
+
+class _Opening:
+    """The source of a response while its connection opens."""
+
+    __slots__ = ("_response", "_task")
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[Connection]], response: Response, head: bytes, body: bytes
+    ) -> None:
+        self._response = response
+        self._task = asyncio.ensure_future(self._open(connect, head, body))
+
+    def resume(self) -> None:
+        """Nothing has come that would have to be read."""
+
+    def fail(self, error: EngineError) -> None:
+        """The request is not to be sent any more."""
+        self._task.cancel()
+        self._response.fail(error)
+
+    async def _open(self, connect: Callable[[], Awaitable[Connection]], head: bytes, body: bytes) -> None:
+        try:
+            connection = await connect()
+        except EngineError as error:
+            self._response.fail(error)
+        else:
+            connection.begin(self._response, head, body)
 
 
 @cache

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import httptools
 import msgspec
@@ -84,20 +84,22 @@ class Source(Protocol):
 class Response(msgspec.Struct, eq=False):
     """An engine's response to one call: its head, and its body in pieces as they arrive.
 
-    Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time.
+    Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time. An owner that does
+    not wait sets `on_news`, which is called after each read, and takes what has come.
 
-    `status` and `headers` are complete when `HttpClient.request` returns. Header names are in lower case. 1xx responses
-    and trailers are left out. More may arrive while there is a `source`. Only the connection adds `pieces` and calls
-    `finish`, `fail` and `wake`. It calls `wake` once a read, not once a chunk.
+    `status` and `headers` are complete when `head` returns. Header names are in lower case. 1xx responses and trailers
+    are left out. More may arrive while there is a `source`. Only the connection adds `pieces` and calls `finish`,
+    `fail` and `wake`. It calls `wake` once a read, not once a chunk.
     """
 
-    source: Source | None  # None once the exchange has ended or failed
+    source: Source | None = None  # None once the exchange has ended or failed
     status: int = 0  # until its head is complete
     headers: list[tuple[bytes, bytes]] = []
     pieces: list[bytes] = []  # of the body, that are unread
     unread_bytes: int = 0  # in these pieces
     error: EngineError | None = None  # of a failed exchange
     waiter: asyncio.Future[None] | None = None  # of the reader, while it waits
+    on_news: Callable[[], None] | None = None  # of an owner that does not wait
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "arriving" if self.source is not None else "complete"
@@ -107,6 +109,22 @@ class Response(msgspec.Struct, eq=False):
     def is_read(self) -> bool:
         """Whether all has arrived, without a failure, and was read."""
         return self.source is None and self.error is None and not self.pieces
+
+    async def head(self) -> Self:
+        """The response itself, once its head has arrived. Raises `EngineError` if none arrives."""
+        while not self.status and self.source is not None:
+            await self.wait()
+        if not self.status and self.error is not None:
+            raise self.error
+        return self
+
+    def take(self) -> bytes:
+        """All of the body that has arrived and is unread, perhaps nothing."""
+        pieces, unread_bytes = self.pieces, self.unread_bytes
+        self.pieces, self.unread_bytes = [], 0
+        if unread_bytes > HIGH_WATER_BYTES and self.source is not None:
+            self.source.resume()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read_chunk(self) -> bytes:
         """All of the body that has arrived and is unread. After the end it is always `b""`.
@@ -120,44 +138,20 @@ class Response(msgspec.Struct, eq=False):
             if self.source is None:
                 return b""
             await self.wait()
-        pieces, unread_bytes = self.pieces, self.unread_bytes
-        self.pieces, self.unread_bytes = [], 0
-        if self.source is not None and unread_bytes > HIGH_WATER_BYTES:
-            self.source.resume()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return self.take()
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
         """The rest of the body, as `gather` has it."""
         return bytes(await self.gather(limit_bytes))
 
-    async def gather(
-        self, limit_bytes: int | None = None, on_piece: Callable[[int], None] | None = None
-    ) -> bytes | bytearray:
-        """The rest of the body. `on_piece` is told the bytes of each piece as it comes, and may raise.
-
-        Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`.
-        """
-        pieces: list[bytes] = []
-        long, size = bytearray(), 0
+    async def gather(self, limit_bytes: int | None = None) -> bytes | bytearray:
+        """The rest of the body. Raises the errors of `read_chunk`, and `EngineGarbledError` beyond `limit_bytes`."""
+        body = Gathered(limit_bytes)
         while self.source is not None or self.pieces:
-            piece = await self.read_chunk()
-            if not piece:
-                break
-            size += len(piece)
-            if on_piece is not None:
-                on_piece(len(piece))
-            if limit_bytes is not None and size > limit_bytes:
-                raise EngineGarbledError(f"the engine's answer is longer than {limit_bytes} bytes")
-            if size <= JOINED_BYTES:
-                pieces.append(piece)
-                continue
-            for earlier in pieces:
-                long += earlier
-            pieces.clear()
-            long += piece
+            body.add(await self.read_chunk())
         if self.error is not None:
             raise self.error
-        return long or (pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return body.whole()
 
     def abort(self) -> None:
         """Gives up the response. Unless it is complete, the connection closes, so that the engine aborts the call."""
@@ -178,9 +172,8 @@ class Response(msgspec.Struct, eq=False):
 
     def finish(self) -> None:
         """The whole body has arrived."""
-        self.source, waiter = None, self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self.source = None
+        self.wake()
 
     def fail(self, error: EngineError) -> None:
         """Nothing more will arrive; the reader gets `error`."""
@@ -189,9 +182,38 @@ class Response(msgspec.Struct, eq=False):
         self.wake()
 
     def wake(self) -> None:
-        """Wakes the waiting reader, if there is one."""
-        if self.waiter is not None and not self.waiter.done():
+        """Tells the owner, or wakes the waiting reader, if there is one."""
+        if self.on_news is not None:
+            self.on_news()
+        elif self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
+
+
+class Gathered:
+    """A body that comes in pieces, in whole at its end, and at most `limit_bytes` of it."""
+
+    __slots__ = ("_limit_bytes", "_long", "_pieces", "size")
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.size = 0
+        self._limit_bytes = inf if limit_bytes is None else limit_bytes
+        self._pieces: list[bytes] = []
+        self._long = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """A piece has come. Raises `EngineGarbledError` beyond the limit."""
+        self.size += len(piece)
+        if self.size > self._limit_bytes:
+            raise EngineGarbledError(f"the engine's answer is longer than {self._limit_bytes} bytes")
+        self._pieces.append(piece)
+        if self.size > JOINED_BYTES:
+            for one in self._pieces:
+                self._long += one
+            self._pieces.clear()
+
+    def whole(self) -> bytes | bytearray:
+        """All of it."""
+        return self._long or (self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
 
 
 HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser has none
@@ -212,10 +234,6 @@ class Timeouts:
     idle_s: float = 300.0
 
 
-class StaleConnectionError(EngineError):
-    """A reused connection closed before the first byte of the response: the engine had closed it while it was idle."""
-
-
 class Owner(Protocol):
     """A connection's pool, as the connection sees it."""
 
@@ -224,6 +242,9 @@ class Owner(Protocol):
 
     def on_lost(self, connection: Connection) -> None:
         """The connection is closed."""
+
+    def on_stale(self, response: Response, head: bytes, body: bytes) -> None:
+        """The reused connection closed before the first byte of the response: the engine had closed it while idle."""
 
 
 class Connection(asyncio.Protocol):
@@ -234,8 +255,9 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_begun", "_deadline", "_engine", "_head_bytes", "_idle_ttl_s", "_owner", "_parser", "_reading_paused",
-        "_response", "_reusable", "_sending", "_timeouts", "_used", "_whole", "_writing_paused", "transport",
+        "_again", "_begun", "_deadline", "_engine", "_head_bytes", "_idle_ttl_s", "_owner", "_parser",
+        "_reading_paused", "_response", "_reusable", "_timeouts", "_unsent", "_used", "_whole", "_writing_paused",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, engine: str, timeouts: Timeouts, idle_ttl_s: float, owner: Owner) -> None:
@@ -252,28 +274,26 @@ class Connection(asyncio.Protocol):
         self._begun = False  # some of the response's body has arrived
         self._whole = False  # the response is complete
         self._reusable = False
-        self._sending = False
+        self._again: tuple[bytes, bytes] | None = None  # the request, while it may have to be sent again
+        self._unsent: memoryview | None = None  # of a long body
         self._reading_paused = False
         self._writing_paused = False
 
-    async def exchange(self, head: bytes, body: bytes) -> Response:
-        """Sends a request and returns the response once its head has arrived. The connection must be open and idle.
-
-        Raises `StaleConnectionError` if a reused connection closes before the first byte, otherwise `EngineError`.
-        """
-        response = self._response = Response(self)
+    def begin(self, response: Response, head: bytes, body: bytes) -> None:
+        """Sends a request, whose `response` arrives from now on. The connection must be open and idle."""
+        self._response = response
+        response.source = self
         self._head_bytes = 0
         self._begun = self._whole = self._reusable = False
         self._deadline.move(self._timeouts.first_byte_s)
+        if self._used:
+            self._again = head, body
         if len(body) <= WRITE_SLICE_BYTES:
             self.transport.write(head + body)  # a copy of 100 KB costs less than a second system call
         else:
-            await self._send_in_slices(response, head, body)
-        while not response.status and response.source is not None:
-            await response.wait()
-        if not response.status and response.error is not None:
-            raise response.error
-        return response
+            self.transport.write(head)
+            self._unsent = memoryview(body)
+            self._send_more()
 
     def close(self) -> None:
         """Closes at once; a response that is still arriving fails."""
@@ -284,22 +304,16 @@ class Connection(asyncio.Protocol):
         if not waiting_only or (self._response is not None and not self._begun):
             self.fail(error)
 
-    async def _send_in_slices(self, response: Response, head: bytes, body: bytes) -> None:
+    def _send_more(self) -> None:
         """Send a long body. The transport copies the bytes that the socket does not take, so it gets no more at once.
 
         An engine that answers early (a 413) may stop reading. Then the rest is written without waiting, and the
         connection is not reused while some of it is unsent.
         """
-        self._sending = True
-        self.transport.write(head)
-        view = memoryview(body)
-        for start in range(0, len(body), WRITE_SLICE_BYTES):
-            while self._writing_paused and response.source is not None and not response.status:
-                await response.wait()
-            if response.source is None:
-                return
-            self.transport.write(view[start : start + WRITE_SLICE_BYTES])
-        self._sending = False
+        response = self._response
+        while self._unsent and response is not None and (response.status or not self._writing_paused):
+            piece, self._unsent = self._unsent[:WRITE_SLICE_BYTES], self._unsent[WRITE_SLICE_BYTES:]
+            self.transport.write(piece)
 
     # Called by the reader of the response.
 
@@ -314,7 +328,7 @@ class Connection(asyncio.Protocol):
 
     def fail(self, error: EngineError) -> None:
         """Closes the connection; the response still arriving, if any, fails with `error`."""
-        response, self._response = self._response, None
+        response, self._response, self._unsent = self._response, None, None
         self.transport.abort()
         if response is not None:
             response.fail(error)
@@ -348,13 +362,13 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self.resume()  # reading must go on to notice when the engine closes the idle connection
         self._response = None
-        response.finish()
-        if self._reusable and not self._sending and not self.transport.get_write_buffer_size():
-            self._used = True
+        if self._reusable and not self._unsent and not self.transport.get_write_buffer_size():
+            self._used, self._again, self._unsent = True, None, None
             self._deadline.move(self._idle_ttl_s)
             self._owner.on_idle(self)
         else:
             self.close()
+        response.finish()
 
     def eof_received(self) -> None:
         """The engine closed its side."""
@@ -373,8 +387,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The transport's write buffer has room again."""
         self._writing_paused = False
-        if self._response is not None:
-            self._response.wake()
+        self._send_more()
 
     # Called by the parser. A response gets its status when its head is complete. Data after its end is ignored.
 
@@ -420,6 +433,8 @@ class Connection(asyncio.Protocol):
             self.fail(EngineGarbledError(message))
 
     def _on_body_read(self, response: Response) -> None:
+        if self._unsent:
+            self._send_more()
         if response.unread_bytes:
             self._begun = True
             self._deadline.move(self._timeouts.idle_s)
@@ -435,16 +450,15 @@ class Connection(asyncio.Protocol):
             self._response = None
             response.finish()
             self.close()
+        elif response is not None and self._again is not None and not self._head_bytes and not response.status:
+            self._response = None
+            self.close()
+            self._owner.on_stale(response, *self._again)
         else:
-            self.fail(self._lost(response, exc))
-
-    def _lost(self, response: Response | None, exc: Exception | None) -> EngineError:
-        reason = f" ({exc})" if exc is not None else ""
-        if response is not None and response.status:
-            return EngineError(f"engine {self._engine} closed the connection in the middle of a response{reason}")
-        stale = self._used and not self._head_bytes
-        kind = StaleConnectionError if stale else EngineError
-        return kind(f"engine {self._engine} closed the connection without a response{reason}")
+            reason = f" ({exc})" if exc is not None else ""
+            began = response is not None and response.status
+            what = "in the middle of a response" if began else "without a response"
+            self.fail(EngineError(f"engine {self._engine} closed the connection {what}{reason}"))
 
     def _on_deadline(self) -> None:
         response = self._response

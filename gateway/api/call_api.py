@@ -23,7 +23,7 @@ from plait.gateway.answers.completions import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error, send_whole, unless_gone
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error, send_whole, sink_of, unless_gone
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
@@ -76,7 +76,7 @@ class CompletionApi:
                 self.chained.left(held)
             return
         delivery = await self.calls.read(incoming, request, annotations)
-        await unless_gone(receive, self.relay.deliver(delivery, send))
+        await unless_gone(receive, self.relay.deliver(delivery, sink_of(receive, send)))
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
         """Whether another gateway has the session of the request, and has answered it."""
@@ -162,7 +162,7 @@ class ForwardingApi:
         elif not is_plain:
             raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
         delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
-        await unless_gone(receive, self.completions.relay.deliver(delivery, send))
+        await unless_gone(receive, self.completions.relay.deliver(delivery, sink_of(receive, send)))
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""

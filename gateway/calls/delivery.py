@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -11,7 +10,7 @@ from plait.backends.errors import EngineError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import Headers, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.membership.engine_link import EngineLink
@@ -20,7 +19,14 @@ from plait.policy.types import Call
 CLIENT_CLOSED = 499
 """The status of a call whose client went before its answer, as nginx has it."""
 
-OnWait = Callable[[int, float], Awaitable[None]]
+
+class HeldSink(Sink, Protocol):
+    """The sink of a stream that has to wait. Once it `has_begun`, its client has a status."""
+
+    has_begun: bool
+
+    def waits(self, position: int, expected_s: float) -> None:
+        """Tell the client its place, and the seconds that it has to wait."""
 
 
 class HeldBytes(Protocol):
@@ -65,13 +71,12 @@ class Delivery(msgspec.Struct, eq=False):
     # Where it is.
 
     may_leave: bool = False  # it may be told to come back, if it has to wait
-    on_wait: OnWait | None = None  # tells the client its place, and the seconds that it has to wait
+    held_stream: HeldSink | None = None  # tells the client its place, and the seconds that it has to wait
     waiting: Waiting | None = None  # its place in admission, from the first attempt on
     booking: Booking | None = None  # of the attempt that is running or was the last
     link: EngineLink | None = None  # to that attempt's engine
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
     charged: bool = False  # a retry was taken from the budget
-    forgotten: bool = False  # the engine serves later calls: nobody waits for its answer any more
 
     # What came back.
 
@@ -92,7 +97,7 @@ class Delivery(msgspec.Struct, eq=False):
     def retry(self) -> None:
         """Another attempt follows. What came back of the one that failed is forgotten."""
         self.booking = self.ended = self.usage = self.finish = None
-        self.forgotten = self.usage_corrected = False
+        self.usage_corrected = False
 
 
 class CallWatch(Protocol):

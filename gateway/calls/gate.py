@@ -8,17 +8,16 @@ then come as one more comment, and an error comes as an event.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Final
-
-from starlette.types import Message, Send
 
 from plait.backends.errors import NoEngineError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.answers.completions import AnswerForm, error_of
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import Headers, Sink
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
@@ -103,8 +102,10 @@ class Gate:
         """Wait until the call is told, and tell its client; False if it may leave and has waited for long enough."""
         if delivery.may_leave:
             return bool((await asyncio.wait([told], timeout=self._hold_s))[0])
-        while delivery.on_wait is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
-            await delivery.on_wait(*self.admission.outlook(waiting))
+        stream = delivery.held_stream
+        while stream is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
+            stream.waits(*self.admission.outlook(waiting))
+            await stream.flush()
         await told
         return True
 
@@ -119,17 +120,32 @@ OURS: Final = b"plait-"
 
 
 class HeldStream:
-    """ASGI's send for a stream that may have to wait. `has_begun` says that the client has the status already."""
+    """The sink of a stream that has to wait. `has_begun` says that the client has the status already."""
 
-    def __init__(self, to_client: Send, form: AnswerForm, call_id: str) -> None:
+    def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
         self.has_begun = False
-        self._to_client = to_client
+        self._sink = sink
         self._form = form
         self._call_id = call_id
         self._failed_status: int | None = None
         self._parts: list[bytes] = []
+        self.flush = sink.flush
 
-    async def waits(self, position: int, expected_s: float) -> None:
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Of the client's sink."""
+        return self._sink.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._sink.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._sink.is_full
+
+    def waits(self, position: int, expected_s: float) -> None:
         """Tell the client that its call is the tenant's `position`th that waits, and for how long it is expected to."""
         if not self.has_begun:
             self.has_begun = True
@@ -138,32 +154,33 @@ class HeldStream:
                 (b"cache-control", b"no-cache"),
                 (b"x-request-id", self._call_id.encode("latin-1")),
             ]
-            await self._to_client({"type": "http.response.start", "status": 200, "headers": headers})
-        note = self._form.waiting_event(position, expected_s)
-        await self._to_client({"type": "http.response.body", "body": note, "more_body": True})
+            self._sink.start(200, headers)
+        self._sink.write(self._form.waiting_event(position, expected_s))
 
-    async def send(self, message: Message) -> None:
-        """ASGI's send."""
+    def start(self, status: int, headers: Headers) -> None:
+        """An answer begins. Its client may have a status already."""
         if not self.has_begun:
-            await self._to_client(message)
-        elif message["type"] == "http.response.start":
-            await self._start(message)
-        elif self._failed_status is None:
-            await self._to_client(message)
+            self._sink.start(status, headers)
+        elif status != 200:
+            self._failed_status = status
         else:
-            self._parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self.fail(error_of(self._failed_status, b"".join(self._parts)))
+            ours = [name + b"=" + value for name, value in headers if name.startswith(OURS)]
+            self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # on its own: the events may have to be translated
 
-    async def fail(self, error: PlaitError) -> None:
+    def write(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._failed_status is None:
+            self._sink.write(body)
+        else:
+            self._parts.append(body)
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body."""
+        if self._failed_status is None:
+            self._sink.end(body)
+        else:
+            self.fail(error_of(self._failed_status, b"".join([*self._parts, body])))
+
+    def fail(self, error: PlaitError) -> None:
         """The call has failed. The status has gone out, so the error is an event, and the last one."""
-        await self._to_client({"type": "http.response.body", "body": self._form.error_event(error)})
-
-    async def _start(self, message: Message) -> None:
-        """An answer begins, to a client that has its status already."""
-        if message["status"] != 200:
-            self._failed_status = message["status"]
-            return
-        ours = [name + b"=" + value for name, value in message["headers"] if name.startswith(OURS)]
-        note = b": " + b" ".join(ours) + b"\n\n"  # on its own: the events may have to be translated
-        await self._to_client({"type": "http.response.body", "body": note, "more_body": True})
+        self._sink.end(self._form.error_event(error))

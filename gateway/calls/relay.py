@@ -14,7 +14,6 @@ from functools import partial
 from random import random
 
 import structlog
-from starlette.types import Message, Send
 
 from plait.backends.errors import (
     EngineError,
@@ -24,6 +23,7 @@ from plait.backends.errors import (
     NoEngineError,
     PlaitError,
 )
+from plait.gateway.asgi import Sink
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate, HeldStream
@@ -71,10 +71,6 @@ class SessionEngines:
             self._engines.popitem(last=False)
 
 
-async def to_nobody(_message: Message) -> None:
-    """ASGI's send for a call without a client."""
-
-
 class Relay:
     """Delivers calls over `links`, by engine id, each at most `max_attempts` times. A `watch` takes notice of each.
 
@@ -107,24 +103,24 @@ class Relay:
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
 
-    async def deliver(self, delivery: Delivery, send: Send) -> None:
+    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
         held = None
         if delivery.call.streamed:
-            held = HeldStream(send, delivery.form, delivery.call.call_id)
-            delivery.on_wait, send = held.waits, held.send
+            held = delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
         else:
             delivery.may_leave = True
         try:
-            await self.run(delivery, send)
+            await self.run(delivery, sink)
             if isinstance(delivery.problem, EngineError) and not delivery.response_started:
                 raise delivery.problem
         except PlaitError as error:
             if held is None or not held.has_begun:
                 raise
-            await held.fail(error)
+            held.fail(error)
+            await held.flush()
 
-    async def run(self, delivery: Delivery, send: Send) -> None:
+    async def run(self, delivery: Delivery, sink: Sink) -> None:
         """Deliver a call whose client is told by others. How it ended is in its `problem`.
 
         In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
@@ -135,7 +131,7 @@ class Relay:
         try:
             while True:
                 try:
-                    await self._attempt(delivery, send)
+                    await self._attempt(delivery, sink)
                 except EngineError as error:
                     if self._may_retry(delivery, error):
                         continue
@@ -160,9 +156,9 @@ class Relay:
         """The call with this handle has these objectives from now on. No effect if it is not on its way."""
         self._objectives.change(handle, call)
 
-    async def _attempt(self, delivery: Delivery, send: Send) -> None:
+    async def _attempt(self, delivery: Delivery, sink: Sink) -> None:
         """Place the call and run it there."""
-        call, prefer = delivery.call, delivery.continues_on
+        call, prefer, held = delivery.call, delivery.continues_on, delivery.held_stream
         follows_session = bool(delivery.turn_of) and not call.prompt_tokens  # the prompt does not tell
         if follows_session and prefer is None:
             prefer = self._sessions.engine_of(delivery.tenant, delivery.turn_of, call.model)
@@ -179,7 +175,7 @@ class Relay:
             self.watch.placed(delivery)
         error: EngineError | None = None
         try:
-            await self._upstream.send(delivery, send)
+            await self._upstream.send(delivery, held if held is not None and held.has_begun else sink)
         except EngineError as failure:
             error = failure
             raise

@@ -1,15 +1,14 @@
 """The engine's side of a call: sends it, checks the answer, and passes the answer on as it comes.
 
-Nothing goes to the client before the engine has sent a byte of an answer. Until then the call can move elsewhere.
+An `Exchange` is driven by events: the response has news, or its client has room. Nothing goes to the client before the
+engine has sent a byte of an answer. Until then the call can move elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Container
-from functools import partial
-
-from starlette.types import Send
+from typing import Final
 
 from plait.backends.errors import (
     AnswerTooLargeError,
@@ -20,14 +19,15 @@ from plait.backends.errors import (
     EngineTimeoutError,
 )
 from plait.backends.http.client import Response
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
-from plait.gateway.asgi import Headers, presented_key, send_whole
+from plait.gateway.asgi import Headers, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
+from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY, retry_after_s
+from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -36,7 +36,7 @@ MAX_ANSWER_BYTES = 256 * 2**20
 LEAST_WAIT_S = 0.01
 """A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
 
-_USUAL = frozenset((b"keep-alive", b"close"))
+_USUAL: Final = frozenset((b"keep-alive", b"close"))
 
 
 class Upstream:
@@ -49,46 +49,35 @@ class Upstream:
         self, router: Router, gaps: FastHistogram, open_answers: OpenAnswers, *, forward_client_key: bool
     ) -> None:
         self.open_answers = open_answers
-        self._router = router
-        self._gaps = gaps
+        self.gaps = gaps
+        self.router = router
         self._forward_client_key = forward_client_key
 
-    async def send(self, delivery: Delivery, send: Send) -> None:
+    async def send(self, delivery: Delivery, sink: Sink) -> None:
         """Send the call and pass the answer on. What is wrong with it by the caller's fault is the `problem`.
 
         Raises `EngineError` if the engine is at fault. A client that was told something by then has been sent an error
         event too.
         """
-        booking, link, task = delivery.booking, delivery.link, asyncio.current_task()
+        booking, link = delivery.booking, delivery.link
         assert booking is not None
         assert link is not None
-        assert task is not None
-        cache, age_s = self._router.engines[delivery.engine_id].cache, booking.sent_s - delivery.arrived_s
+        cache, age_s = self.router.engines[delivery.engine_id].cache, booking.sent_s - delivery.arrived_s
         call, placement = booking.call, booking.placement
         body = delivery.body.for_engine(
             cache.kind, call, placement, age_s, delivery.handle, agreement=cache.agreement
         )  # fmt: skip
-        booking.give_up = partial(_give_up, delivery, task)
-        response = None
+        response = link.client.begin("POST", delivery.path, self._request_headers(delivery, link), body)
+        exchange = Exchange(self, delivery, booking, response, sink)
+        booking.give_up = exchange.forget
         try:
-            response = await link.client.request("POST", delivery.path, self._request_headers(delivery), body)
-            if response.status == 200 and is_event_stream(response.headers):
-                await self._stream(delivery, response, send)
-            else:
-                await self._whole(delivery, response, send)
-        except asyncio.CancelledError:
-            if not delivery.forgotten or task.uncancel():
-                raise  # the client has gone, or the gateway is stopping
-            text = f"engine {delivery.engine_id} serves later calls and has forgotten this one"
-            raise EngineTimeoutError(text) from None
+            await sink.flush(exchange.ended)
+            if exchange.error is not None:
+                raise exchange.error
         finally:
-            booking.give_up = None
-            if response is not None and response.source is not None:  # more may come
-                response.abort()
+            exchange.close()
 
-    def _request_headers(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        link = delivery.link
-        assert link is not None
+    def _request_headers(self, delivery: Delivery, link: EngineLink) -> list[tuple[bytes, bytes]]:
         headers = passed(delivery.headers, link.passed.to_engines)
         headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
         if link.authorization is not None:
@@ -97,136 +86,237 @@ class Upstream:
             headers.append((b"authorization", b"Bearer " + key))
         return headers
 
-    # An answer that is not streamed.
 
-    async def _whole(self, delivery: Delivery, response: Response, send: Send) -> None:
-        """Check an answer and send it. Its bytes count in `open_answers` until it is sent."""
-        try:
-            answer = await self._gathered(delivery, response)
-            if response.status != 200:
-                await _refuse(delivery, response, bytes(answer), send)
-                return
-            read = delivery.form.whole(delivery.engine_id, answer, delivery.bounds)
-            delivery.ended = "ok"
-            delivery.usage, delivery.usage_corrected, problem, delivery.finish = read
-            text = delivery.text
-            if text is not None:
-                text.whole(answer)
-            headers = _start(delivery, response)
-            await send_whole(send, 200, headers, answer)
-            delivery.problem = problem if text is None or problem is not None else text.problem
-        finally:
-            self.open_answers.free(delivery.held_bytes)
-            delivery.held_bytes = 0
+class Exchange:
+    """An engine's `response` to a call, on its way to the client's `sink`.
 
-    async def _gathered(self, delivery: Delivery, response: Response) -> bytes | bytearray:
-        """The whole body. Its bytes count in the delivery's `held`, too, until it is passed on.
+    `ended` is done once the client has all of the answer, or the `error` is known that the answer ended with.
+    """
 
-        Raises `AnswerTooLargeError` if all answers together have too many. The engine is not at fault.
-        """
-        held = None if delivery.held is None else OpenAnswer(delivery.held)
-        try:
-            return await response.gather(MAX_ANSWER_BYTES, partial(self._hold, delivery, held))
-        except AnswerTooLargeError:
-            delivery.ended = "refused"
-            raise
-        finally:
-            if held is not None:
-                held.end()
+    __slots__ = (
+        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_latest_s"),
+        *("_progress", "_response", "_sink", "_stream", "_upstream", "ended", "error"),
+    )
 
-    def _hold(self, delivery: Delivery, held: OpenAnswer | None, size_bytes: int) -> None:
-        self.open_answers.hold(size_bytes)
-        delivery.held_bytes += size_bytes
-        if held is not None:
-            held.hold(size_bytes)
+    def __init__(
+        self, upstream: Upstream, delivery: Delivery, booking: Booking, response: Response, sink: Sink
+    ) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: BaseException | None = None
+        self._upstream = upstream
+        self._delivery = delivery
+        self._booking = booking
+        self._response = response
+        self._sink = sink
+        self._stream: EventStream | None = None  # of a streamed answer
+        self._body: Gathered | None = None  # of another one
+        self._held: OpenAnswer | None = None  # counts this body where it is held for the call
+        self._begun = False  # the client has been sent something of a stream
+        self._is_written = False  # the client has to read the rest
+        self._latest_s = 0.0  # when a piece of the stream came last
+        response.on_news, sink.on_room = self._advance, self._on_room
 
-    # A stream.
+    def forget(self) -> None:
+        """The engine serves later calls: wait for its first byte no more."""
+        said = f"engine {self._delivery.engine_id} serves later calls and has forgotten this one"
+        if self._response.source is not None:
+            self._response.source.fail(EngineTimeoutError(said))
 
-    async def _stream(self, delivery: Delivery, response: Response, send: Send) -> None:
-        """Pass whole events on. If the engine fails on the way, an error event ends the stream."""
-        booking, form, last = delivery.booking, delivery.form, b""
-        assert booking is not None
-        stream = form.stream(
-            delivery.engine_id,
-            withhold=delivery.body.withholds_usage,
-            choices=delivery.choices,
-            bounds=delivery.bounds,
-        )
-        try:
-            events = await _first_events(stream, response, delivery.engine_id)
-            self._router.first_token(booking, loop_time_s())
-            headers = _start(delivery, response)
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            last, problem = await self._pass_on(delivery, stream, events, response, send)
-            if isinstance(problem, EngineError) and stream.error is None:
-                raise problem
-        except EngineError as error:
-            if delivery.response_started:
-                await send({"type": "http.response.body", "body": last + form.error_event(error)})
-            raise
-        finally:
+    def close(self) -> None:
+        """The exchange is over, whether or not it has ended. What the engine has said of itself is kept."""
+        delivery, response, stream = self._delivery, self._response, self._stream
+        response.on_news = self._sink.on_room = self._booking.give_up = None
+        if response.source is not None:  # more may come
+            response.abort()
+        if stream is not None:
             delivery.usage, delivery.usage_corrected = stream.usage, stream.usage_corrected
             delivery.finish = stream.finish
             if stream.problem is None:  # also if the client, which has the last event, goes before the engine's end
                 delivery.ended = "ok"
-        if isinstance(problem, EngineError):  # the engine's own error event has been passed on
-            await send({"type": "http.response.body", "body": last})
-            raise problem
-        delivery.ended = "ok"
-        await send({"type": "http.response.body", "body": last})
-        text = delivery.text
-        delivery.problem = problem if problem is not None or text is None else text.problem
+        if delivery.held_bytes:
+            self._upstream.open_answers.free(delivery.held_bytes)
+            delivery.held_bytes = 0
+        if self._held is not None:
+            self._held.end()
 
-    async def _pass_on(
-        self, delivery: Delivery, stream: EventStream, events: bytes, response: Response, send: Send
-    ) -> tuple[bytes, EngineError | str | None]:
-        """Send the events on as they come; returns the last ones, which are sent with the end if it came with them.
+    # Events.
 
-        With them comes the problem of the stream, if it has one.
+    def _advance(self) -> None:
+        """Something has come of the response, or it has ended, or the client has room for more."""
+        if self.ended.done():
+            return
+        try:
+            if self._is_written:
+                self._written()
+            elif self._stream is not None:
+                self._pass_on(self._stream)
+            elif self._body is not None:
+                self._gather(self._body)
+            else:
+                self._read_head()
+        except EngineError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call; who waits for `ended` raises it
+            self._end(error)
+
+    def _read_head(self) -> None:
+        """The head has come, or none will: then the error is raised."""
+        delivery, response = self._delivery, self._response
+        if response.status == 200 and is_event_stream(response.headers):
+            self._stream = stream = delivery.form.stream(
+                delivery.engine_id,
+                withhold=delivery.body.withholds_usage,
+                choices=delivery.choices,
+                bounds=delivery.bounds,
+            )
+            self._gaps = self._upstream.gaps.of[delivery.call.model, delivery.engine_id]
+            self._progress = self._upstream.router.engines[delivery.engine_id].progress
+            self._pass_on(stream)
+        elif response.status:
+            self._body = body = Gathered(MAX_ANSWER_BYTES)
+            self._gather(body)
+        elif response.error is not None:
+            raise response.error
+
+    def _on_room(self) -> None:
+        """The client has read what was written."""
+        self._booking.client_is_slow = False
+        self._advance()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.ended.set_result(None)
+
+    def _written(self) -> None:
+        """All of the answer is written: the exchange ends when the client has room for more."""
+        self._booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
+        self._is_written = True
+        if not self._sink.is_full:
+            self.ended.set_result(None)
+
+    def _fail(self, error: EngineError, last: bytes = b"") -> None:
+        """The engine is at fault. A client that has been told something gets the `last` events, and an error event."""
+        if self._stream is not None and self._delivery.response_started:
+            self._sink.end(last + self._delivery.form.error_event(error))
+        self._end(error)
+
+    # An answer that is not streamed.
+
+    def _gather(self, body: Gathered) -> None:
+        """Take what has come. Its bytes count in the delivery's `held`, too, until the answer is whole.
+
+        Raises `AnswerTooLargeError` if all answers together have too many. The engine is not at fault.
         """
-        booking, text = delivery.booking, delivery.text
-        assert booking is not None
-        progress = self._router.engines[delivery.engine_id].progress
-        gaps = self._gaps.of[delivery.call.model, delivery.engine_id]
-        clock = asyncio.get_running_loop().time
-        last_s = clock()
-        while True:
-            if text is not None and events:
-                text.feed(events)
-            if response.is_read:
-                break
-            if events:
-                booking.client_is_slow = True
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-                booking.client_is_slow = False
-            piece = await response.read_chunk()
-            if not piece:
-                events = b""
-                break
-            now_s = clock()
-            progress.next_byte(booking, now_s)
-            gaps.observe(now_s - last_s)
-            last_s = now_s
-            events = stream.feed(piece)
-        booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
-        rest, problem = stream.end(), stream.problem
-        return events + rest if problem is None else events, problem
+        delivery, response = self._delivery, self._response
+        if response.pieces:
+            piece = response.take()
+            try:
+                self._hold(len(piece))
+            except AnswerTooLargeError:
+                delivery.ended = "refused"
+                raise
+            body.add(piece)
+        if response.error is not None:
+            raise response.error
+        if response.source is not None:
+            return
+        if self._held is not None:
+            self._held.end()
+        answer = body.whole()
+        if response.status == 200:
+            self._answer(answer)
+        else:
+            _refuse(delivery, response, bytes(answer), self._sink)
+        self._written()
 
+    def _hold(self, size_bytes: int) -> None:
+        delivery = self._delivery
+        self._upstream.open_answers.hold(size_bytes)
+        delivery.held_bytes += size_bytes
+        if delivery.held is not None:
+            if self._held is None:
+                self._held = OpenAnswer(delivery.held)
+            self._held.hold(size_bytes)
 
-async def _first_events(stream: EventStream, response: Response, engine_id: str) -> bytes:
-    """The first whole events. Raises `EngineError` if there is none, or if the engine's error is among them."""
-    while True:
-        piece = await response.read_chunk()
-        events = stream.feed(piece) if piece else stream.end()
+    def _answer(self, answer: bytes | bytearray) -> None:
+        """Check an answer, and write it."""
+        delivery, text = self._delivery, self._delivery.text
+        read = delivery.form.whole(delivery.engine_id, answer, delivery.bounds)
+        delivery.ended = "ok"
+        delivery.usage, delivery.usage_corrected, delivery.problem, delivery.finish = read
+        if text is not None:
+            text.whole(answer)
+            delivery.problem = delivery.problem or text.problem
+        self._sink.start(200, _start(delivery, self._response))
+        self._sink.end(answer)
+
+    # A stream.
+
+    def _pass_on(self, stream: EventStream) -> None:
+        """Pass whole events on, unless the client has to read first. Raises the error of an engine that has failed."""
+        response, text, events = self._response, self._delivery.text, b""
+        if response.pieces:
+            if self._sink.is_full:
+                return
+            events = self._take(stream)
+        has_ended = response.error is None and response.source is None
+        if not self._begun:
+            if has_ended and not events.strip():
+                events = stream.end()
+            if not self._begin(stream, events):
+                return
+        if text is not None and events:
+            text.feed(events)
+        if has_ended:
+            self._end_stream(stream, events)
+            return
+        if events:
+            self._sink.write(events)
+            self._booking.client_is_slow = self._sink.is_full
+        if response.error is not None:
+            raise response.error
+
+    def _take(self, stream: EventStream) -> bytes:
+        """The whole events of the piece that has come."""
+        now_s = loop_time_s()
+        if self._begun:
+            self._progress.next_byte(self._booking, now_s)
+            self._gaps.observe(now_s - self._latest_s)
+        self._latest_s = now_s
+        return stream.feed(self._response.take())
+
+    def _begin(self, stream: EventStream, events: bytes) -> bool:
+        """Begin the client's answer with the first whole events, if these are. Raises the engine's error among them."""
+        response = self._response
         if isinstance(stream.error, EngineError):
             raise stream.error
-        if events.strip():
-            return events
-        if not piece:
-            raise EngineBrokenError(f"engine {engine_id} ended its stream without an event")
+        if not events.strip():
+            if response.error is not None:
+                raise response.error
+            if response.source is None:
+                raise EngineBrokenError(f"engine {self._delivery.engine_id} ended its stream without an event")
+            return False
+        self._upstream.router.first_token(self._booking, loop_time_s())
+        self._sink.start(200, _start(self._delivery, response))
+        self._begun = True
+        return True
+
+    def _end_stream(self, stream: EventStream, events: bytes) -> None:
+        """The engine has ended its stream, with these events. If they end badly, the client is told."""
+        delivery, text, rest, problem = self._delivery, self._delivery.text, stream.end(), stream.problem
+        if isinstance(problem, EngineError) and stream.error is None:
+            self._fail(problem, events)
+            return
+        self._sink.end(events + rest if problem is None else events)
+        if isinstance(problem, EngineError):  # the engine's own error event has been passed on
+            self._end(problem)
+            return
+        delivery.ended = "ok"
+        delivery.problem = problem if problem is not None or text is None else text.problem
+        self._written()
 
 
-async def _refuse(delivery: Delivery, response: Response, answer: bytes, send: Send) -> None:
+def _refuse(delivery: Delivery, response: Response, answer: bytes, sink: Sink) -> None:
     """Pass on an error that is the caller's fault. Raises `EngineStatusError` for every other."""
     link, status, (is_openai, said) = delivery.link, response.status, error_text(answer)
     assert link is not None
@@ -245,7 +335,8 @@ async def _refuse(delivery: Delivery, response: Response, answer: bytes, send: S
         answer = error.body()
         headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
         headers.append((b"content-type", b"application/json"))
-    await send_whole(send, status, headers, answer)
+    sink.start(status, headers)
+    sink.end(answer)
     delivery.problem = f"refused with status {status}{said and f': {said}'}"
 
 
@@ -287,10 +378,3 @@ def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes
         return found
     of_hop = {name.strip().lower() for name in hop.split(b",")}
     return [item for item in found if item[0] not in of_hop]
-
-
-def _give_up(delivery: Delivery, task: asyncio.Task[object]) -> None:
-    """The engine serves later calls: stop waiting for its first byte. `asyncio.timeout` would cost 2 us a call."""
-    assert delivery.booking is not None
-    delivery.booking.give_up, delivery.forgotten = None, True
-    task.cancel()

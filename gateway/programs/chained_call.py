@@ -18,6 +18,7 @@ from starlette.types import Send
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
+from plait.gateway.asgi import AsgiSink, Nowhere
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
@@ -155,8 +156,11 @@ class ChainedCall(ABC):
         """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
         return request if self.session.streaming(self.call.output) else unhurried(request)
 
-    async def generate(self, delivery: Delivery, send: Send) -> Generated:
-        """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""
+    async def generate(self, delivery: Delivery, send: Send | None) -> Generated:
+        """Deliver a call whose text becomes the next output's value. Without a client, `send` is None.
+
+        Raises `BrokenCallError` or `PlaitError`.
+        """
         engine_id = await self.deliver(delivery, send)
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
@@ -176,7 +180,7 @@ class ChainedCall(ABC):
             raise BrokenCallError(cause) from error
         return Generated(engine_id, text, value)
 
-    async def deliver(self, delivery: Delivery, send: Send) -> str:
+    async def deliver(self, delivery: Delivery, send: Send | None) -> str:
         """Deliver the call until an engine answers it in full; return that engine's id.
 
         The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
@@ -204,7 +208,7 @@ class ChainedCall(ABC):
         finally:
             self.promise.end()
 
-    async def _attempt(self, send: Send, failed: Sequence[Delivery]) -> Delivery:
+    async def _attempt(self, send: Send | None, failed: Sequence[Delivery]) -> Delivery:
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
@@ -217,7 +221,7 @@ class ChainedCall(ABC):
             held_s=self.call.held_s,
             text=None if output is None else TextTap(self._on_text),
         )
-        await self.runner.relay.run(delivery, send)
+        await self.runner.relay.run(delivery, Nowhere() if send is None else AsgiSink(send))
         self._was_cut = delivery.text is not None and delivery.text.was_cut
         return delivery
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError
-from plait.backends.http.connection import Connection, Timeouts
+from plait.backends.http.connection import Connection, Response, Timeouts
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -59,7 +59,12 @@ class Fed:
         self.transport = FakeTransport()
         self.connection = Connection("http://fed", timeouts or Timeouts(), 4.0, self)
         self.connection.connection_made(self.transport)
-        self.call = asyncio.ensure_future(self.connection.exchange(b"", body))
+        self.call = asyncio.ensure_future(self._called(body))
+
+    async def _called(self, body: bytes) -> Response:
+        response = Response()
+        self.connection.begin(response, b"", body)
+        return await response.head()
 
     async def feed(self, *pieces: bytes) -> None:
         await asyncio.sleep(0)  # lets the call begin
@@ -72,6 +77,9 @@ class Fed:
 
     def on_lost(self, connection: Connection) -> None:
         self.lost.append(connection)
+
+    def on_stale(self, _response: Response, _head: bytes, _body: bytes) -> None:
+        raise AssertionError("a first exchange cannot be stale")
 
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:

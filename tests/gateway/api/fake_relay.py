@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import httpx
 from starlette.applications import Starlette
-from starlette.types import Send
 
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
-from plait.gateway.asgi import send_whole
+from plait.gateway.asgi import Sink
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
@@ -46,11 +45,13 @@ class FakeRelay:
         self.error: Exception | None = None
         self.answer = b"done"
 
-    async def deliver(self, delivery: Delivery, send: Send) -> None:
+    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
         self.deliveries.append(delivery)
         if self.error is not None:
             raise self.error
-        await send_whole(send, 200, [], self.answer)
+        sink.start(200, [])
+        sink.end(self.answer)
+        await sink.flush()
 
 
 class Api:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.completions import COMPLETION
 from plait.gateway.api.call_api import TranslatedAnswer
+from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.gate import HeldStream
 
 STREAM = [(b"content-type", b"text/event-stream")]
@@ -26,9 +27,10 @@ async def test_the_first_events_after_a_wait_are_translated_and_notes_are_not() 
         sent.append(message.get("body", b""))
 
     translated = TranslatedAnswer(to_client, cast("Translation", None), cast("AnswerTranslator", Loud()))
-    held = HeldStream(translated.send, COMPLETION, "r1")
-    await held.waits(1, 4.0)
+    held = HeldStream(AsgiSink(translated.send), COMPLETION, "r1")
+    held.waits(1, 4.0)
     headers = [*STREAM, (b"plait-engine", b"a")]
-    await held.send({"type": "http.response.start", "status": 200, "headers": headers})
-    await held.send({"type": "http.response.body", "body": b"data: first\n\n", "more_body": True})
+    held.start(200, headers)
+    held.write(b"data: first\n\n")
+    await held.flush()
     assert b"".join(sent) == b": waiting position=1 expected_s=4\n\n: plait-engine=a\n\nDATA: FIRST\n\n"

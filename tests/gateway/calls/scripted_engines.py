@@ -16,7 +16,7 @@ from plait.backends.http.connection import Response
 from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenants import UNLIMITED
-from plait.gateway.asgi import ClientGoneError, Headers, unless_gone
+from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, unless_gone
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
@@ -86,16 +86,20 @@ class FakeHttp:
     def lose(self, reason: str, *, waiting_only: bool) -> None:
         self.lost.append((reason, waiting_only))
 
-    async def request(self, _method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+    def begin(self, _method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
         self.requests.append((path, dict(headers), body))
         assert len(dict(headers)) == len(headers)
         answer = self.answers.pop(0)
         if answer is None:
-            await asyncio.Event().wait()
-        if isinstance(answer, PlaitError):
+            return Exchange(0, pieces=[None]).response
+        if isinstance(answer, PlaitError) and not isinstance(answer, EngineError):
             raise copy(answer)
-        assert answer is not None
-        return answer.response
+        response = Exchange(0, pieces=[answer]).response if isinstance(answer, EngineError) else answer.response
+        asyncio.get_running_loop().call_soon(response.wake)
+        return response
+
+    async def request(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Response:
+        return await self.begin(method, path, headers, body).head()
 
 
 class Client:
@@ -163,12 +167,14 @@ class Gateway:
         )
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
-        await unless_gone(client.receive, self.relay.deliver(self.delivery(headers=headers, body=body), client.send))
+        await unless_gone(
+            client.receive, self.relay.deliver(self.delivery(headers=headers, body=body), AsgiSink(client.send))
+        )
 
     async def deliver_whole(self, client: Client, *, prompt_tokens: int = 257) -> None:
         """As `deliver`, of a call that is not streamed."""
         call = Call("r1", "m", prompt_tokens, 64, HASHES, streamed=False)
-        await unless_gone(client.receive, self.relay.deliver(self.delivery(call=call), client.send))
+        await unless_gone(client.receive, self.relay.deliver(self.delivery(call=call), AsgiSink(client.send)))
 
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES))

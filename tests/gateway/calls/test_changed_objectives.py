@@ -9,6 +9,7 @@ import msgspec
 
 from plait.backends.errors import EngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
+from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.delivery import Delivery
 from plait.policy.types import Objective, Slo
 from tests.gateway.calls.scripted_engines import (
@@ -62,7 +63,7 @@ class Running:
 
     def __init__(self, made: Gateway, count: int = 1) -> None:
         self.deliveries = [made.delivery(handle=f"h{number}") for number in range(count)]
-        self.tasks = [asyncio.create_task(made.relay.run(one, Client().send)) for one in self.deliveries]
+        self.tasks = [asyncio.create_task(made.relay.run(one, AsgiSink(Client().send))) for one in self.deliveries]
 
     async def end(self) -> None:
         for task in self.tasks:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plait.backends.errors import EngineError, LimitError
-from plait.gateway.asgi import ClientGoneError, Headers
+from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -177,7 +177,7 @@ async def test_an_answer_that_is_not_streamed_counts_while_it_comes() -> None:
     client, held = Client(), Held(1_000)
     exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
     async with gateway(FakeHttp(exchange)) as made:
-        task = asyncio.create_task(made.relay.run(made.delivery(held=held), client.send))
+        task = asyncio.create_task(made.relay.run(made.delivery(held=held), AsgiSink(client.send)))
         await until_stuck()
         assert held.size == 50
         exchange.response.pieces.append(WHOLE[50:])
@@ -190,7 +190,7 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
     held = Held(60)
     exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
     async with gateway(FakeHttp(exchange)) as made:
-        task = asyncio.create_task(made.relay.run(made.delivery(held=held), Client().send))
+        task = asyncio.create_task(made.relay.run(made.delivery(held=held), AsgiSink(Client().send)))
         await until_stuck()
         exchange.response.pieces.append(WHOLE[50:])
         exchange.response.wake()

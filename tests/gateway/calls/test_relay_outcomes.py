@@ -9,6 +9,7 @@ import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.answers.completion_text import TextTap
+from plait.gateway.asgi import AsgiSink
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -52,7 +53,7 @@ async def test_the_text_is_read_on_its_way_and_the_outcome_told(
     client = Client()
     async with gateway(FakeHttp(exchange)) as made:
         delivery = made.delivery(text=TextTap(read.append), session="s1")
-        await made.relay.run(delivery, client.send)
+        await made.relay.run(delivery, AsgiSink(client.send))
         assert (delivery.engine_id, delivery.problem) == ("a", problem)
         assert (read, client.headers[b"plait-session"], client.ended) == (texts, b"s1", True)
 
@@ -73,7 +74,7 @@ async def test_what_is_an_engines_fault_is_told_apart(
     client = Client()
     async with gateway(FakeHttp(*(copy.deepcopy(answer) for _ in range(3)))) as made:
         delivery = made.delivery(text=TextTap(lambda _: None))
-        await made.relay.run(delivery, client.send)
+        await made.relay.run(delivery, AsgiSink(client.send))
         assert isinstance(delivery.problem, EngineError)
         assert (delivery.engine_id, delivery.problem.message, delivery.response_started) == ("a", message, is_told)
         assert (client.sent != []) == is_told
@@ -82,7 +83,7 @@ async def test_what_is_an_engines_fault_is_told_apart(
 async def goes(made: Gateway, *avoids: str, continues_on: str | None = None) -> str:
     """Where a call went."""
     delivery = made.delivery(avoids=frozenset(avoids), continues_on=continues_on)
-    await made.relay.run(delivery, Client().send)
+    await made.relay.run(delivery, AsgiSink(Client().send))
     return delivery.engine_id
 
 
@@ -110,7 +111,7 @@ async def test_a_copy_has_no_failures_of_another() -> None:
     async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
         kept = made.delivery()
         sent = msgspec.structs.replace(kept)
-        await made.relay.run(sent, Client().send)
+        await made.relay.run(sent, AsgiSink(Client().send))
         assert ([engine_id for engine_id, _ in sent.failures], sent.problem, kept.failures) == (["a"], None, ())
 
 
@@ -118,6 +119,6 @@ async def test_what_came_back_of_a_failed_attempt_is_not_the_calls() -> None:
     broken = Exchange(pieces=[FINISH + USAGE_EVENT + error_event(500) + b"\n\n"])
     async with gateway(FakeHttp(broken, EngineTimeoutError("silent"))) as made:
         delivery = made.delivery()
-        await made.relay.run(delivery, Client().send)
+        await made.relay.run(delivery, AsgiSink(Client().send))
         assert len(delivery.failures) == 2
         assert (delivery.usage, delivery.finish, delivery.ended) == (None, None, None)

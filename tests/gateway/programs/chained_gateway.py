@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
 from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
-from plait.gateway.asgi import send_whole
+from plait.gateway.asgi import Sink
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.relay import Relay
@@ -33,7 +33,7 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self.running: dict[str, tuple[Delivery, Send, asyncio.Future[None]]] = {}
+        self.running: dict[str, tuple[Delivery, Sink, asyncio.Future[None]]] = {}
         self.delivered: list[str] = []
         self.begun: set[str] = set()
         self.places: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Engine:
         self.refined: list[tuple[str, Call]] = []
         self.open_answers = OpenAnswers(10**9)
 
-    async def run(self, delivery: Delivery, send: Send) -> None:
+    async def run(self, delivery: Delivery, sink: Sink) -> None:
         if not self.up:
             raise NoEngineError("no engine is up", retry_after_s=1.0)
         text, wanted = prompt_of(delivery), [delivery.continues_on, *self.up]
@@ -50,9 +50,9 @@ class Engine:
             (name for name in wanted if name in self.up and name not in delivery.avoids), self.up[0]
         )
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running[text] = (delivery, send, ended)
+        self.running[text] = (delivery, sink, ended)
         try:
-            await ended
+            await sink.flush(ended)
         finally:
             del self.running[text]
             self.begun.discard(text)
@@ -60,22 +60,23 @@ class Engine:
     def refine(self, handle: str, call: Call) -> None:
         self.refined.append((handle, call))
 
-    async def deliver(self, delivery: Delivery, send: Send) -> None:
-        await self.run(delivery, send)
+    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
+        await self.run(delivery, sink)
 
     async def answer(self, prompt: str, text: str, finish_reason: str = "stop") -> None:
         """A completion, in two pieces if it is streamed."""
-        delivery, send, _ = self.running[prompt]
+        delivery, sink, _ = self.running[prompt]
         if delivery.text is not None:
             delivery.text.was_cut = finish_reason == "length"
         if json.loads(delivery.body.original).get("stream"):
             await self._stream(prompt, text[:2], text[2:])
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            sink.end(b"data: [DONE]\n\n")
         else:
             body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
             if delivery.text is not None:
                 delivery.text.whole(body)
-            await send_whole(send, 200, [(b"plait-engine", self.places[prompt].encode())], body)
+            sink.start(200, [(b"plait-engine", self.places[prompt].encode())])
+            sink.end(body)
         await self._end(prompt, None)
 
     async def begin(self, prompt: str, piece: str) -> None:
@@ -86,12 +87,14 @@ class Engine:
     async def break_off(self, prompt: str, text: str) -> None:
         """A stream that ends in the middle."""
         await self._stream(prompt, text)
+        await settle()
         lost = EngineError(f"engine {self.places[prompt]}: stream lost")
-        await self.running[prompt][1]({"type": "http.response.body", "body": b"data: " + lost.body() + b"\n\n"})
+        self.running[prompt][1].end(b"data: " + lost.body() + b"\n\n")
         await self._end(prompt, lost)
 
     async def refuse(self, prompt: str, status: int = 400) -> None:
-        await send_whole(self.running[prompt][1], status, [], b'{"error":{"message":"too long"}}')
+        self.running[prompt][1].start(status, [])
+        self.running[prompt][1].end(b'{"error":{"message":"too long"}}')
         await self._end(prompt, f"refused with status {status}: too long")
 
     async def lose(self, prompt: str) -> None:
@@ -99,16 +102,16 @@ class Engine:
         await self._end(prompt, EngineError(f"engine {self.places[prompt]}: connection lost"), is_told=False)
 
     async def _stream(self, prompt: str, *pieces: str) -> None:
-        delivery, send, _ = self.running[prompt]
+        delivery, sink, _ = self.running[prompt]
         if prompt not in self.begun:
             self.begun.add(prompt)
             headers = [EVENT_STREAM, (b"plait-engine", self.places[prompt].encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            sink.start(200, headers)
         for piece in pieces:
             event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
             if delivery.text is not None:
                 delivery.text.feed(event)
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            sink.write(event)
 
     async def _end(self, prompt: str, problem: EngineError | str | None, *, is_told: bool = True) -> None:
         delivery, _, ended = self.running[prompt]

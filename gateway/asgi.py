@@ -225,12 +225,20 @@ CLIENT: Final = "plait.client"
 """In the scope of a request, if its server knows when its `Client` goes."""
 
 
-class Client(msgspec.Struct, eq=False):
-    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`. A server may offer a `sink` to it."""
+class Client(msgspec.Struct, eq=False, kw_only=True):
+    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""
 
     is_gone: bool = False
     on_gone: Callable[[], object] | None = None
-    sink: Sink | None = None
+
+    @property
+    def sink(self) -> Sink | None:
+        """The sink that the server offers for the answer; None: it takes ASGI's messages only."""
+        return None
+
+    def take_body(self, _most_bytes: int) -> bytes | None:
+        """The body of the request, if the server has all of it and offers it so."""
+        return None
 
     def gone(self) -> None:
         """The client has gone."""

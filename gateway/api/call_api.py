@@ -249,7 +249,9 @@ class CallApi:
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
             with OpenBody(self.bodies, tenant) as open_body:
-                body = await open_body.read(receive, headers)
+                body = open_body.at_once(receive)
+                if body is None:
+                    body = await open_body.read(receive, headers)
                 incoming = Incoming(path, headers, body, request_id, arrived_s, tenant)
                 await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)
         except ClientGoneError:

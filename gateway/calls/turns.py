@@ -155,16 +155,25 @@ class LoopTurns:
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
 
-    async def begin(self, tenant: str) -> None:
-        """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
+    def may_begin(self, tenant: str) -> bool:
+        """Whether it is the tenant's turn now, which is taken then. Else `begin` waits for it."""
+        if not self._turns.sit(tenant):
+            return False
         now_s = time.monotonic()
         self._came_s.pop(tenant, None)
         self._came_s[tenant] = now_s
-        if self._turns.sit(tenant):
-            self._free_s = now_s
-            if not self._in_pass:
-                self._begin_pass(now_s)
+        self._free_s = now_s
+        if not self._in_pass:
+            self._begin_pass(now_s)
+        return True
+
+    async def begin(self, tenant: str) -> None:
+        """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
+        if self.may_begin(tenant):
             return
+        now_s = time.monotonic()
+        self._came_s.pop(tenant, None)
+        self._came_s[tenant] = now_s
         if self._turns.length:
             self._check(tenant, now_s)
         else:

@@ -19,18 +19,16 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
-from plait.gateway.asgi import CLIENT, Client, error_headers, id_of
+from plait.gateway.asgi import CLIENT, error_headers, id_of
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
+from plait.gateway.server.served_client import JOINED_BYTES, ServedClient
 
 SLOWEST_BYTES = 64 * 1024
 """A client has to take this much in each time-out while as much waits for it: uvicorn's high-water mark.
 
 So a client that reads one byte a minute is dropped too.
 """
-
-JOINED_BYTES = 64 * 1024
-"""Longer first bytes are written by themselves: copying them takes longer than a system call."""
 
 MAX_PIPELINED = 8
 """Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
@@ -197,7 +195,7 @@ class BoundedProtocol(PatientProtocol):
         self._refused = False
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
-        self._client: Client  # of what runs
+        self._client: ServedClient | None = None  # of what runs
         self._timer: asyncio.TimerHandle | None = None
         self._looks_s = inf  # when the timer is due
 
@@ -226,12 +224,20 @@ class BoundedProtocol(PatientProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
             self._running.message_event.set()
-            self._client.gone()
+            if self._client is not None:
+                self._client.gone()
+        self._client = None
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
         if self._share is not None and self._is_counted:
             self._share.went()
+
+    def resume_writing(self) -> None:
+        """Of asyncio: the client has read most of what was written."""
+        super().resume_writing()
+        if self._client is not None:
+            self._client.has_room()
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio: bytes have come."""
@@ -308,7 +314,7 @@ class BoundedProtocol(PatientProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         scope: Scope = cycle.scope  # type: ignore[assignment]  # Starlette's type for the same dict
         self._running = cycle
-        self._client = scope[CLIENT] = Client()
+        self._client = scope[CLIENT] = ServedClient(served=self, cycle=cycle)
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
 

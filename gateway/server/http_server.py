@@ -43,7 +43,8 @@ RELIED_ON: Final[Mapping[type, str]] = {
         "_unsupported_upgrade_warning _unset_keepalive_if_required"
     ),
     RequestResponseCycle: (
-        "transport scope disconnected message_event keep_alive response_started response_complete on_response"
+        "transport scope disconnected message_event keep_alive response_started response_complete on_response "
+        "default_headers chunked_encoding waiting_for_100_continue body more_body"
     ),
 }
 """Names of uvicorn that are no public interface: another version may lack one."""

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import CLIENT, WatchedReceive, id_of, send_error
+from plait.gateway.asgi import CLIENT, Client, WatchedReceive, id_of, send_error
+from plait.gateway.server.served_client import ServedClient
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
@@ -40,7 +41,10 @@ class OpenRequests:
             return
         task = asyncio.current_task()
         assert task is not None
-        request = _OpenRequest(receive, scope.get(CLIENT), scope, send, task, self)
+        client: Client | None = scope.pop(CLIENT, None)  # a served one knows the scope, which so ends with it
+        if isinstance(client, ServedClient):
+            client.requests = self
+        request = _OpenRequest(receive, client, scope, send, task, self)
         self._open.add(request)
         defect: PlaitError | None = None
         try:
@@ -93,11 +97,19 @@ class _OpenRequest(WatchedReceive, eq=False):
             self.is_ended = True
         return self.to_client(message)
 
+    def is_own(self, send: Send) -> bool:
+        """Whether what is sent so goes to this client as it is."""
+        return send == self.send
+
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
-        if self.head is None:
+        client = self.client
+        headers = None if self.head is None else list(self.head.get("headers", ()))
+        if isinstance(client, ServedClient) and client.answer_headers is not None:
+            headers, self.is_ended = list(client.answer_headers), client.cycle.response_complete
+        if headers is None:
             await send_error(self.to_client, error, self.id, error_body(self.scope["path"], error))
-        elif not self.is_ended and is_event_stream(list(self.head.get("headers", ()))):
+        elif not self.is_ended and is_event_stream(headers):
             await self.to_client({"type": "http.response.body", "body": error_event(self.scope["path"], error)})
 
     @property

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.server.http_protocol import JOINED_BYTES, Opening
+from plait.gateway.server.http_protocol import Opening
+from plait.gateway.server.served_client import JOINED_BYTES
 
 
 class Transport:

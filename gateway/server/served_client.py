@@ -1,0 +1,155 @@
+"""The client of one request, as Plait's own server offers it to the application: its body, and a sink for the answer.
+
+The answer is written to the connection itself. ASGI's `send` of the same request still works: it takes a coroutine and
+a dict for each piece, and looks at each header anew. What both change is the state of uvicorn's cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from plait.gateway.asgi import PART_BYTES, Client, Headers
+
+if TYPE_CHECKING:
+    import asyncio
+
+JOINED_BYTES = 64 * 1024
+"""Longer bytes are written by themselves: copying them takes longer than a system call."""
+
+
+class Requests(Protocol):
+    """The requests of a server."""
+
+    stopping: bool
+    """Whether each answer is the last of its connection."""
+
+
+class Flow(Protocol):
+    """Whether a connection takes more: uvicorn's."""
+
+    write_paused: bool
+
+    def resume_reading(self) -> None:
+        """Read what the client sends."""
+
+
+class Served(Protocol):
+    """A connection of the server."""
+
+    transport: asyncio.Transport
+
+    @property
+    def flow(self) -> Flow: ...  # noqa: D102
+
+
+class ServedClient(Client, eq=False):
+    """One request's client. It is a `Sink`: what it is written goes to the `served` connection."""
+
+    served: Served
+    cycle: RequestResponseCycle
+    requests: Requests | None = None
+    on_room: Callable[[], None] | None = None
+    head: bytes = b""
+    """Of the answer, until it goes out with the first bytes of its body."""
+    rest: memoryview | None = None
+    """Of a long answer, which goes out as the client reads it."""
+    answer_headers: Headers | None = None
+
+    @property
+    def sink(self) -> ServedClient:
+        """The client itself."""
+        return self
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self.rest is not None or self.served.flow.write_paused
+
+    def take_body(self, most_bytes: int) -> bytes | None:
+        """The body of the request; None if it has not all come, or is longer."""
+        cycle = self.cycle
+        if cycle.more_body or len(cycle.body) > most_bytes:
+            return None
+        body = bytes(cycle.body)
+        cycle.body.clear()
+        cycle.message_event.clear()
+        return body
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The answer begins. Its head goes out with the first bytes of its body."""
+        cycle = self.cycle
+        if self.requests is not None and self.requests.stopping:
+            cycle.keep_alive = False
+        parts, lines = [STATUS_LINE[status]], 1
+        for given in (cycle.default_headers, headers):
+            lines += len(given)
+            for name, value in given:
+                parts += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+            lines += 1
+        head = b"".join(parts)
+        if head.count(b"\n") != lines:
+            raise ValueError("a header of an answer has a newline")
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.transport = self.served.transport
+        self.head, self.answer_headers = head, headers
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body, as a chunk."""
+        if not body or self.served.transport.is_closing():
+            return
+        head, chunk = self.head, b"%x\r\n%b\r\n" % (len(body), body)
+        if head:
+            self.cycle.chunked_encoding, self.head = True, b""
+            chunk = head + b"transfer-encoding: chunked\r\n\r\n" + chunk
+        self.served.transport.write(chunk)
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body, or all of it."""
+        transport = self.served.transport
+        if transport.is_closing():
+            return
+        if not self.head:
+            last = b"0\r\n\r\n"
+            transport.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n", last)) if body else last)
+        else:
+            self.cycle.chunked_encoding = False
+            head, self.head = self.head + b"content-length: %d\r\n\r\n" % len(body), b""
+            if len(body) > JOINED_BYTES:
+                transport.write(head)
+                self.rest = memoryview(body)
+                self.has_room()
+                return
+            transport.write(head + body)
+        self._complete()
+
+    def has_room(self) -> None:
+        """The client has read what was written."""
+        while self.rest is not None and not self.served.flow.write_paused:
+            if self.served.transport.is_closing():
+                return
+            piece, self.rest = self.rest[:PART_BYTES], self.rest[PART_BYTES:]
+            self.served.transport.write(piece)
+            if not self.rest:
+                self.rest = None
+                self._complete()
+        if self.on_room is not None and not self.is_full:
+            self.on_room()
+
+    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+        """Wait `until` then: what is written goes out by itself."""
+        if until is not None:
+            await until
+
+    def _complete(self) -> None:
+        """All of the answer is written."""
+        cycle = self.cycle
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Self
+from functools import partial
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -76,23 +77,48 @@ class CallReader:
         threads = TurnThreads(TOKENIZER_THREADS, "tokenize", max_bytes=config.max_waiting_prompt_bytes)
         return cls(router, prompts, config.isolate_tenants, threads)
 
+    def begin(
+        self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
+    ) -> Delivery | Coroutine[Any, Any, Delivery]:
+        """The call, if its prompt is short or mostly known; else what to await for it, once its prompt had its turns.
+
+        It has the objectives in its annotations, and is ready to be delivered. Raises `CallerError` for a call that no
+        engine can take, `NoEngineError` while no engine of the model is up.
+        """
+        models, renames = self.router.models, False
+        model = models.check(request.model)
+        if request.model != model:
+            request, renames = msgspec.structs.replace(request, model=model), True
+        salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
+        context_tokens = models.contexts.get(model)
+        prompt = self._tokenized(incoming, request, salt, context_tokens)
+        make = partial(
+            self._delivery, incoming, request, annotations, salt=salt, context_tokens=context_tokens, renames=renames
+        )
+        return make(prompt) if isinstance(prompt, TokenizedPrompt) else _later(make, prompt)
+
     async def read(
+        self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
+    ) -> Delivery:
+        """The call of `begin`."""
+        begun = self.begin(incoming, request, annotations)
+        return begun if isinstance(begun, Delivery) else await begun
+
+    def _delivery(
         self,
         incoming: Incoming,
         request: ChatRequest | CompletionRequest,
         annotations: Annotations,
+        prompt: TokenizedPrompt,
+        *,
+        salt: str | None,
+        context_tokens: int | None,
+        renames: bool,
     ) -> Delivery:
-        """The call, with the objectives in its annotations, ready to be delivered.
+        """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
 
-        Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
+        With `renames`, the client has asked for the model by another name.
         """
-        models, asked = self.router.models, request.model
-        model = models.check(asked)
-        if asked != model:
-            request = msgspec.structs.replace(request, model=model)
-        salt = self._cache_salt(request, incoming.tenant)
-        context_tokens = models.contexts.get(model)
-        prompt = await self._tokenized(incoming, request, salt, context_tokens)
         limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
         bounds = UNKNOWN
         if context_tokens is not None:
@@ -100,38 +126,10 @@ class CallReader:
                 _check_context(request, prompt.tokens, limit or 1, context_tokens)
             each = context_tokens if limit is None else min(context_tokens, limit)
             bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)
-        call = self._call(incoming, request, annotations, prompt, limit=limit, choices=choices)
-        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
-        ids = prompt.prompts if takes_ids else None
-        return Delivery(
-            call,
-            incoming.path,
-            incoming.headers,
-            OutgoingBody(incoming.body, request, ids, salt, asked != model, self.router.gateway_id),
-            incoming.arrived_s,
-            annotations.session,
-            tenant=incoming.tenant,
-            choices=prompts * choices,
-            bounds=bounds,
-            turn_of=call.session,
-        )
-
-    def _call(
-        self,
-        incoming: Incoming,
-        request: ChatRequest | CompletionRequest,
-        annotations: Annotations,
-        prompt: TokenizedPrompt,
-        *,
-        limit: int | None,
-        choices: int,
-    ) -> Call:
-        """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens."""
-        session = annotations.session or known_session(incoming.headers, request)
         is_told = prompt.exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
         if is_told and self.router.answers.answered.prompts:
             self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
-        return Call(
+        call = Call(
             incoming.request_id,
             request.model,
             prompt.tokens,
@@ -143,7 +141,21 @@ class CallReader:
             output_limit=limit,
             streamed=bool(request.stream),
             prompt_hash=prompt.whole_hash if is_told else None,
-            session=session,
+            session=annotations.session or known_session(incoming.headers, request),
+        )
+        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
+        ids = prompt.prompts if takes_ids else None
+        return Delivery(
+            call,
+            incoming.path,
+            incoming.headers,
+            OutgoingBody(incoming.body, request, ids, salt, renames, self.router.gateway_id),
+            incoming.arrived_s,
+            annotations.session,
+            tenant=incoming.tenant,
+            choices=prompts * choices,
+            bounds=bounds,
+            turn_of=call.session,
         )
 
     async def forwarded(
@@ -165,7 +177,7 @@ class CallReader:
         else:
             salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
-            prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
+            prompt = await _awaited(self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model)))
         call = Call(
             incoming.request_id,
             model,
@@ -189,11 +201,8 @@ class CallReader:
         """The tokens of a chat's prompt. Raises as `read` does."""
         model = self.router.models.check(request.model)
         salt = self._cache_salt(request, incoming.tenant)
-        request, context_tokens = (
-            msgspec.structs.replace(request, model=model),
-            self.router.models.contexts.get(model),
-        )
-        return (await self._tokenized(incoming, request, salt, context_tokens)).tokens
+        chat, context_tokens = msgspec.structs.replace(request, model=model), self.router.models.contexts.get(model)
+        return (await _awaited(self._tokenized(incoming, chat, salt, context_tokens))).tokens
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
         """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
@@ -202,33 +211,46 @@ class CallReader:
         for size_bytes in sizes:
             self.prompts.check_size(served, size_bytes, context_tokens, field)
 
-    async def _tokenized(
+    def _tokenized(
         self,
         incoming: Incoming,
         request: ChatRequest | CompletionRequest,
         cache_salt: str | None,
         context_tokens: int | None,
-    ) -> TokenizedPrompt:
+    ) -> TokenizedPrompt | Awaitable[TokenizedPrompt]:
         """The prompt: at once if it is short or mostly known, else in turns with those of other tenants."""
-        size, steps = len(incoming.body), self.prompts.steps(request, cache_salt, context_tokens)
-        if self.prompts.waits(request):
-            return await self.template_threads.run(incoming.tenant, steps, size)
-        if size <= OFF_LOOP_BYTES or (size <= MOSTLY_KNOWN_BYTES and _is_chat_of(request, MOSTLY_KNOWN_MESSAGES)):
-            left, new = OFF_LOOP_BYTES, 0
-            try:
-                while new <= left:
-                    left -= new
-                    new = next(steps)
-            except StopIteration as end:
-                prompt: TokenizedPrompt = end.value
-                return prompt
-        return await self.threads.run(incoming.tenant, steps, size)
+        size, prompts = len(incoming.body), self.prompts
+        if prompts.waits(request):
+            steps = prompts.steps(request, cache_salt, context_tokens)
+            return self.template_threads.run(incoming.tenant, steps, size)
+        if size > OFF_LOOP_BYTES and (size > MOSTLY_KNOWN_BYTES or not _is_chat_of(request, MOSTLY_KNOWN_MESSAGES)):
+            return self.threads.run(incoming.tenant, prompts.steps(request, cache_salt, context_tokens), size)
+        begun = prompts.begin(request, cache_salt, context_tokens)
+        if isinstance(begun, TokenizedPrompt):
+            return begun
+        left, new = OFF_LOOP_BYTES, 0
+        try:
+            while new <= left:
+                left -= new
+                new = next(begun)
+        except StopIteration as end:
+            prompt: TokenizedPrompt = end.value
+            return prompt
+        return self.threads.run(incoming.tenant, begun, size)
 
     def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
         if not self.isolate_tenants:
             return request.cache_salt
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
+
+
+async def _later(make: Callable[[TokenizedPrompt], Delivery], prompt: Awaitable[TokenizedPrompt]) -> Delivery:
+    return make(await prompt)
+
+
+async def _awaited(prompt: TokenizedPrompt | Awaitable[TokenizedPrompt]) -> TokenizedPrompt:
+    return prompt if isinstance(prompt, TokenizedPrompt) else await prompt
 
 
 def known_session(headers: Headers, request: Request) -> str:

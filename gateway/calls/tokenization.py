@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +25,7 @@ from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config, ModelConfig
-from plait.policy.prefix.block_hash import extend_chain, root_hash, whole_hash
+from plait.policy.prefix.block_hash import extend_chain, root_hash
 
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
@@ -166,6 +165,10 @@ class TokenizedPrompt(msgspec.Struct, frozen=True):
     turn_ends: frozenset[int] | None = None
 
 
+Tokenizing = Generator[int, None, TokenizedPrompt]
+"""A prompt that is tokenized in turns. Before each it yields how many characters of a prompt are not encoded yet."""
+
+
 class PromptReader:
     """Tokenizes prompts with the tokenizers of their models; safe to call from several threads.
 
@@ -176,7 +179,6 @@ class PromptReader:
     def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str] = str) -> None:
         self.tokenizers = ModelTokenizers(config, block_tokens, base)
         self._takes_templates = config.server.trust_request_chat_template
-        self._block_tokens = block_tokens
 
     def waits(self, request: ChatRequest | CompletionRequest) -> bool:
         """Whether reading a request waits for another process, which renders its chat template. Raises as `check`."""
@@ -210,71 +212,122 @@ class PromptReader:
                 param=field,
             )
 
+    def begin(
+        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
+    ) -> TokenizedPrompt | Tokenizing:
+        """A single short prompt, tokenized; the turns of any other, which is rendered here. Raises as `steps` does.
+
+        It needs a request that does not wait for another process (`waits`).
+        """
+        encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
+        given = self._prompts(request, encoder.tokenizer, salt)
+        text = given[0] if len(given) == 1 else None
+        if not isinstance(text, str) or len(text) >= encoder.part_characters:
+            return self._turns(request, given, encoder, salt, context_tokens)
+        self._check_fits(request, text, encoder.tokenizer, context_tokens)
+        adds = isinstance(request, CompletionRequest) and request.add_special_tokens
+        ids = encoder.encode(text, salt, add_special_tokens=adds)
+        return self._prompt(request, encoder, (ids,), array("Q"), root_hash(request.model, salt))
+
     def steps(
         self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
-    ) -> Generator[int, None, TokenizedPrompt]:
+    ) -> Tokenizing:
         """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
 
-        Before each turn it yields how many characters of a prompt are not encoded yet. A single short prompt has no
-        turn of its own. Raises `CallerError` for messages that the chat template refuses, and before it tokenizes a
-        prompt whose bytes cannot fit. A prompt with content that is not text is served, but has no tokens here.
+        A single short prompt has no turn of its own. Raises `CallerError` for messages that the chat template refuses,
+        and before it tokenizes a prompt whose bytes cannot fit. A prompt with content that is not text is served, but
+        has no tokens here.
         """
-        encoder, model, salt = self.tokenizers.encoder(request.model), request.model, cache_salt or ""
-        root, tokenizer, longest = root_hash(model, salt), encoder.tokenizer, encoder.tokenizer.longest_token_bytes
+        encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
+        given = self._prompts(request, encoder.tokenizer, salt)
+        return (yield from self._turns(request, given, encoder, salt, context_tokens))
+
+    def _turns(
+        self,
+        request: ChatRequest | CompletionRequest,
+        given: Sequence[str | list[int]],
+        encoder: PromptEncoder,
+        salt: str,
+        context_tokens: int | None,
+    ) -> Tokenizing:
+        root, prompts, hashes = root_hash(request.model, salt), list[Sequence[int]](), array("Q")
         adds = isinstance(request, CompletionRequest) and request.add_special_tokens
-        fitting_bytes = inf if context_tokens is None or longest is None else context_tokens * longest
-        prompts, hashes = list[Sequence[int]](), array("Q")
-        try:
-            given = self._prompts(request, tokenizer, salt)
-            for prompt in given:
-                if isinstance(prompt, list):
-                    prompts.append(prompt)
-                    continue
-                if len(prompt) * 4 > fitting_bytes:
-                    self.check_size(model, len(prompt.encode(errors="replace")), context_tokens, request.prompt_field)
-                if len(prompt) < encoder.part_characters:
-                    if len(given) > 1:
-                        yield len(prompt)
-                    prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds))
-                    continue
-                encoded = yield from encoder.steps(prompt, (model, salt), root, add_special_tokens=adds, salt=salt)
-                hashes = hashes if prompts else encoded.hashes
-                prompts.append(encoded.ids)
-        except UnsupportedError:
-            prompts.clear()
+        for prompt in given:
+            if isinstance(prompt, list):
+                prompts.append(prompt)
+                continue
+            self._check_fits(request, prompt, encoder.tokenizer, context_tokens)
+            if len(prompt) < encoder.part_characters:
+                if len(given) > 1:
+                    yield len(prompt)
+                prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds))
+                continue
+            scope = request.model, salt
+            encoded = yield from encoder.steps(prompt, scope, root, add_special_tokens=adds, salt=salt)
+            hashes = hashes if prompts else encoded.hashes
+            prompts.append(encoded.ids)
         if not prompts:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
             yield 0
-        extend_chain(hashes, prompts[0], self._block_tokens, root)
-        whole = whole_hash(prompts[0][len(hashes) * self._block_tokens :], hashes[-1] if hashes else root)
+        return self._prompt(request, encoder, prompts, hashes, root)
+
+    def _prompt(
+        self,
+        request: ChatRequest | CompletionRequest,
+        encoder: PromptEncoder,
+        prompts: Sequence[Sequence[int]],
+        hashes: array[int],
+        root: int,
+    ) -> TokenizedPrompt:
+        """The prompts with all hashes of the first, of which some may be known."""
+        whole = extend_chain(hashes, prompts[0], encoder.block_tokens, root)
+        tokenizer = encoder.tokenizer
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, whole, turn_ends)
+
+    def _check_fits(
+        self,
+        request: ChatRequest | CompletionRequest,
+        text: str,
+        tokenizer: Tokenizer,
+        context_tokens: int | None,
+    ) -> None:
+        """Raises as `check_size` for a text whose bytes cannot fit. They are counted if they may not."""
+        longest = tokenizer.longest_token_bytes
+        if context_tokens is not None and longest is not None and len(text) * 4 > context_tokens * longest:
+            size = len(text.encode(errors="replace"))
+            self.check_size(request.model, size, context_tokens, request.prompt_field)
 
     def _prompts(
         self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str
     ) -> Sequence[str | list[int]]:
-        """The prompts as texts or, as a client may send them, as token ids."""
+        """The prompts as texts or, as a client may send them, as token ids. None for what is no text."""
         if isinstance(request, CompletionRequest):
             return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
-        if request.chat_template is None:
-            return (
-                tokenizer.render_chat(
-                    request.messages,
-                    tools=request.tools,
-                    add_generation_prompt=request.add_generation_prompt,
-                    continue_final_message=request.continue_final_message,
-                    template_kwargs=request.chat_template_kwargs,
-                    salt=salt,
-                ),
+        try:
+            if request.chat_template is not None:
+                self.check(request)
+                return (self.tokenizers.worker(request.model).render(_job(request)),)
+            text = tokenizer.render_chat(
+                request.messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                template_kwargs=request.chat_template_kwargs,
+                salt=salt,
             )
-        self.check(request)
-        job = Job(
-            request.messages,
-            request.chat_template,
-            request.tools,
-            request.add_generation_prompt,
-            request.continue_final_message,
-            request.chat_template_kwargs,
-        )
-        return (self.tokenizers.worker(request.model).render(job),)
+        except UnsupportedError:
+            return ()
+        return (text,)
+
+
+def _job(request: ChatRequest) -> Job:
+    return Job(
+        request.messages,
+        request.chat_template,
+        request.tools,
+        request.add_generation_prompt,
+        request.continue_final_message,
+        request.chat_template_kwargs,
+    )

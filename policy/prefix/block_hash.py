@@ -31,6 +31,10 @@ def tree_block_tokens(engine_block_tokens: int) -> int:
     return -(-MIN_TREE_BLOCK_TOKENS // engine_block_tokens) * engine_block_tokens
 
 
+if array("I").itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
+    raise RuntimeError("chained block hashes need a little-endian machine with 32-bit unsigned ints")
+
+
 @lru_cache(maxsize=1024)
 def root_hash(model: str, cache_salt: str = "") -> int:
     """h_0 of a chain; NUL joins its parts. `model` is the name that calls use, so each LoRA adapter has own chains."""
@@ -40,24 +44,30 @@ def root_hash(model: str, cache_salt: str = "") -> int:
 
 def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
     """The chained hash of each whole block of `tokens`; `parent` is the hash before the first block."""
-    words = array("I", tokens)
-    if words.itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
-        raise RuntimeError("chained block hashes need a little-endian machine with 32-bit unsigned ints")
-    data, width = words.tobytes(), 4 * block_tokens
-    previous = parent.to_bytes(8, "big")
-    digests = []
-    for start in range(0, len(words) // block_tokens * width, width):
-        previous = sha256(previous + data[start : start + width]).digest()[:8]
-        digests.append(previous)
-    hashes = array("Q", b"".join(digests))
-    hashes.byteswap()
+    hashes = array("Q")
+    extend_chain(hashes, tokens, block_tokens, parent)
     return hashes
 
 
-def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, root: int) -> None:
-    """Append to a chain, which begins at `root`, the hashes of the whole blocks of `tokens` that it lacks."""
+def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, root: int) -> int:
+    """Append to a chain, which begins at `root`, the hashes of the whole blocks of `tokens` that it lacks.
+
+    Returns the hash of all tokens (`whole_hash`).
+    """
     known = len(hashes)
-    hashes.extend(chain(tokens[known * block_tokens :], block_tokens, hashes[-1] if known else root))
+    previous = (hashes[-1] if known else root).to_bytes(8, "big")
+    data, width = array("I", tokens[known * block_tokens :]).tobytes(), 4 * block_tokens
+    blocks_end = len(data) // width * width
+    digests = []
+    for start in range(0, blocks_end, width):
+        previous = sha256(previous + data[start : start + width]).digest()[:8]
+        digests.append(previous)
+    new = array("Q", b"".join(digests))
+    new.byteswap()
+    hashes.extend(new)
+    if blocks_end < len(data):
+        previous = sha256(previous + data[blocks_end:]).digest()[:8]
+    return int.from_bytes(previous, "big")
 
 
 def whole_hash(rest: Sequence[int], before: int) -> int:

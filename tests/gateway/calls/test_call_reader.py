@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, CallReader, Incoming
+from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.calls.turns import TurnThreads
@@ -74,6 +77,26 @@ async def test_a_call_with_several_answers_is_not_continued() -> None:
     assert (await Chat().ask("How?", n=2)).prompt_hash is None
     assert (await Chat().ask("How?", truncate_prompt_tokens=100)).prompt_hash is None
     assert (await Chat().ask("How?")).prompt_hash is not None
+
+
+def test_a_short_call_is_read_at_once_and_a_long_one_in_turns() -> None:
+    chat = Chat()
+    for text, is_short in (("How?", True), ("word " * 1_000, True), (LONG_ANSWER * 20, False)):
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+        assert (len(body) <= OFF_LOOP_BYTES) == is_short
+        begun = chat.reader.begin(
+            Incoming(CHAT_PATH, [], body, "c", 0.0, "t"), parse_request(body, ChatRequest), Annotations()
+        )
+        assert isinstance(begun, Delivery) == is_short
+        if not isinstance(begun, Delivery):
+            begun = asyncio.run(_finished(begun))
+        assert begun.call.prompt_tokens == len(
+            load_tokenizer("embedded").encode_chat([{"role": "user", "content": text}])
+        )
+
+
+async def _finished(begun: Awaitable[Delivery]) -> Delivery:
+    return await begun
 
 
 class Counted(ThreadPoolExecutor):

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, Self
 
 import msgspec
@@ -18,17 +19,11 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt
+from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt, Tokenizing
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import ServerConfig
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call
-
-OFF_LOOP_BYTES = 16 * 1024
-"""More is tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
-
-MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
-"""Of a body whose prompt is rendered and looked up at once, in some 0.2 ms, in case little of it is new."""
 
 TOKENIZER_THREADS = 3
 """Two for one tenant, as tokenizers release the interpreter's lock, and one that is left to the others."""
@@ -42,6 +37,8 @@ SESSION_HEADERS: Final = frozenset((
     b"x-session-affinity", b"conversation_id",
 ))  # fmt: skip
 """That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
+
+_NAME: Final = itemgetter(0)
 
 MAX_NAME_CHARACTERS: Final = 256
 """Longer ones are no names."""
@@ -91,11 +88,13 @@ class CallReader:
             request, renames = msgspec.structs.replace(request, model=model), True
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
-        prompt = self._tokenized(incoming, request, salt, context_tokens)
+        prompt = self.prompts.begin(request, salt, context_tokens, len(incoming.body))
         make = partial(
             self._delivery, incoming, request, annotations, salt=salt, context_tokens=context_tokens, renames=renames
         )
-        return make(prompt) if isinstance(prompt, TokenizedPrompt) else _later(make, prompt)
+        if isinstance(prompt, TokenizedPrompt):
+            return make(prompt)
+        return _later(make, self._in_turns(incoming, request, salt, context_tokens, prompt))
 
     async def read(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
@@ -177,7 +176,7 @@ class CallReader:
         else:
             salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
-            prompt = await _awaited(self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model)))
+            prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
         call = Call(
             incoming.request_id,
             model,
@@ -202,7 +201,7 @@ class CallReader:
         model = self.router.models.check(request.model)
         salt = self._cache_salt(request, incoming.tenant)
         chat, context_tokens = msgspec.structs.replace(request, model=model), self.router.models.contexts.get(model)
-        return (await _awaited(self._tokenized(incoming, chat, salt, context_tokens))).tokens
+        return (await self._tokenized(incoming, chat, salt, context_tokens)).tokens
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
         """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
@@ -211,32 +210,26 @@ class CallReader:
         for size_bytes in sizes:
             self.prompts.check_size(served, size_bytes, context_tokens, field)
 
-    def _tokenized(
+    async def _tokenized(
+        self, incoming: Incoming, request: ChatRequest, salt: str | None, context_tokens: int | None
+    ) -> TokenizedPrompt:
+        prompt = self.prompts.begin(request, salt, context_tokens, len(incoming.body))
+        if isinstance(prompt, TokenizedPrompt):
+            return prompt
+        return await self._in_turns(incoming, request, salt, context_tokens, prompt)
+
+    def _in_turns(
         self,
         incoming: Incoming,
         request: ChatRequest | CompletionRequest,
-        cache_salt: str | None,
+        salt: str | None,
         context_tokens: int | None,
-    ) -> TokenizedPrompt | Awaitable[TokenizedPrompt]:
-        """The prompt: at once if it is short or mostly known, else in turns with those of other tenants."""
-        size, prompts = len(incoming.body), self.prompts
-        if prompts.waits(request):
-            steps = prompts.steps(request, cache_salt, context_tokens)
-            return self.template_threads.run(incoming.tenant, steps, size)
-        if size > OFF_LOOP_BYTES and (size > MOSTLY_KNOWN_BYTES or not _is_chat_of(request, MOSTLY_KNOWN_MESSAGES)):
-            return self.threads.run(incoming.tenant, prompts.steps(request, cache_salt, context_tokens), size)
-        begun = prompts.begin(request, cache_salt, context_tokens)
-        if isinstance(begun, TokenizedPrompt):
-            return begun
-        left, new = OFF_LOOP_BYTES, 0
-        try:
-            while new <= left:
-                left -= new
-                new = next(begun)
-        except StopIteration as end:
-            prompt: TokenizedPrompt = end.value
-            return prompt
-        return self.threads.run(incoming.tenant, begun, size)
+        begun: Tokenizing | None,
+    ) -> Awaitable[TokenizedPrompt]:
+        """A prompt that `PromptReader.begin` has left, in turns with those of other tenants."""
+        threads = self.template_threads if begun is None else self.threads
+        steps = begun or self.prompts.steps(request, salt, context_tokens)
+        return threads.run(incoming.tenant, steps, len(incoming.body))
 
     def _cache_salt(self, request: Request, tenant: str) -> str | None:
         """The call's cache salt: the tenant if tenants are isolated, then the client's own salt."""
@@ -249,10 +242,6 @@ async def _later(make: Callable[[TokenizedPrompt], Delivery], prompt: Awaitable[
     return make(await prompt)
 
 
-async def _awaited(prompt: TokenizedPrompt | Awaitable[TokenizedPrompt]) -> TokenizedPrompt:
-    return prompt if isinstance(prompt, TokenizedPrompt) else await prompt
-
-
 def known_session(headers: Headers, request: Request) -> str:
     """The session that a client names without knowing Plait; empty if the request does not say.
 
@@ -261,9 +250,10 @@ def known_session(headers: Headers, request: Request) -> str:
     where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
     field, a user comes last.
     """
-    for name, value in headers:
-        if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
-            return value.decode("latin-1")
+    if not SESSION_HEADERS.isdisjoint(map(_NAME, headers)):
+        for name, value in headers:
+            if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
+                return value.decode("latin-1")
     for given in (request.prompt_cache_key, request.safety_identifier, request.user):
         if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
             return given
@@ -281,7 +271,3 @@ def _check_context(
             "of them.",
             param=request.prompt_field,
         )
-
-
-def _is_chat_of(request: ChatRequest | CompletionRequest, messages: int) -> bool:
-    return not isinstance(request, ChatRequest) or len(request.messages) <= messages

@@ -30,6 +30,11 @@ from plait.policy.prefix.block_hash import extend_chain, root_hash
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
 
+OFF_LOOP_BYTES: Final = 16 * 1024
+"""More is tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
+
+MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
+"""Of a body whose prompt is rendered and looked up at once, in some 0.2 ms, in case little of it is new."""
 
 ESTIMATED = "estimated"
 """The tokenizer of a model of which none has been found."""
@@ -43,8 +48,9 @@ ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", *[ESTIMATE
 class ModelTokenizers:
     """The tokenizers of a configuration's models; safe to call from several threads.
 
-    `base` is the base model of a LoRA adapter, which has its tokenizer. `specifications` has, for each base model, what
-    its tokenizer can be loaded by again. Raises ValueError for a configured one that cannot be loaded.
+    `base` is the base model of a LoRA adapter, which has its tokenizer. `encoders` has those of the base models that
+    were asked for (`encoder`), `specifications` what each one's tokenizer can be loaded by again. Raises ValueError for
+    a configured one that cannot be loaded.
     """
 
     def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str]) -> None:
@@ -54,7 +60,7 @@ class ModelTokenizers:
         words_bytes = config.server.token_cache_bytes // WORDS_PART
         self._parts = PartCache(config.server.token_cache_bytes - words_bytes)
         self._words = WordMemo(words_bytes) if words_bytes else None
-        self._encoders: dict[str, PromptEncoder] = {}
+        self.encoders: dict[str, PromptEncoder] = {}
         self._fingerprints: dict[str, TokenizerFingerprint] = {}
         self._workers: dict[str, TemplateWorker] = {}
         self._lock = threading.Lock()
@@ -73,18 +79,18 @@ class ModelTokenizers:
         """End the processes that render templates."""
         for worker in self._workers.values():
             worker.close()
-        for encoder in self._encoders.values():
+        for encoder in self.encoders.values():
             if isinstance(encoder.tokenizer, HuggingFaceTokenizer):
                 encoder.tokenizer.close()
 
     def encoder(self, model: str) -> PromptEncoder:
         """Encodes the prompts of a model. One of which no tokenizer has been found has an estimate."""
-        encoder = self._encoders.get(model)
+        encoder = self.encoders.get(model)
         if encoder is None:
             base = self._base(model)
-            if base not in self._encoders:
+            if base not in self.encoders:
                 self._put(base, ESTIMATED, load_tokenizer(ESTIMATED, chat_template=self._template(base)))
-            encoder = self._encoders[base]
+            encoder = self.encoders[base]
         return encoder
 
     def worker(self, model: str) -> TemplateWorker:
@@ -145,7 +151,7 @@ class ModelTokenizers:
         self.specifications[model] = specification
         if self._words is not None:
             self._words.prepare(tokenizer)
-        self._encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts, words=self._words)
+        self.encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts, words=self._words)
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
@@ -180,15 +186,6 @@ class PromptReader:
         self.tokenizers = ModelTokenizers(config, block_tokens, base)
         self._takes_templates = config.server.trust_request_chat_template
 
-    def waits(self, request: ChatRequest | CompletionRequest) -> bool:
-        """Whether reading a request waits for another process, which renders its chat template. Raises as `check`."""
-        if not isinstance(request, ChatRequest):
-            return False
-        if request.chat_template is not None:
-            self.check(request)
-            return True
-        return isinstance(self.tokenizers.encoder(request.model).tokenizer, BoundedTemplates)
-
     def check(self, request: ChatRequest | CompletionRequest) -> None:
         """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""
         if not self._takes_templates and isinstance(request, ChatRequest) and request.chat_template is not None:
@@ -213,21 +210,37 @@ class PromptReader:
             )
 
     def begin(
-        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
-    ) -> TokenizedPrompt | Tokenizing:
-        """A single short prompt, tokenized; the turns of any other, which is rendered here. Raises as `steps` does.
+        self,
+        request: ChatRequest | CompletionRequest,
+        cache_salt: str | None,
+        context_tokens: int | None,
+        size_bytes: int,
+    ) -> TokenizedPrompt | Tokenizing | None:
+        """The prompt of a body of that size, if it is short or mostly known; else the `steps` that are left of it.
 
-        It needs a request that does not wait for another process (`waits`).
+        None if the first of them waits for another process, which renders the chat template. Raises as `steps` does.
         """
-        encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
-        given = self._prompts(request, encoder.tokenizer, salt)
+        encoder = self.tokenizers.encoders.get(request.model) or self.tokenizers.encoder(request.model)
+        tokenizer, salt = encoder.tokenizer, cache_salt or ""
+        if isinstance(request, CompletionRequest):
+            adds, turn_ends = request.add_special_tokens, None
+        elif request.chat_template is None and not isinstance(tokenizer, BoundedTemplates):
+            adds, turn_ends = False, tokenizer.special_ids
+        else:
+            self.check(request)
+            return None
+        if size_bytes > OFF_LOOP_BYTES and not _may_be_known(request, size_bytes):
+            return self.steps(request, cache_salt, context_tokens)
+        given = self._given(request, tokenizer, salt)
         text = given[0] if len(given) == 1 else None
         if not isinstance(text, str) or len(text) >= encoder.part_characters:
-            return self._turns(request, given, encoder, salt, context_tokens)
-        self._check_fits(request, text, encoder.tokenizer, context_tokens)
-        adds = isinstance(request, CompletionRequest) and request.add_special_tokens
+            return _begun(self._turns(request, given, encoder, salt, context_tokens))
+        if context_tokens is not None and 4 * len(text) > context_tokens:  # a token has a byte or more
+            self._check_fits(request, text, tokenizer, context_tokens)
         ids = encoder.encode(text, salt, add_special_tokens=adds)
-        return self._prompt(request, encoder, (ids,), array("Q"), root_hash(request.model, salt))
+        hashes, root = array("Q"), root_hash(request.model, salt)
+        whole = extend_chain(hashes, ids, encoder.block_tokens, root)
+        return TokenizedPrompt(len(ids), hashes, tokenizer.exact, (ids,), root, whole, turn_ends)
 
     def steps(
         self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
@@ -239,7 +252,7 @@ class PromptReader:
         has no tokens here.
         """
         encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
-        given = self._prompts(request, encoder.tokenizer, salt)
+        given = self._given(request, encoder.tokenizer, salt)
         return (yield from self._turns(request, given, encoder, salt, context_tokens))
 
     def _turns(
@@ -270,19 +283,7 @@ class PromptReader:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
         if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
             yield 0
-        return self._prompt(request, encoder, prompts, hashes, root)
-
-    def _prompt(
-        self,
-        request: ChatRequest | CompletionRequest,
-        encoder: PromptEncoder,
-        prompts: Sequence[Sequence[int]],
-        hashes: array[int],
-        root: int,
-    ) -> TokenizedPrompt:
-        """The prompts with all hashes of the first, of which some may be known."""
-        whole = extend_chain(hashes, prompts[0], encoder.block_tokens, root)
-        tokenizer = encoder.tokenizer
+        whole, tokenizer = extend_chain(hashes, prompts[0], encoder.block_tokens, root), encoder.tokenizer
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
         return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, whole, turn_ends)
 
@@ -299,7 +300,7 @@ class PromptReader:
             size = len(text.encode(errors="replace"))
             self.check_size(request.model, size, context_tokens, request.prompt_field)
 
-    def _prompts(
+    def _given(
         self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str
     ) -> Sequence[str | list[int]]:
         """The prompts as texts or, as a client may send them, as token ids. None for what is no text."""
@@ -320,6 +321,25 @@ class PromptReader:
         except UnsupportedError:
             return ()
         return (text,)
+
+
+def _may_be_known(request: ChatRequest | CompletionRequest, size_bytes: int) -> bool:
+    """Whether a long body is worth a look before it takes turns: rendering many messages alone takes long."""
+    is_short_chat = not isinstance(request, ChatRequest) or len(request.messages) <= MOSTLY_KNOWN_MESSAGES
+    return is_short_chat and size_bytes <= MOSTLY_KNOWN_BYTES
+
+
+def _begun(steps: Tokenizing) -> TokenizedPrompt | Tokenizing:
+    """The prompt, if little of it is new; else the steps that are left."""
+    left, new = OFF_LOOP_BYTES, 0
+    try:
+        while new <= left:
+            left -= new
+            new = next(steps)
+    except StopIteration as end:
+        prompt: TokenizedPrompt = end.value
+        return prompt
+    return steps
 
 
 def _job(request: ChatRequest) -> Job:

@@ -163,9 +163,10 @@ def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     """A JSON body as the decoder's type; raises `CallerError` that names the field at fault."""
-    excess = excess_of(body, MAX_JSON_LEVELS)
-    if excess is not None:
-        raise _too_much(excess)
+    if len(body) > _SHORT_BYTES or body.count(b"[") + body.count(b"{") > MAX_JSON_LEVELS:
+        excess = excess_of(body, MAX_JSON_LEVELS)
+        if excess is not None:
+            raise _too_much(excess)
     try:
         if not body.isascii():
             check_unicode(body)
@@ -295,8 +296,6 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
     The document need not be valid JSON. One that has few brackets where a value may begin, few quotes and few commas is
     only searched for them. Another is looked at in parts of `part_bytes`, up to the first that is too much.
     """
-    if len(document) <= _SHORT_BYTES and document.count(b"[") + document.count(b"{") <= levels:
-        return None
     if _has_few(document, levels, part_bytes):
         return None
     scan = _Scan()

@@ -362,34 +362,15 @@ class _Ways:
     size_bytes: int = 0
 
 
-def plain_chat(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    options: Mapping[str, Any] | None,
-    salt: Hashable,
-    *,
-    add_generation_prompt: bool,
-) -> PlainChat | None:
-    """The chat, as it came; None if it has more in its messages. Tools and options are known to one `salt` only."""
-    contents: list[str] = []
-    roles: list[str] = []
-    for message in messages:
-        if type(message) is not dict or len(message) != 2:
-            return None
-        role, content = message.get("role"), message.get("content")
-        if role not in _ROLES or type(content) is not str or content.startswith(BILLING_LINE):
-            return None
-        roles.append(role)
-        contents.append(content)
-    if not 0 < len(roles) <= MOST_MESSAGES:
-        return None
-    if tools is None and not options:
-        return PlainChat((add_generation_prompt, *roles), contents)
+def _said_of(
+    tools: Sequence[Mapping[str, Any]] | None, options: Mapping[str, Any] | None, salt: Hashable
+) -> tuple[Hashable, ...] | None:
+    """What tells tools and options apart; None if they are too long."""
     try:
         said = msgspec.json.encode((tools, options))  # equal bytes: the same keys in the same order, and the same kinds
     except (TypeError, ValueError, OverflowError):
         return None
-    return PlainChat((add_generation_prompt, salt, said, *roles), contents) if len(said) <= MOST_TOOLS_BYTES else None
+    return (salt, said) if len(said) <= MOST_TOOLS_BYTES else None
 
 
 class ShapeMemo:
@@ -408,16 +389,41 @@ class ShapeMemo:
     def __repr__(self) -> str:
         return f"ShapeMemo({len(self._kinds)} kinds, {self.held_bytes} of {self._most_bytes} bytes)"
 
-    def render(self, chat: PlainChat) -> str | None:
-        """The chat's text; None if Jinja has to render it."""
-        ways = self._kinds.get(chat.kind)
-        if ways is None:
-            return None
-        for shape in ways.shapes:
-            text = shape.render(chat.contents)
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] | None,
+        salt: Hashable,
+        *,
+        add_generation_prompt: bool,
+    ) -> tuple[str | None, PlainChat | None]:
+        """The text of a chat, as it came; None if Jinja has to render it. And the chat, if it can be learned then.
+
+        Tools and options are known to one `salt` only.
+        """
+        contents: list[str] = []
+        roles: list[str] = []
+        for message in messages:
+            if type(message) is not dict or len(message) != 2:
+                return None, None
+            role, content = message.get("role"), message.get("content")
+            if role not in _ROLES or type(content) is not str or content.startswith(BILLING_LINE):
+                return None, None
+            roles.append(role)
+            contents.append(content)
+        if not 0 < len(roles) <= MOST_MESSAGES:
+            return None, None
+        said = _said_of(tools, options, salt) if tools is not None or options else ()
+        if said is None:
+            return None, None
+        kind = (add_generation_prompt, *said, *roles)
+        ways = self._kinds.get(kind)
+        for shape in () if ways is None else ways.shapes:
+            text = shape.render(contents)
             if text is not None:
-                return text
-        return None
+                return text, None
+        return None, PlainChat(kind, contents)
 
     def learn(
         self,

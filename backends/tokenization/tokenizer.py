@@ -18,7 +18,7 @@ from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, Token
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
 from plait.backends.tokenization.cuts import Cuts
-from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo, plain_chat
+from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo
 
 OF_TRANSFORMERS: Final = frozenset(
     {
@@ -222,8 +222,10 @@ class ChatTokenizer(ABC):
             raise CallerError("A chat needs at least one message.", param="messages")
         is_usual, plain = chat_template is None and not continue_final_message, None
         if is_usual:
-            plain = plain_chat(messages, tools, template_kwargs, salt, add_generation_prompt=add_generation_prompt)
-            if plain is not None and (text := self._shapes.render(plain)) is not None:
+            text, plain = self._shapes.render(
+                messages, tools, template_kwargs, salt, add_generation_prompt=add_generation_prompt
+            )
+            if text is not None:
                 return text
         prepared_tools = None if tools is None else template_tools(tools)
         try:

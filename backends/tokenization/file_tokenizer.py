@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from plait.backends.tokenization.chat_template import (
     import_transformers,
     render_by_transformers,
 )
-from plait.backends.tokenization.cuts import find_cuts
+from plait.backends.tokenization.cuts import PLAIN_WORD, find_cuts
 from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
 from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
 
@@ -39,6 +40,13 @@ _WORD: Final = re.compile(r"[\u0120\u2581]?[0-9A-Za-z]+[,.]?")
 """A token that may be a word. Vocabularies write the space before it as one of these characters."""
 
 
+_SPACE: Final = "\u0120"
+"""How byte-level vocabularies write a space."""
+
+_ID: Final = attrgetter("id")
+_NONE: Final = array("I")
+
+
 class FileTokenizer(ChatTokenizer):
     """A tokenizer.json. How chats are rendered is left to its kinds."""
 
@@ -46,7 +54,7 @@ class FileTokenizer(ChatTokenizer):
         super().__init__()
         self.name = name
         self.special_ids = special_ids
-        self._backend = backend
+        self._backend, self._merges = backend, backend.model
         files = json.loads(backend.to_str())
         self.longest_token_bytes = longest_token_bytes(files)
         around = ids_around(files)
@@ -63,12 +71,29 @@ class FileTokenizer(ChatTokenizer):
         return ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        """The ids of each part, without other tokens."""
-        try:
-            encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
-        except TypeError as error:
-            raise not_unicode() from error
-        return [array("I", encoding.ids) for encoding in encodings]
+        """The ids of each part, without other tokens. Those of English words and numbers come from the merges alone."""
+        pieces = None if self.cuts is None else self.cuts.pieces
+        ids: list[array[int]] = []
+        others: list[str] = []
+        for part in parts:
+            if pieces is not None and PLAIN_WORD.fullmatch(part):
+                of_part = array("I")
+                for piece in pieces.findall(part):
+                    of_part.extend(map(_ID, self._merges.tokenize(piece.replace(" ", _SPACE))))
+                ids.append(of_part)
+            else:
+                ids.append(_NONE)
+                others.append(part)
+        if others:
+            try:
+                encodings = self._backend.encode_batch_fast(others, add_special_tokens=False)
+            except TypeError as error:
+                raise not_unicode() from error
+            encoded = iter(encodings)
+            for place, of_part in enumerate(ids):
+                if of_part is _NONE:
+                    ids[place] = array("I", next(encoded).ids)
+        return ids
 
     def vocabulary(self) -> Mapping[str, int]:
         """All tokens with their ids."""

@@ -22,26 +22,15 @@ from plait.backends.tokenization.cuts import (
     WORDS_BETWEEN,
     find_cuts,
 )
-from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import WordMemo
 from plait.backends.tokenization.tokenizer import Tokenizer
 from tests.backends.tokenization.test_cuts import CLASSES, texts
-from tests.backends.tokenization.trained import VARIANTS, files_of, raw
+from tests.backends.tokenization.trained import VARIANTS, Files, files_of, raw
 
 SHIPPED = load_tokenizer("embedded")
 PATTERN = WORDS_BETWEEN
 PROSE = [f"Sentence {number} of a text, in which words (most of them) come again.\n" for number in range(200)]
-
-
-class Files(FileTokenizer):
-    """A tokenizer without chats, which needs no transformers."""
-
-    def _template(self, chat_template: str | None, tools: Any) -> str:
-        raise NotImplementedError
-
-    def _by_transformers(self, messages: Any, **options: Any) -> str:
-        raise NotImplementedError
 
 
 class Counting:

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RawTokenizer
 
 from plait.backends.tokenization.cuts import DEEPSEEK, LLAMA_3, O200K, QWEN_2, QWEN_3_5, RUNS, TEKKEN
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
 
 Json = dict[str, Any]
 
@@ -150,3 +151,13 @@ def _characters() -> dict[int, str]:
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
+
+
+class Files(FileTokenizer):
+    """A tokenizer without chats, which needs no transformers."""
+
+    def _template(self, chat_template: str | None, tools: Any) -> str:
+        raise NotImplementedError
+
+    def _by_transformers(self, messages: Any, **options: Any) -> str:
+        raise NotImplementedError

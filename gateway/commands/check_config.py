@@ -56,7 +56,7 @@ def _row(engine: FleetEngine) -> tuple[str, ...]:
 def _agreement(engine: FleetEngine) -> tuple[str, str]:
     """Whether the tokenizer and the template are the gateway's, as far as the engine says."""
     if "tokenizer" in engine.mismatches:
-        return "differs", "differs" if "a chat" in engine.mismatches["tokenizer"] else _UNKNOWN
+        return "differs", "differs" if "a chat" in str(engine.mismatches["tokenizer"]) else _UNKNOWN
     if engine.cache.kind is None:
         return _UNKNOWN, _UNKNOWN
     agreement = engine.cache.agreement

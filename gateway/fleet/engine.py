@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
 from time import time
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -36,6 +36,19 @@ HINTS: Final[Mapping[str, str]] = {
 }
 
 log = structlog.get_logger(__name__)
+
+
+class OtherCount(NamedTuple):
+    """The tokens that an engine and the gateway count in the same prompt."""
+
+    engine_tokens: int
+    gateway_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"the engine counts {self.engine_tokens} tokens in a prompt in which the gateway counts "
+            f"{self.gateway_tokens}"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +84,7 @@ class FleetEngine:
     last_error: str = ""
     """What went wrong last."""
 
-    mismatches: dict[str, str] = field(default_factory=dict)
+    mismatches: dict[str, str | OtherCount] = field(default_factory=dict)
     """What is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values."""
 
     contradictions: int = 0
@@ -119,7 +132,6 @@ class FleetEngine:
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             self.progress.sent(booking, now_s)
-            self.cache.evictions.begin(booking, leaf, call.prompt_tokens)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
@@ -128,7 +140,6 @@ class FleetEngine:
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
         self.progress.sent(booking, now_s)
-        self.cache.evictions.begin(booking, booking.leaf, booking.call.prompt_tokens)
         self.view.send(booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking) -> int:
@@ -159,7 +170,8 @@ class FleetEngine:
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = now_s
         self.progress.came(booking, now_s, is_whole=False)
-        self.cache.evictions.computed(booking)
+        if self.cache.reports:
+            self.cache.evictions.computed(booking)
         view = self.view
         view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
@@ -246,10 +258,10 @@ def engine_status(engine: FleetEngine) -> dict[str, str | None]:
 
 def degradation(engine: FleetEngine) -> str | None:
     """What keeps the gateway from knowing the engine's cache, or from predicting it rightly; None if nothing does."""
-    return "; ".join(filter(None, (engine.cache.problem, *engine.mismatches.values()))) or None
+    return "; ".join(map(str, filter(None, (engine.cache.problem, *engine.mismatches.values())))) or None
 
 
-def note(engine: FleetEngine, kind: str, problem: str | None) -> None:
+def note(engine: FleetEngine, kind: str, problem: str | OtherCount | None) -> None:
     """Keep what is wrong of one `kind` (None: nothing). A change is logged."""
     known = engine.mismatches.get(kind)
     if problem is None:
@@ -258,7 +270,7 @@ def note(engine: FleetEngine, kind: str, problem: str | None) -> None:
         return
     engine.mismatches[kind] = problem
     if known is None:
-        log.warning("engine differs", engine=engine.view.engine_id, about=kind, problem=problem, hint=HINTS[kind])
+        log.warning("engine differs", engine=engine.view.engine_id, about=kind, problem=str(problem), hint=HINTS[kind])
 
 
 def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, int]) -> str | None:
@@ -272,7 +284,8 @@ def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, 
 
 def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:
     """Compare the tokens that an answer counts with the gateway's: those of the prompt, and the cached ones."""
-    note_count(engine, booking.call, usage)
+    if booking.call.prompt_tokens != usage.prompt_tokens or "count" in engine.mismatches:
+        note_count(engine, booking.call, usage)
     if usage.cached_tokens is not None and engine.cache.reports:
         note_cached(engine, booking.placement.cached_tokens, usage.cached_tokens, booking.booked_s, now_s)
 
@@ -305,10 +318,10 @@ def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
     if call.prompt_hash is None:
         return
     if call.prompt_tokens == usage.prompt_tokens:
-        if "count" in engine.mismatches:
-            note(engine, "count", None)
+        note(engine, "count", None)
         return
-    problem = (
-        f"the engine counts {usage.prompt_tokens} tokens in a prompt in which the gateway counts {call.prompt_tokens}"
-    )
-    note(engine, "count", problem)
+    count = OtherCount(usage.prompt_tokens, call.prompt_tokens)
+    if "count" in engine.mismatches:
+        engine.mismatches["count"] = count  # that was told
+    else:
+        note(engine, "count", count)

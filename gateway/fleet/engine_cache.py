@@ -6,7 +6,7 @@ Estimated caches hold what their engines have generated, too: the next turn show
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
@@ -37,7 +37,8 @@ class EngineCache:
     asked for since. `last_report` is the latest. `problem` says why an engine that has our plugin has no usable report,
     or gets no token ids. `unconfirmed` holds the end time and the prefix of each ended call, until a report that was
     requested after that time confirms the prefix. `others` has the engine's calls that are not ours, and `answers` what
-    it has generated while it does not report. `evictions` are expected for the prompts still to be computed.
+    it has generated while it does not report. The prompts of the calls that are `waiting` are still to be computed:
+    `evictions` are expected for them.
     """
 
     view: EngineView
@@ -45,6 +46,7 @@ class EngineCache:
     kv_tokens: int | None
     others: OthersCalls
     answers: EstimatedAnswers
+    waiting: Collection[Booking]
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
@@ -117,18 +119,20 @@ class EngineCache:
 
         `usage` is that of a whole answer.
         """
-        self.evictions.given_up(booking)
         if self.reports:
+            self.evictions.given_up(booking)
             self.view.residency.touch(booking.leaf)
             self.unconfirmed.append((now_s, booking.leaf))
         else:
-            if usage is not None:
-                self.answers.ended(self.view.engine_id, booking.call, usage)
+            call = booking.call  # nothing is learnt of a prompt that the engine has counted differently
+            if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
+                self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
 
     def given_up(self, booking: Booking) -> None:
         """A call will not be computed, or not to its end: nothing is expected of it any more."""
-        self.evictions.given_up(booking)
+        if self.reports:
+            self.evictions.given_up(booking)
         self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
     def _apply(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
@@ -169,7 +173,8 @@ class EngineCache:
         self.view.free_tokens = float(state.kv_free_tokens)
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
             residency.unbook(self.unconfirmed.popleft()[1])
-        self.evictions.update(state.kv_free_tokens)
+        prompts = {booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting}
+        self.evictions.update(state.kv_free_tokens, prompts)
 
     def _estimate(self, state: CacheState) -> None:
         """The engine's blocks have names that the gateway's prompts do not have. A new process has an empty cache."""
@@ -181,7 +186,7 @@ class EngineCache:
     def _assume_unconfirmed(self) -> None:
         """From now on the cache is estimated."""
         self.view.free_tokens = None
-        self.evictions.update(None)
+        self.evictions.end()
         while self.unconfirmed:
             self.view.residency.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
 
@@ -200,46 +205,41 @@ class ExpectedEvictions:
 
     Blocks that are expected to be evicted do not count as held. They are expected anew with each report. It shows which
     blocks of these prompts the engine has stored already, how much room is left, and what was really evicted. A prompt
-    that is booked after a report counts from the next one on. Engines report between iterations, and often begin such a
-    prompt together with the calls that come soon after it.
+    that the engine was sent after a report counts from the next one on. Engines report between iterations, and often
+    begin such a prompt together with the calls that come soon after it.
     """
 
     def __init__(self, residency: Residency, block_tokens: int) -> None:
         self._residency = residency
         self._block_tokens = block_tokens
         self._prompts: dict[object, Prompt] = {}
-        self._booked_since: dict[object, Prompt] = {}
         self._victims: list[Victim] = []
-        self._free_tokens: float | None = None
-        """Room in the engine's empty blocks at the latest report; None: not known."""
-
-    def begin(self, call: object, leaf: Node, prompt_tokens: int) -> None:
-        """A call was booked. Its prompt has `prompt_tokens`, and its whole blocks end at `leaf`."""
-        self._booked_since[call] = leaf, prompt_tokens
+        self._free_tokens = 0.0  # room in the engine's empty blocks at the latest report
 
     def computed(self, call: object) -> None:
         """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
-        self._booked_since.pop(call, None)
         if self._prompts.pop(call, None) is not None and not self._prompts:
             self._forget()
 
     def given_up(self, call: object) -> None:
         """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
-        self._booked_since.pop(call, None)
         if self._prompts.pop(call, None) is not None:
             self._expect()
 
-    def update(self, free_tokens: float | None) -> None:
-        """A report came: `free_tokens` fit into the empty blocks. None: no report is known, so nothing is expected."""
-        self._prompts |= self._booked_since
-        self._booked_since.clear()
-        self._free_tokens = free_tokens
+    def update(self, free_tokens: float, prompts: dict[object, Prompt]) -> None:
+        """A report came: `free_tokens` fit into the empty blocks. The engine still has to compute the `prompts`."""
+        self._prompts, self._free_tokens = prompts, free_tokens
         self._expect()
+
+    def end(self) -> None:
+        """There are no reports any more, so nothing is expected."""
+        self._prompts = {}
+        self._forget()
 
     def _expect(self) -> None:
         """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""
         self._forget()
-        if self._free_tokens is None or not self._prompts:
+        if not self._prompts:
             return
         seen: set[Node] = set()
         needed = sum(self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
@@ -280,11 +280,10 @@ class EstimatedAnswers:
         self._block_tokens = block_tokens
         self.answered = AnsweredPrompts(block_tokens)
 
-    def ended(self, engine_id: str, call: Call, usage: CallUsage) -> None:
-        """A call was answered. Nothing is learnt of a prompt that the engine has counted differently."""
-        if call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
-            before = call.block_hashes[-1] if call.block_hashes else None
-            self.answered.add(engine_id, call.prompt_hash, before, call.prompt_tokens, usage.output_tokens)
+    def ended(self, engine_id: str, prompt_hash: int, call: Call, output_tokens: int) -> None:
+        """A call was answered. Its engine has counted the tokens of its prompt as the gateway does."""
+        before = call.block_hashes[-1] if call.block_hashes else None
+        self.answered.add(engine_id, prompt_hash, before, call.prompt_tokens, output_tokens)
 
     def arrived(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None

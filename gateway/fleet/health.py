@@ -177,13 +177,19 @@ class Health:
         if sent_s < self.ejected_s:
             return False
         self._failures_in_a_row = 0
-        self._record(now_s, failed=False)
+        if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
+            self._begin_second(now_s)
+        self._seconds[-1].calls += 1
         return self.state is not HealthState.UP and self.on(HealthEvent.SUCCEEDED)
 
     def failed(self, cause: str, now_s: float) -> bool:
         """A call failed here; True if the engine is to be ejected, which `eject` does."""
         self._failures_in_a_row += 1
-        self._record(now_s, failed=True)
+        if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
+            self._begin_second(now_s)
+        self._seconds[-1].calls += 1
+        self._seconds[-1].failures += 1
+        self._forget_old(now_s)
         limits = self.limits
         if self.state is HealthState.PROBATION or self._failures_in_a_row >= limits.consecutive_failures:
             return True
@@ -221,12 +227,12 @@ class Health:
         self.next_probe_s = now_s + self.limits.probe_s
         return self.on(HealthEvent.PASSED, self.cause)
 
-    def _record(self, now_s: float, *, failed: bool) -> None:
-        """Count an outcome. The window is kept by the second, so that it stays short at any rate."""
-        if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
-            self._seconds.append(_Second(now_s))
-        self._seconds[-1].calls += 1
-        self._seconds[-1].failures += failed
+    def _begin_second(self, now_s: float) -> None:
+        """Outcomes count in another second. The window is kept by the second, so that it stays short at any rate."""
+        self._seconds.append(_Second(now_s))
+        self._forget_old(now_s)
+
+    def _forget_old(self, now_s: float) -> None:
         while self._seconds[0].begun_s < now_s - self.limits.window_s:
             self._seconds.popleft()
 

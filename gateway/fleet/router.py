@@ -196,8 +196,9 @@ class Router:
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
-        cache = EngineCache(view, self.block_tokens, kv_tokens, others, self.answers)
-        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=Progress(hang_s))
+        progress = Progress(hang_s)
+        cache = EngineCache(view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting)
+        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=progress)
 
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.fleet.engine_cache import ExpectedEvictions
+from plait.gateway.fleet.engine_cache import ExpectedEvictions, Prompt
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -26,6 +26,7 @@ class Engine:
         self.tree = PrefixTree()
         self.residency = Residency("a", self.tree)
         self.evictions = ExpectedEvictions(self.residency, BLOCK_TOKENS)
+        self.prompts: dict[object, Prompt] = {}
         self.report(*stored, free_tokens=free_tokens)
 
     def report(self, *stored: str, removed: str = "", free_tokens: float = 0) -> None:
@@ -34,13 +35,20 @@ class Engine:
             self.residency.resident.remove(hashes(removed)[-1])
         for text in stored:
             self.residency.resident.store(None, list(hashes(text)))
-        self.evictions.update(free_tokens)
+        self.evictions.update(free_tokens, dict(self.prompts))
 
     def book(self, text: str, rest_tokens: int = 0) -> str:
+        self.send(text, text, rest_tokens)
+        return text
+
+    def send(self, call: object, text: str, rest_tokens: int) -> None:
         leaf = self.tree.insert(hashes(text))
         self.residency.book(leaf)
-        self.evictions.begin(text, leaf, BLOCK_TOKENS * len(text) + rest_tokens)
-        return text
+        self.prompts[call] = leaf, BLOCK_TOKENS * len(text) + rest_tokens
+
+    def compute(self, call: object) -> None:
+        del self.prompts[call]
+        self.evictions.computed(call)
 
     def held(self, text: str) -> int:
         return self.residency.held_blocks(self.tree.match(hashes(text)))
@@ -107,12 +115,12 @@ def test_the_expectation_ends_with_the_last_prompt() -> None:
     engine = Engine("abcdef")
     first, second = engine.book("m"), engine.book("n")
     engine.report()
-    engine.evictions.computed(first)
+    engine.compute(first)
     assert engine.held("abcdef") == 4, "a report will show which of them have gone"
     later = engine.book("o")
-    engine.evictions.computed(second)
+    engine.compute(second)
     assert engine.held("abcdef") == 6
-    engine.evictions.computed(later)
+    engine.compute(later)
     engine.report()
     assert engine.held("abcdef") == 6, "none of them counts any more"
 
@@ -133,7 +141,7 @@ def test_without_reports_nothing_is_expected() -> None:
     engine = Engine("abcdef")
     engine.book("mnop")
     engine.report()
-    engine.evictions.update(None)
+    engine.evictions.end()
     engine.book("qrst")
     assert engine.held("abcdef") == 6
 
@@ -151,9 +159,7 @@ def test_the_shortage_is_that_of_all_blocks_that_are_missing_each_once(
     """However many reports there were before."""
     engine = Engine("x" * 40, *stored, free_tokens=free_tokens)
     for number, text in enumerate(prompts):
-        leaf = engine.tree.insert(hashes(text))
-        engine.residency.book(leaf)
-        engine.evictions.begin(number, leaf, BLOCK_TOKENS * len(text) + rest_tokens)
+        engine.send(number, text, rest_tokens)
         if number in reports:
             engine.report(free_tokens=free_tokens)
     engine.report(free_tokens=free_tokens)

@@ -9,7 +9,7 @@ from plait.policy.costs.delay import Asked, DelayCost, offer
 from plait.policy.costs.situation import Situation, placed
 from plait.policy.placement.least_delay import with_copies
 from plait.policy.placement.policies import Plain, Policy
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.types import Call, Placement
 
 TERMS: Final = tuple(term.name for term in fields(DelayCost))
 """The parts of the sum."""
@@ -25,8 +25,6 @@ def without(term: str) -> Policy:
         sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]
-        exploits = 2 * chosen.held_blocks * call.block_tokens > call.prompt_tokens
-        reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
-        return placed(call, chosen.engine, reason, chosen.held_blocks, chosen.cost)
+        return placed(call, chosen.engine, None, chosen.held_blocks, chosen.cost)
 
     return Plain(place)

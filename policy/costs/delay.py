@@ -19,7 +19,7 @@ from typing import Final
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
 from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.types import Call, Placement
 
 STALLED_SHARE = 0.5
 """Of the calls that are there, so many still decode when a new prompt is computed."""
@@ -92,7 +92,7 @@ class Asked:
     def of(cls, call: Call, situation: Situation) -> Asked:
         """`call` in this situation."""
         ttft_s = inf if call.slo is None or call.slo.ttft_s is None else call.slo.ttft_s
-        output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming
+        output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming()
         costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
         return cls(call, output_tokens, ttft_s, coming.rate_s, ELSEWHERE * costs.added_s(tokens, 0)[0])
 
@@ -230,9 +230,8 @@ def change_gain_s(
     there_s = delay_beside(asked, there, held_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
     blocks = cached_blocks(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
-    reason = PlacementReason.EXPLOIT if 2 * blocks * call.block_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
-    return gain_s, placed(call, here, reason, blocks, cost)
+    return gain_s, placed(call, here, None, blocks, cost)
 
 
 def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) -> float:

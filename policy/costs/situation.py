@@ -7,7 +7,8 @@ engine is chosen. `engines` holds only eligible engines: healthy, not draining, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import exp
 from typing import Final, NamedTuple
 
@@ -29,7 +30,9 @@ class Coming(NamedTuple):
     prompt_tokens: float
 
 
-NOTHING_COMES = Coming(0.0, 0.0)
+def nothing_comes() -> Coming:
+    """What is expected where no call has come."""
+    return Coming(0.0, 0.0)
 
 
 class Traffic:
@@ -112,7 +115,7 @@ class Situation(NamedTuple):
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
     task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
-    `coming` are the calls of its model that each engine has to expect.
+    `coming` returns the calls of its model that each engine has to expect.
     """
 
     path: Sequence[Segment]
@@ -122,7 +125,7 @@ class Situation(NamedTuple):
     traffic: Traffic = NO_TRAFFIC
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
-    coming: Coming = NOTHING_COMES
+    coming: Callable[[], Coming] = nothing_comes
 
 
 class Demand:
@@ -196,7 +199,7 @@ class Demand:
             self._traffic.get((call.model, call.group is not None), self._nothing),
             0 if call.group is None else self.siblings(call.group),
             passed,
-            NOTHING_COMES if arrivals is None else arrivals.coming(len(engines), now_s),
+            nothing_comes if arrivals is None else partial(arrivals.coming, len(engines), now_s),
         )
 
     def siblings(self, group: TaskGroup) -> int:
@@ -223,12 +226,17 @@ def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
 def placed(
     call: Call,
     engine: EngineView,
-    reason: PlacementReason,
+    reason: PlacementReason | None,
     held_blocks: int,
     cost: Cost | None = None,
     *,
     meets_ttft: bool | None = None,
 ) -> Placement:
-    """The placement of `call` on `engine`, which has `held_blocks` of its prompt."""
+    """The placement of `call` on `engine`, which has `held_blocks` of its prompt.
+
+    Without a `reason`, the call exploits the cache if more than half of its prompt is there, and explores else.
+    """
     cached_tokens = held_blocks * call.block_tokens
+    if reason is None:
+        reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, meets_ttft)

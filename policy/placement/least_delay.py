@@ -37,7 +37,7 @@ from plait.policy.costs.delay import (
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import USES_S
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.types import Call, Placement
 
 FEW: Final = 4
 """So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,
@@ -57,8 +57,13 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 
     A call with a TTFT goes to an engine that is expected to meet it. If none is, the call goes
     where its first token is expected first. A call of a task group without a TTFT goes where that is best for the
-    whole group.
+    whole group. Where there is one engine and no TTFT, nothing has to be computed.
     """
+    if len(situation.engines) == 1 and (call.slo is None or call.slo.ttft_s is None):
+        engine = situation.engines[0]
+        if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
+            engine.queue.expire(situation.now_s)
+        return placed(call, engine, None, cached_blocks(call, situation, engine))
     asked = Asked.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
@@ -66,13 +71,11 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         best = best_for_group(asked, situation.siblings, _offers(asked, situation, engines))
     elif len(engines) <= FEW:
         offers: Sequence[Offer] = list(map(partial(offer, asked, situation), engines))
-        best = min(with_copies(asked, situation, engines, offers) if len(engines) > 1 else offers, key=_rank)
+        best = min(with_copies(asked, situation, engines, offers), key=_rank)
     else:
         best = best_of_many(asked, situation, engines)
-    exploits = 2 * best.held_blocks * call.block_tokens > call.prompt_tokens
-    reason = PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE
     meets_ttft = None if asked.ttft_s == inf else best.rank[0] <= 0
-    return placed(call, best.engine, reason, best.held_blocks, best.cost, meets_ttft=meets_ttft)
+    return placed(call, best.engine, None, best.held_blocks, best.cost, meets_ttft=meets_ttft)
 
 
 def with_copies(

@@ -291,7 +291,7 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
 @given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4), uses=st.sampled_from((0, 1, 50)))
 def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: int) -> None:
     costs = naive_of_all(engines, "prefix", uses)
-    fleet = used(situation(*engines, turn=turn), uses)._replace(coming=COMING)
+    fleet = used(situation(*engines, turn=turn), uses)._replace(coming=lambda: COMING)
     chosen = least_delay(call_of("prefix"), fleet).engine_id
     assert costs[int(chosen)] == pytest.approx(min(costs))
 
@@ -334,7 +334,7 @@ def choice(
 ) -> tuple[Asked, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
     engines, passed = chosen
-    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=COMING)
+    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=lambda: COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)

@@ -173,7 +173,9 @@ class EngineCache:
         self.view.free_tokens = float(state.kv_free_tokens)
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
             residency.unbook(self.unconfirmed.popleft()[1])
-        prompts = {booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting}
+        prompts: dict[object, Prompt] = {
+            booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting
+        }
         self.evictions.update(state.kv_free_tokens, prompts)
 
     def _estimate(self, state: CacheState) -> None:

@@ -282,6 +282,8 @@ class PrefixTree:
 
     `ends` has, for each engine, the nodes with resident blocks by the last one of these. `_only_child` has nodes that
     may be merged with their only child. `_most_children` is the most children of the root since its dict was made.
+    `_matched` is the latest match while the tree is as it was then: the chain, its length, and the path. A call is
+    booked in the moment in which it is placed, so it need not be matched twice.
     """
 
     def __init__(self) -> None:
@@ -290,6 +292,7 @@ class PrefixTree:
         self._blocks = 0
         self._most_children = 0
         self._only_child: dict[Node, None] = {}
+        self._matched: tuple[Sequence[int], int, list[Segment]] | None = None
 
     def __len__(self) -> int:
         """Blocks in the tree."""
@@ -323,11 +326,14 @@ class PrefixTree:
             else:  # the last blocks are equal, so all are
                 segments.append(Segment(child, blocks))
             position, node = end, child
+        self._matched = hashes, length, segments
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
         """Insert a chain that begins at the root. Returns the chain's last node, which ends at the chain's end."""
-        path = self.match(hashes)
+        chain, length, path = self._matched or (None, 0, [])
+        if chain is not hashes or length != len(hashes):
+            path = self.match(hashes)
         if not path:
             return self.add_leaf(self.root, hashes) if len(hashes) else self.root
         node, blocks = path[-1]
@@ -340,6 +346,7 @@ class PrefixTree:
         """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
         leaf = Node(parent, parent.start_blocks + len(parent.hashes), array("Q", hashes))
         parent.add_child(leaf)
+        self._matched = None
         self._blocks += len(leaf.hashes)
         return leaf
 
@@ -352,6 +359,7 @@ class PrefixTree:
         if node.parent is None or node.children or any(h.bookings or h.sharers for h in node.holdings.values()):
             return self.add_leaf(node, hashes)
         node.hashes.extend(hashes)
+        self._matched = None
         self._blocks += len(hashes)
         return node
 
@@ -362,6 +370,7 @@ class PrefixTree:
         """
         assert node.parent is not None
         assert 0 < blocks < len(node)
+        self._matched = None
         upper = Node(node.parent, node.start_blocks, node.hashes[:blocks])
         upper.use_count, upper.used_s = node.use_count, node.used_s
         node.parent.add_child(upper)
@@ -382,7 +391,7 @@ class PrefixTree:
 
         An engine needs all blocks of a node that calls span, and else its resident ones.
         """
-        removed = 0
+        removed, self._matched = 0, None
         while (parent := node.parent) is not None and node.only_child is None and not node.branches:
             keep, blocks, holding = 0, len(node.hashes), node.first
             if holding is not None:
@@ -422,7 +431,7 @@ class PrefixTree:
 
         The lower part stays the same object, as when a node is split.
         """
-        parent = upper.parent
+        parent, self._matched = upper.parent, None
         assert parent is not None
         lower = upper.only_child
         if lower is None or parent.children.get(upper.hashes[0]) is not upper or not upper.can_join(lower):

@@ -60,6 +60,29 @@ def test_a_leaf_spells_its_chain_whatever_is_split_later(inserted: list[list[int
 
 
 @settings(deadline=None)
+@given(chains=st.lists(CHAINS, min_size=2, max_size=5), data=st.data())
+def test_what_was_matched_before_is_inserted_as_the_tree_is_now(chains: list[list[int]], data: st.DataObject) -> None:
+    """Whatever has happened to the tree, or to the chain itself."""
+    tree, known = PrefixTree(), [hashes(blocks) for blocks in chains]
+    for step in range(6):
+        chain_, other = (data.draw(st.sampled_from(known), label=f"{what} {step}") for what in ("matched", "other"))
+        path = tree.match(chain_)
+        change = data.draw(st.sampled_from(("nothing", "insert", "prune", "extend", "tidy", "grow")), label="change")
+        if change == "insert":
+            tree.insert(other)
+        elif change == "prune" and path:
+            tree.prune(path[-1].node)
+        elif change == "extend" and path and path[-1].blocks == len(path[-1].node):
+            tree.extend(path[-1].node, chain_[_blocks(path) :] or array("Q", [1_000 + step]))
+        elif change == "tidy":
+            tree.tidy()
+        elif change == "grow":
+            chain_.append(2_000 + step)
+        assert spelled(tree.insert(chain_)) == list(chain_)
+        tree.check()
+
+
+@settings(deadline=None)
 @given(inserted=st.lists(CHAINS, max_size=8), data=st.data())
 def test_pruning_takes_what_nobody_holds_and_nothing_else(inserted: list[list[int]], data: st.DataObject) -> None:
     tree = PrefixTree()

@@ -101,6 +101,15 @@ def test_pruning_takes_what_nobody_holds_and_nothing_else(inserted: list[list[in
     assert set(block_index(tree)) == {block for blocks in held for block in hashes(blocks)}
 
 
+def test_what_was_stored_since_the_match_is_not_inserted_again() -> None:
+    tree = PrefixTree()
+    leaf, longer = tree.insert(hashes([1, 2])), hashes([1, 2, 3])
+    assert tree.match(longer) == [Segment(leaf, 2)]
+    tree.extend(leaf, longer[2:])
+    assert tree.insert(longer) is leaf
+    tree.check()
+
+
 def test_a_partial_match_splits_a_node() -> None:
     tree = PrefixTree()
     first = tree.insert(hashes([1, 2, 3, 4]))

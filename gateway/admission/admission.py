@@ -1,27 +1,31 @@
 """Admission: what a tenant may use, which sessions may be live, what waits for its engine, and what is refused.
 
 A synchronous core; each event carries its time. Both the gateway and the simulator drive it. A call's session may be
-held first. Then the call is in the `Queue`: placed in a line, or until its tenant may have another one placed.
-See docs/design/admission.md.
+held first (docs/design/sessions.md). Then the call is placed, and sent at once if its engine has room. Else it is in
+the `Queue`. See docs/design/admission.md.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Final
 
-from plait.backends.errors import LimitError, OverloadedError, PlaitError, SessionWaitingError
-from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
-from plait.gateway.admission.lines import AHEAD_S, Lines
-from plait.gateway.admission.session_gates import SessionGates
+import structlog
+
+from plait.backends.errors import LimitError, PlaitError, SessionWaitingError
+from plait.gateway.admission.backlog import Waiting
+from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.queue import Queue
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.sessions.session_gate import CHAT_TOKENS
+from plait.policy.sessions.session_gate import CHAT_TOKENS, SessionGate, Turn
+from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call
 
 KEPT = "It keeps its place: send it again."
@@ -35,13 +39,10 @@ GRACE_S: Final = 10.0
 MOST_KEPT: Final = 10_000
 """So many places are kept. Beyond, the oldest are given up."""
 
-DECODE_SHARE = 1 / 16
-"""The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
+LOOK_S: Final = 0.25
+"""While sessions are held, room may come as time passes: so often it is looked for."""
 
-COLD = 4.0
-"""While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
-of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
-"""
+log = structlog.get_logger(__name__)
 
 
 class Admission:
@@ -63,12 +64,12 @@ class Admission:
         ahead_s: float = AHEAD_S,
         chat_tokens: float = CHAT_TOKENS,
     ) -> None:
-        shares = FairShares(weights)
+        self._shares = FairShares(weights)
         self._uses: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self.queue = Queue(
             router,
             at,
-            shares,
+            self._shares,
             limits,
             self._uses,
             max_wait_s=max_wait_s,
@@ -76,8 +77,10 @@ class Admission:
             on_sent=self._sent,
             on_given_up=self._given_up,
         )
-        self.sessions = SessionGates(router, at, shares.weight, self._freed, chat_tokens)
+        self.sessions = SessionGates(router, at, self._shares.weight, self._freed, chat_tokens)
+        self._lines = self.queue.lines
         self._limits = limits
+        self._busy = set[str]()  # and tenants that were busy lately
         self._places = KeptPlaces()
         self._numbers = count()
 
@@ -101,6 +104,11 @@ class Admission:
         """What a tenant uses now."""
         return self._uses[tenant]
 
+    def busy(self) -> Collection[str]:
+        """The tenants that have calls here."""
+        self._busy = {tenant for tenant in self._busy if self.queue.wants(tenant)}
+        return self._busy
+
     # Events.
 
     def enter(self, call: Waiting, now_s: float) -> None:
@@ -110,17 +118,18 @@ class Admission:
         """
         use, limits = self._uses[call.tenant], self._limits(call.tenant)
         number = self._places.take(call, now_s) if self._places.kept else None
-        call.is_back = number is not None
-        if number is None:
-            if not call.is_leased:
-                use.check_rate(limits, call.tokens, now_s)
-            number = next(self._numbers)
-        call.number = number
-        is_new = not call.is_back  # another one has counted before, and was taken
+        is_new = number is None  # another one has counted before, and was taken
+        if is_new and not call.is_leased and (limits.has_rates or use.has_rates):
+            use.check_rate(limits, call.tokens, now_s)
+        call.number, call.is_back = next(self._numbers) if number is None else number, not is_new
         passes = self.sessions.arrive(call, now_s)
         try:
             if passes:
-                self.queue.enter(call, limits, now_s)
+                self._busy.add(call.tenant)
+                if use.running < limits.max_running:
+                    self._lines.place(call, now_s)
+                if not call.is_sent:
+                    self.queue.wait(call, now_s)
             elif not self.sessions.has_begun(call):
                 others = self.sessions.waiting(call) - 1
                 self.queue.check_limit(call, self.queue.waiting(call.tenant, call.call.model) + others)
@@ -128,18 +137,21 @@ class Admission:
             self.sessions.gone(call, now_s)
             raise
         call.is_back = call.is_back or not passes
-        if is_new and (limits.calls_per_s < inf or limits.tokens_per_s < inf):
+        if is_new and limits.has_rates:
             use.enter(call.tokens)
-        if call.is_sent:
-            if call.turn is not None:
-                call.turn.gate.sent(call.turn)
-        elif is_new and passes:
-            self.queue.shed(call, now_s)
+        if call.is_sent and call.turn is not None:
+            call.turn.gate.sent(call.turn)
 
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
-        self.queue.left(call, used_tokens, now_s)
-        self.sessions.left(call, used_tokens, now_s)
+        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        assert call.booking is not None
+        self._lines.room.left(call.booking.placement.engine_id, call.tenant)
+        self._uses[call.tenant].running -= 1
+        if self.queue.held:
+            self.queue.place_held(call.tenant, now_s)
+        if call.turn is not None:
+            self.sessions.left(call, call.turn, used_tokens, now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone before it was sent, or in that moment."""
@@ -169,7 +181,7 @@ class Admission:
 
     def limits_changed(self, now_s: float) -> None:
         """Tenants may have more running."""
-        for tenant in list(self.queue.busy()):
+        for tenant in list(self.busy()):
             self.queue.place_held(tenant, now_s)
 
     def check(self, entered: Iterable[Waiting]) -> None:
@@ -182,8 +194,12 @@ class Admission:
 
     def _freed(self, call: Waiting, now_s: float) -> None:
         """A call's session is not held any more."""
+        self._busy.add(call.tenant)
         try:
-            self.queue.enter(call, self._limits(call.tenant), now_s)
+            if self._uses[call.tenant].running < self._limits(call.tenant).max_running:
+                self._lines.place(call, now_s)
+            if not call.is_sent:
+                self.queue.wait(call, now_s)
         except PlaitError as error:
             call.error = error
             self._given_up(call, now_s)
@@ -234,201 +250,158 @@ def _same(call: Waiting) -> tuple[object, ...]:
     return call.tenant, asked.model, asked.prompt_tokens, asked.output_limit, asked.prompt_hash, last
 
 
-class Queue:
-    """The calls that wait for engines. No call is to wait longer than `max_wait_s`, as predicted.
+def _all(_model: str) -> float:
+    """The part of a gateway that is alone."""
+    return 1.0
 
-    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns those of a tenant,
-    and `uses` has what each uses. `at` schedules what comes later. `on_sent` is called with a call that has waited when
-    it is to be sent, and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by
-    model.
+
+class SessionGates:
+    """The session gates, by base model. `on_free` is called with each call that was held, when it is to be placed.
+
+    `weight` returns a tenant's weight. Prompts of fewer than `chat_tokens` that extend no other are chat (infinite:
+    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have, and `part` says
+    how much of it is this gateway's: several share it.
     """
 
     def __init__(
         self,
         router: Router,
         at: At,
-        shares: FairShares,
-        limits: Callable[[str], TenantLimits],
-        uses: Mapping[str, TenantUse],
+        weight: Callable[[str], float],
+        on_free: Callable[[Waiting, float], None],
+        chat_tokens: float = CHAT_TOKENS,
         *,
-        max_wait_s: float,
-        ahead_s: float,
-        on_sent: Callable[[Waiting, float], None],
-        on_given_up: Callable[[Waiting, float], None],
+        part: Callable[[str], float] = _all,
     ) -> None:
-        self.backlogs: dict[str, Backlog] = {}
-        self._lines = Lines(router, at, shares, ahead_s, on_sent=self._sent, on_failed=self._failed)
-        self._shares = shares
+        self.gates: dict[str, SessionGate] = {}
+        self.part = part
+        self.caches: Callable[[Router, str], Caches | None] = self._caches
         self._router = router
-        self._limits = limits
-        self._uses = uses
-        self._max_wait_s = max_wait_s
-        self._on_sent = on_sent
-        self._on_given_up = on_given_up
-        self._busy = set[str]()  # and tenants that were busy lately
-        self._held: dict[str, deque[Waiting]] = {}  # calls beyond their tenants' `max_running`, which are not placed
+        self._at = at
+        self._weight = weight
+        self._on_free = on_free
+        self._chat_tokens = chat_tokens
+        self._held: dict[Turn, Waiting] = {}
+        self._closed: set[SessionGate] = set()  # as was logged
+        self._is_looking = False
 
-    def waiting(self, tenant: str, model: str) -> int:
-        """How many calls of a tenant wait for a model."""
-        return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
+    def _caches(self, router: Router, model: str) -> Caches | None:
+        return caches(router, model, self.part(model))
 
-    def most_waiting(self, tenant: str) -> int:
-        """How many calls of a tenant wait for the model for which most wait."""
-        return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
+    def arrive(self, call: Waiting, now_s: float) -> bool:
+        """A call has come. Returns whether it passes; if not, it is held until `on_free` is called with it."""
+        if self._chat_tokens == inf:
+            return True
+        model = self._router.models.bases.get(call.call.model, call.call.model)
+        gate = self.gates.get(model) or self._new_gate(model)
+        if gate is None:
+            return True
+        turn = call.turn = gate.arrive(call, now_s)
+        if turn.is_held:
+            self._held[turn] = call
+        if gate.held.turns:
+            freed = self._released(gate, now_s)
+            if turn in freed:
+                freed.remove(turn)
+                del self._held[turn]
+            self._free(freed, now_s)
+            self._look_soon(now_s)
+        if gate.worth.is_closed is not (gate in self._closed):
+            self._tell(gate)
+        return not turn.is_held
 
-    def busy(self) -> Collection[str]:
-        """The tenants that have calls here."""
-        self._busy = {tenant for tenant in self._busy if self.wants(tenant)}
-        return self._busy
+    def left(self, call: Waiting, turn: Turn, used_tokens: int | None, now_s: float) -> None:
+        """A call that was sent has ended, and its turn."""
+        gate, call.turn = turn.gate, None
+        output_tokens = None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens)
+        gate.ended(turn, output_tokens, now_s)
+        if gate.held.turns or now_s >= gate.worth.due_s:
+            self._free(self._released(gate, now_s), now_s)
 
-    def wants(self, tenant: str) -> int:
-        """How many calls of a tenant are placed, or would be with a higher `max_running`."""
-        return self._uses[tenant].running + len(self._held.get(tenant, ()))
+    def gone(self, call: Waiting, now_s: float) -> None:
+        """A call is not to be answered, held or not."""
+        turn, call.turn = call.turn, None
+        if turn is not None:
+            gate = turn.gate
+            self._held.pop(turn, None)
+            gate.gone(turn, now_s)
+            if gate.held.turns or now_s >= gate.worth.due_s:
+                self._free(self._released(gate, now_s), now_s)
 
-    # Events.
+    # What is held.
 
-    def enter(self, call: Waiting, limits: TenantLimits, now_s: float) -> None:
-        """A call is placed, and sent at once, or it waits. Raises `PlaitError` if no engine takes it.
+    def waiting(self, call: Waiting) -> int:
+        """How many calls of the same tenant and model are held."""
+        return 0 if call.turn is None else len(call.turn.gate.held.of(call.tenant))
 
-        `limits` are those of its tenant.
-        """
-        use = self._uses[call.tenant]
-        self._busy.add(call.tenant)
-        if use.running < limits.max_running:
-            self._lines.place(call, now_s)
-            use.running += 1
-        if not call.is_sent:
-            self._wait(call, now_s)
+    def has_begun(self, call: Waiting) -> bool:
+        """Whether a held call goes on with a context: the session would be lost without it."""
+        return call.turn is not None and call.turn.context is not None and call.turn.context.ended_s is not None
 
-    def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
-        """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
-        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
-        assert call.booking is not None
-        self._lines.room.left(call.booking.placement.engine_id, call.tenant)
-        self._uses[call.tenant].running -= 1
-        if self._held:
-            self.place_held(call.tenant, now_s)
+    def outlook(self, call: Waiting) -> tuple[int, float]:
+        """A held call's place among those of its tenant, and the seconds until it goes, as predicted."""
+        assert call.turn is not None
+        return call.turn.gate.held.outlook(call.turn)
 
-    def unsent(self, call: Waiting, now_s: float) -> None:
-        """The client of a call has gone in the moment in which it was sent."""
-        call.is_sent = False
-        self._shares.correct(call.tenant, -call.tokens)
-        self._lines.room.left(call.engine_id, call.tenant)
-        self._lines.leave(call, now_s)
-        self._uses[call.tenant].running -= 1
-        self.place_held(call.tenant, now_s)
-
-    def leave(self, call: Waiting, now_s: float) -> None:
-        """A waiting call does not wait any more, and is not sent."""
-        self.backlogs[call.call.model].remove(call)
-        if call.booking is None:
-            self._held[call.tenant].remove(call)
-        else:
-            self._lines.leave(call, now_s)
-            self._uses[call.tenant].running -= 1
-            self.place_held(call.tenant, now_s)
-
-    def refine(self, call: Waiting) -> None:
-        """The objectives of a waiting call have changed."""
-        if call.booking is not None:
-            self._lines.refine(call)
-        call.rank = rank_of(call.call)
-        self.backlogs[call.call.model].mark(call)
-
-    def shed(self, call: Waiting, now_s: float) -> None:
-        """A new call waits. Give up calls until nobody is expected to wait longer than the bound."""
-        backlog = self.backlogs[call.call.model]
-        most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
-        while (victim := backlog.excess(call.tenant, most_s)) is not None:
-            self.leave(victim, now_s)
-            calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
-            text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
-            self._give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
-
-    def check_limit(self, call: Waiting, waiting: int) -> None:
-        """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
-        most = self._limits(call.tenant).max_waiting
-        if waiting >= most and not call.is_back:
-            backlog = self.backlogs.get(call.call.model)
-            wait_s = backlog.tenant_wait_s(call.tenant) if backlog is not None and backlog.waiting(call.tenant) else 0.0
-            raise LimitError(
-                f"{most} calls of this tenant wait already, the most that may.",
-                code="too_many_waiting", retry_after_s=max(1.0, wait_s),
-            )  # fmt: skip
-
-    def check(self, calls: Sequence[Waiting]) -> None:
+    def check(self, entered: Iterable[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""
-        waiting = [call for call in calls if not call.is_sent and call.error is None]
-        assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
-        for backlog in self.backlogs.values():
-            backlog.check()
-        self._lines.check(call for call in waiting if call.booking is not None)
-        placed = Counter(call.tenant for call in calls if call.booking is not None)
-        assert all(self._uses[tenant].running == running for tenant, running in placed.items())
+        held = {call.turn: call for call in entered if call.turn is not None and call.turn.is_held}
+        assert held == self._held
+        for gate in self.gates.values():
+            gate.check()
 
-    # Waiting.
+    # The gates.
 
-    def _wait(self, call: Waiting, now_s: float) -> None:
-        """A call waits: in the line of its engine, or until its tenant may have another one placed."""
-        try:
-            self.check_limit(call, self.waiting(call.tenant, call.call.model))
-        except LimitError:
-            if call.booking is not None:
-                self._lines.leave(call, now_s)
-                self._uses[call.tenant].running -= 1
-            raise
-        backlog = self.backlogs.get(call.call.model)
-        if backlog is None:
-            engines = len(self._router.models.able(call.call.model))
-            backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
-        call.work_s = _predicted_s(self._router, call)
-        call.rank, call.priority = rank_of(call.call), call.call.priority
-        backlog.add(call)
-        if call.booking is None:
-            held = self._held.setdefault(call.tenant, deque())
-            held.append(call)
-            if call.is_back:
-                self._held[call.tenant] = deque(sorted(held, key=lambda one: one.number))
-        else:
-            self._lines.join(call, now_s)
+    def _new_gate(self, model: str) -> SessionGate | None:
+        """The gate for a base model that has none so far; None if no engine serves it."""
+        if not self._router.models.able(model):
+            return None
+        look = partial(self.caches, self._router, model)
+        gate = self.gates[model] = SessionGate(self._router.block_tokens, look, self._weight, self._chat_tokens)
+        return gate
 
-    def _sent(self, call: Waiting, now_s: float) -> None:
-        """A call that has waited is to be sent."""
-        self.backlogs[call.call.model].sent(call, now_s)
-        self._on_sent(call, now_s)
+    def _released(self, gate: SessionGate, now_s: float) -> list[Turn]:
+        released = gate.release(now_s)
+        if gate.worth.is_closed is not (gate in self._closed):
+            self._tell(gate)
+        return released
 
-    def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
-        """No engine takes a call that has waited."""
-        self.backlogs[call.call.model].remove(call)
-        self._give_up(call, error, now_s)
-        self._uses[call.tenant].running -= 1
-        self.place_held(call.tenant, now_s)
+    def _tell(self, gate: SessionGate) -> None:
+        """Log that the gate has closed or opened, and why."""
+        worth = gate.worth
+        (self._closed.add if worth.is_closed else self._closed.remove)(gate)
+        log.info(
+            "sessions are held" if worth.is_closed else "sessions are held no more",
+            model=next(model for model, one in self.gates.items() if one is gate),
+            value=round(worth.value, 2), load=round(worth.load, 2), live=len(gate.live),
+            live_tokens=gate.tokens, kv_tokens=0 if worth.caches is None else worth.caches.kv_tokens,
+        )  # fmt: skip
 
-    def place_held(self, tenant: str, now_s: float) -> None:
-        """Place the calls that a tenant may have running now, as after one that is gone."""
-        use, held = self._uses[tenant], self._held.get(tenant)
-        while held and use.running < self._limits(tenant).max_running:
-            call = held.popleft()
-            try:
-                self._lines.place(call, now_s)
-            except PlaitError as error:
-                self.backlogs[call.call.model].remove(call)
-                self._give_up(call, error, now_s)
-                continue
-            use.running += 1
-            self._sent(call, now_s) if call.is_sent else self._lines.join(call, now_s)
+    def _free(self, turns: Iterable[Turn], now_s: float) -> None:
+        for turn in turns:
+            self._on_free(self._held.pop(turn), now_s)
 
-    def _give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
-        call.error = error
-        self._on_given_up(call, now_s)
+    def _look_soon(self, now_s: float) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._at(now_s + LOOK_S, self._look)
+
+    def _look(self, now_s: float) -> None:
+        self._is_looking = False
+        for gate in self.gates.values():
+            self._free(self._released(gate, now_s), now_s)
+        if self._held:
+            self._look_soon(now_s)
 
 
-def _predicted_s(router: Router, call: Waiting) -> float:
-    """The engine time that a call counts with while it waits."""
-    engines = router.models.able(call.call.model)
-    if not engines:
-        return 0.0
-    costs, prompt_tokens = engines[0].cost_model, call.call.prompt_tokens
-    cached_tokens = 0 if call.booking is None else call.booking.placement.cached_tokens
-    prefill_s = costs.prefill_time_s(max(0, prompt_tokens - cached_tokens), cached_tokens)
-    return prefill_s + DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)
+def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
+    """A part of the engines that take calls for a model, and of their KV.
+
+    None if one of the engines does not say how much it has.
+    """
+    views = router.models.able(model)
+    sizes = [router.engines[view.engine_id].cache.estimated_tokens for view in views]
+    if not views or not all(sizes):
+        return None
+    slowness = sum(view.slowness for view in views) / len(views)
+    return Caches(part * len(views), int(part * sum(filter(None, sizes))), views[0].cost_model, slowness)

@@ -17,6 +17,7 @@ from typing import Final
 
 from plait.backends.errors import PlaitError
 from plait.gateway.admission.backlog import Waiting, rank_of
+from plait.gateway.admission.tenants import TenantUse
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
@@ -62,15 +63,24 @@ Failed = Callable[[Waiting, PlaitError, float], None]
 class Lines:
     """The calls that are placed and wait, in a line for each engine. An engine is sent prompts of `ahead_s`.
 
-    Tenants go by `shares`. `at` schedules what comes later. `on_sent` is called with a call that has waited when it is
-    to be sent, and `on_failed` with one that no engine takes any more.
+    Tenants go by `shares`. `uses` counts the calls of each that are placed. `at` schedules what comes later. `on_sent`
+    is called with a call that has waited when it is to be sent, and `on_failed` with one that no engine takes any more.
     """
 
     def __init__(
-        self, router: Router, at: At, shares: FairShares, ahead_s: float, *, on_sent: Sent, on_failed: Failed
+        self,
+        router: Router,
+        at: At,
+        shares: FairShares,
+        uses: Mapping[str, TenantUse],
+        ahead_s: float,
+        *,
+        on_sent: Sent,
+        on_failed: Failed,
     ) -> None:
         self._router = router
         self._shares = shares
+        self._uses = uses
         self.room = Room(ahead_s, shares)
         self._on_sent = on_sent
         self._on_failed = on_failed
@@ -90,6 +100,7 @@ class Lines:
         is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
         call.is_sent = is_next and self.room.has(router.engines[engine_id].view, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent)
+        self._uses[call.tenant].running += 1
         if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
             self.room.sent[engine_id, call.tenant] += 1
@@ -104,15 +115,20 @@ class Lines:
         self._router.waiting += 1
         self._look_when_due(engine_id, call.tenant, now_s)
 
+    def unsent(self, call: Waiting, now_s: float) -> None:
+        """The client of a call has gone in the moment in which it was sent."""
+        self.room.left(call.engine_id, call.tenant)
+        self._uses[call.tenant].running -= 1
+        self._release(call, now_s)
+
     def leave(self, call: Waiting, now_s: float) -> None:
         """A placed call is not to be sent."""
+        self._uses[call.tenant].running -= 1
         line = self._lines.get(call.engine_id)
         if line is not None and call in line:
             line.remove(call)
             self._router.waiting -= 1
-        assert call.booking is not None
-        self._router.release(call.booking, now_s, delivered=False)
-        call.booking = None
+        self._release(call, now_s)
 
     def refine(self, call: Waiting) -> None:
         """The objectives of a waiting call have changed. If its class has, it goes to the end there."""
@@ -129,6 +145,11 @@ class Lines:
             line.check()
 
     # Events.
+
+    def _release(self, call: Waiting, now_s: float) -> None:
+        assert call.booking is not None
+        self._router.release(call.booking, now_s, delivered=False)
+        call.booking = None
 
     def _on_earlier(self, tenant: str) -> None:
         for line in self._lines.values():
@@ -167,6 +188,7 @@ class Lines:
             self._shares.serve(call.tenant, call.tokens)
             self.leave(call, now_s)
             call.booking = self._router.book(call.call, placement, now_s, waits=True)
+            self._uses[call.tenant].running += 1
             self._send(call, now_s)
             if self._router.waiting:
                 self._alarms.now(engine_id)
@@ -372,8 +394,8 @@ class Room:
 
     def left(self, engine_id: str, tenant: str) -> None:
         """A call that an engine was sent has ended."""
-        self.sent[engine_id, tenant] -= 1
-        if not self.sent[engine_id, tenant]:
+        sent = self.sent[engine_id, tenant] = self.sent[engine_id, tenant] - 1
+        if not sent:
             del self.sent[engine_id, tenant]
 
     def has(self, view: EngineView, tenant: str | None, now_s: float) -> bool:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Final
 
-from plait.gateway.admission.admission import Admission
-from plait.gateway.admission.session_gates import caches
+from plait.gateway.admission.admission import Admission, caches
 from plait.gateway.admission.tenants import TenantTerms, running_of, waiting_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.store.event_log import Need
@@ -46,7 +45,7 @@ def part_of_engines(model: str, router: Router, parts: Mapping[str, int] | None)
 def _of_calls(admission: Admission, terms: TenantTerms) -> Iterator[tuple[str, Need]]:
     if not terms.have_counts:
         return
-    for tenant in admission.queue.busy():
+    for tenant in admission.busy():
         whole = terms.whole(tenant)
         if whole.max_running < inf:
             yield running_of(tenant), Need(int(whole.max_running), admission.queue.wants(tenant))

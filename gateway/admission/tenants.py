@@ -8,7 +8,7 @@ key or a name. `/metrics` may be open, so it shows labels only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import digest
 from math import inf
@@ -67,6 +67,10 @@ class TenantLimits:
     tokens_per_s: float = inf
     max_running: float = inf
     max_waiting: float = inf
+    has_rates: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_rates", self.calls_per_s < inf or self.tokens_per_s < inf)
 
 
 UNLIMITED = TenantLimits()
@@ -74,9 +78,13 @@ UNLIMITED = TenantLimits()
 
 @dataclass(slots=True)
 class TenantUse:
-    """What one tenant uses. `running` counts its admitted calls. Rates are token buckets that hold `BURST_S` of use."""
+    """What one tenant uses. `running` counts its calls that are placed.
+
+    Rates are token buckets that hold `BURST_S` of use. The tenant `has_rates` since its latest call, or had none then.
+    """
 
     running: int = 0
+    has_rates: bool = False
     _calls: float = 0.0
     _tokens: float = 0.0
     _at_s: float = -inf
@@ -86,7 +94,8 @@ class TenantUse:
 
         A call above a whole burst may go if nothing was used before.
         """
-        if limits.calls_per_s == inf == limits.tokens_per_s:
+        self.has_rates = limits.has_rates
+        if not limits.has_rates:
             self._at_s = -inf  # what was used without a limit does not count later
             return
         elapsed_s = now_s - self._at_s

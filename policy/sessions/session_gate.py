@@ -25,7 +25,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 from plait.policy.sessions.known import Context, KnownSessions, Session, marked_block
 from plait.policy.sessions.live import LiveSessions
@@ -54,17 +54,28 @@ BETWEEN_KEPT: Final = 0.9
 """What a mean keeps with each further one."""
 
 
-class Arrival(NamedTuple):
-    """A call as the gate sees it, and the `session` that its client has named (empty: none).
+class Arrival(Protocol):
+    """A call as the gate sees it."""
 
-    One that `passes` is never held: the others of its program wait for it.
-    """
+    @property
+    def call(self) -> Call:
+        """What is asked."""
 
-    call: Call
-    output_tokens: int
-    tenant: str = ""
-    session: str = ""
-    passes: bool = False
+    @property
+    def output_tokens(self) -> int:
+        """What is expected of its answer."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose call it is."""
+
+    @property
+    def session(self) -> str:
+        """The session that its client has named; empty: none."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is never held: the others of its program wait for it."""
 
 
 @dataclass(slots=True, eq=False)

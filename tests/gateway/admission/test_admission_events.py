@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         for call in self.fleet.entered:
             if call.is_sent:
                 sent[self.fleet.engine_of(call) or "", call.tenant] += 1
-        assert dict(self.fleet.admission.queue._lines.room.sent) == dict(sent)
+        assert dict(self.fleet.admission.queue.lines.room.sent) == dict(sent)
 
     @invariant()
     def slots_are_kept(self) -> None:

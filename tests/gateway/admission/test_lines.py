@@ -13,7 +13,7 @@ SOON_S = 0.01
 
 
 def room_of(fleet: WaitingFleet) -> Room:
-    return fleet.admission.queue._lines.room
+    return fleet.admission.queue.lines.room
 
 
 def full_fleet() -> tuple[WaitingFleet, list[Waiting], list[Waiting]]:

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from plait.backends.errors import LimitError, NoEngineError, SessionWaitingError
+from plait.gateway.admission.admission import caches
 from plait.gateway.admission.metrics import AdmissionCollector
-from plait.gateway.admission.session_gates import caches
 from plait.gateway.admission.tenants import UNLIMITED, TenantLimits
 from plait.policy.sessions.session_gate import MOST_HELD_S
 from tests.gateway.admission.waiting_fleet import WaitingFleet

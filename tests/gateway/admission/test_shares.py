@@ -30,7 +30,7 @@ def test_without_limits_nothing_is_needed() -> None:
     fleet = WaitingFleet("x")
     fleet.enter("a", 100)
     assert needs(fleet.admission, TenantTerms(AdmissionConfig(), TenantIds(b"s")), fleet.router) == {}
-    assert fleet.admission.queue.busy() == {"a"}
+    assert fleet.admission.busy() == {"a"}
     assert fleet.limits == UNLIMITED
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from itertools import count
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.admission import COLD, Admission
+from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
+from plait.gateway.admission.queue import COLD
 from plait.gateway.admission.tenants import UNLIMITED, TenantLimits
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router

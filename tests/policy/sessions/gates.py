@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 from zlib import crc32
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.sessions.session_gate import Arrival, SessionGate, Turn
+from plait.policy.sessions.session_gate import SessionGate, Turn
 from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call, Slo
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 """An iteration takes 10 ms, and a millisecond more for each token."""
+
+
+class Arrival(NamedTuple):
+    """A call that comes to a gate."""
+
+    call: Call
+    output_tokens: int
+    tenant: str
+    session: str
+    passes: bool
 
 
 def prompt_of(text: str) -> list[int]:

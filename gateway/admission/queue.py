@@ -1,0 +1,194 @@
+"""The queue: the calls that wait for engines, and those that are given up because too much waits.
+
+A synchronous core; each event carries its time. See docs/design/admission.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from plait.backends.errors import LimitError, OverloadedError, PlaitError
+from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
+from plait.gateway.admission.lines import Lines
+from plait.gateway.admission.tenants import TenantLimits, TenantUse
+from plait.gateway.fleet.router import Router
+from plait.gateway.timer import At
+from plait.policy.admission.fair_shares import FairShares
+
+DECODE_SHARE = 1 / 16
+"""The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
+
+COLD = 4.0
+"""While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
+of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
+"""
+
+
+class Queue:
+    """The calls that wait for engines. No call is to wait longer than `max_wait_s`, as predicted.
+
+    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns those of a tenant,
+    and `uses` has what each uses. `at` schedules what comes later. `on_sent` is called with a call that has waited when
+    it is to be sent, and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by
+    model. Calls that are placed wait in `lines`. Those beyond their tenants' `max_running` are `held`, and not placed.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        at: At,
+        shares: FairShares,
+        limits: Callable[[str], TenantLimits],
+        uses: Mapping[str, TenantUse],
+        *,
+        max_wait_s: float,
+        ahead_s: float,
+        on_sent: Callable[[Waiting, float], None],
+        on_given_up: Callable[[Waiting, float], None],
+    ) -> None:
+        self.backlogs: dict[str, Backlog] = {}
+        self.held: dict[str, deque[Waiting]] = {}
+        self.lines = Lines(router, at, shares, uses, ahead_s, on_sent=self._sent, on_failed=self._failed)
+        self._shares = shares
+        self._router = router
+        self._limits = limits
+        self._uses = uses
+        self._max_wait_s = max_wait_s
+        self._on_sent = on_sent
+        self._on_given_up = on_given_up
+
+    def waiting(self, tenant: str, model: str) -> int:
+        """How many calls of a tenant wait for a model."""
+        return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
+
+    def most_waiting(self, tenant: str) -> int:
+        """How many calls of a tenant wait for the model for which most wait."""
+        return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
+
+    def wants(self, tenant: str) -> int:
+        """How many calls of a tenant are placed, or would be with a higher `max_running`."""
+        return self._uses[tenant].running + len(self.held.get(tenant, ()))
+
+    # Events.
+
+    def wait(self, call: Waiting, now_s: float) -> None:
+        """A call waits: in the line of its engine, or until its tenant may have another one placed.
+
+        Raises `LimitError` if no further call of the tenant may wait. For a new call, others may be given up.
+        """
+        try:
+            self.check_limit(call, self.waiting(call.tenant, call.call.model))
+        except LimitError:
+            if call.booking is not None:
+                self.lines.leave(call, now_s)
+            raise
+        backlog = self.backlogs.get(call.call.model)
+        if backlog is None:
+            engines = len(self._router.models.able(call.call.model))
+            backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
+        call.work_s = _predicted_s(self._router, call)
+        call.rank, call.priority = rank_of(call.call), call.call.priority
+        backlog.add(call)
+        if call.booking is None:
+            held = self.held.setdefault(call.tenant, deque())
+            held.append(call)
+            if call.is_back:
+                self.held[call.tenant] = deque(sorted(held, key=lambda one: one.number))
+        else:
+            self.lines.join(call, now_s)
+        if not call.is_back:
+            self._shed(call, now_s)
+
+    def unsent(self, call: Waiting, now_s: float) -> None:
+        """The client of a call has gone in the moment in which it was sent."""
+        call.is_sent = False
+        self._shares.correct(call.tenant, -call.tokens)
+        self.lines.unsent(call, now_s)
+        self.place_held(call.tenant, now_s)
+
+    def leave(self, call: Waiting, now_s: float) -> None:
+        """A waiting call does not wait any more, and is not sent."""
+        self.backlogs[call.call.model].remove(call)
+        if call.booking is None:
+            self.held[call.tenant].remove(call)
+        else:
+            self.lines.leave(call, now_s)
+            self.place_held(call.tenant, now_s)
+
+    def refine(self, call: Waiting) -> None:
+        """The objectives of a waiting call have changed."""
+        if call.booking is not None:
+            self.lines.refine(call)
+        call.rank = rank_of(call.call)
+        self.backlogs[call.call.model].mark(call)
+
+    def _shed(self, call: Waiting, now_s: float) -> None:
+        """A new call waits. Give up calls until nobody is expected to wait longer than the bound."""
+        backlog = self.backlogs[call.call.model]
+        most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
+        while (victim := backlog.excess(call.tenant, most_s)) is not None:
+            self.leave(victim, now_s)
+            calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
+            text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
+            self._give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
+
+    def check_limit(self, call: Waiting, waiting: int) -> None:
+        """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
+        most = self._limits(call.tenant).max_waiting
+        if waiting >= most and not call.is_back:
+            backlog = self.backlogs.get(call.call.model)
+            wait_s = backlog.tenant_wait_s(call.tenant) if backlog is not None and backlog.waiting(call.tenant) else 0.0
+            raise LimitError(
+                f"{most} calls of this tenant wait already, the most that may.",
+                code="too_many_waiting", retry_after_s=max(1.0, wait_s),
+            )  # fmt: skip
+
+    def check(self, calls: Sequence[Waiting]) -> None:
+        """Assert the invariants, with all calls that have entered and not left; for tests."""
+        waiting = [call for call in calls if not call.is_sent and call.error is None]
+        assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
+        for backlog in self.backlogs.values():
+            backlog.check()
+        self.lines.check(call for call in waiting if call.booking is not None)
+        placed = Counter(call.tenant for call in calls if call.booking is not None)
+        assert all(self._uses[tenant].running == running for tenant, running in placed.items())
+
+    def _sent(self, call: Waiting, now_s: float) -> None:
+        """A call that has waited is to be sent."""
+        self.backlogs[call.call.model].sent(call, now_s)
+        self._on_sent(call, now_s)
+
+    def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        """No engine takes a call that has waited."""
+        self.backlogs[call.call.model].remove(call)
+        self._give_up(call, error, now_s)
+        self.place_held(call.tenant, now_s)
+
+    def place_held(self, tenant: str, now_s: float) -> None:
+        """Place the calls that a tenant may have running now, as after one that is gone."""
+        use, held = self._uses[tenant], self.held.get(tenant)
+        while held and use.running < self._limits(tenant).max_running:
+            call = held.popleft()
+            try:
+                self.lines.place(call, now_s)
+            except PlaitError as error:
+                self.backlogs[call.call.model].remove(call)
+                self._give_up(call, error, now_s)
+                continue
+            self._sent(call, now_s) if call.is_sent else self.lines.join(call, now_s)
+
+    def _give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        call.error = error
+        self._on_given_up(call, now_s)
+
+
+def _predicted_s(router: Router, call: Waiting) -> float:
+    """The engine time that a call counts with while it waits."""
+    engines = router.models.able(call.call.model)
+    if not engines:
+        return 0.0
+    costs, prompt_tokens = engines[0].cost_model, call.call.prompt_tokens
+    cached_tokens = 0 if call.booking is None else call.booking.placement.cached_tokens
+    prefill_s = costs.prefill_time_s(max(0, prompt_tokens - cached_tokens), cached_tokens)
+    return prefill_s + DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)

@@ -99,7 +99,8 @@ async def read_body(
 class Sink(Protocol):
     """Where the answer to a request goes. What is written waits in the sink until the client reads it.
 
-    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`.
+    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`. It also calls that
+    when it `is_drained`.
     """
 
     on_room: Callable[[], None] | None
@@ -107,6 +108,10 @@ class Sink(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the client has to read before more is written."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
 
     def start(self, status: int, headers: Headers) -> None:
         """The answer begins. Its head goes out with the first bytes of its body."""
@@ -117,7 +122,7 @@ class Sink(Protocol):
     def end(self, body: bytes | bytearray = b"") -> None:
         """The last piece of the body, or all of it. A long one makes the sink full until the client has read it."""
 
-    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Send what is written, and what is written `until` then. Raises what the sending raises."""
 
 
@@ -141,6 +146,11 @@ class AsgiSink:
         """Whether the client has to read before more is written."""
         return self._unsent_bytes > HIGH_WATER_BYTES
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return not self._messages
+
     def start(self, status: int, headers: Headers) -> None:
         """The answer begins."""
         self._head = status, headers
@@ -161,18 +171,21 @@ class AsgiSink:
             end = begin + PART_BYTES
             self._put(view[begin:end], more=end < len(body))
 
-    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Send what is written, and what is written `until` then."""
         if until is not None:
             until.add_done_callback(self._wake)
         while True:
             while self._messages:
                 message = self._messages[0]
-                await self._send(message)
+                try:
+                    await self._send(message)
+                except PlaitError:  # whoever takes the messages takes no more of them
+                    self._messages.clear()
+                    raise
                 self._messages.popleft()
-                was_full = self.is_full
                 self._unsent_bytes -= len(message.get("body", b""))
-                if was_full and not self.is_full and self.on_room is not None:
+                if self.on_room is not None and (not self._messages or not self.is_full):
                     self.on_room()
             if until is None or until.done():
                 return
@@ -205,6 +218,7 @@ class Nowhere:
 
     on_room: Callable[[], None] | None = None
     is_full: bool = False
+    is_drained: bool = True
 
     def start(self, status: int, headers: Headers) -> None:
         """The answer begins."""
@@ -215,7 +229,7 @@ class Nowhere:
     def end(self, body: bytes | bytearray = b"") -> None:
         """The last piece of the body."""
 
-    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Wait `until` then."""
         if until is not None:
             await until

@@ -44,7 +44,9 @@ WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
 BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
     "gateway/server/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
-    "gateway/calls/upstream.py: _advance": "an event has no caller to raise to: whoever waits for the end raises it",
+    "gateway/calls/relay.py: _step": "an event has no caller to raise to: whoever began the call is told",
+    "gateway/calls/relay.py: _send_booked": "whatever keeps a call from being sent, its booking has to end",
+    "gateway/calls/upstream.py: _advance": "an event has no caller to raise to: whoever began the call is told",
     "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",
     "backends/adapter/engine_tokenizer.py: read_fingerprint": (
         "a model may bring its tokenizer's code: whatever that raises, the engine has to start"

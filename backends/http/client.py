@@ -175,7 +175,7 @@ class _Opening:
         self, connect: Callable[[], Awaitable[Connection]], response: Response, head: bytes, body: bytes
     ) -> None:
         self._response = response
-        self._task = asyncio.ensure_future(self._open(connect, head, body))
+        self._task = asyncio.create_task(self._open(connect, head, body), name="connect")
 
     def resume(self) -> None:
         """Nothing has come that would have to be read."""

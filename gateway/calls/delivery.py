@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import msgspec
 
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, PlaitError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
-from plait.gateway.asgi import Headers, Sink
+from plait.gateway.asgi import Headers, Nowhere, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.membership.engine_link import EngineLink
@@ -28,6 +30,9 @@ class HeldSink(Sink, Protocol):
     def waits(self, position: int, expected_s: float) -> None:
         """Tell the client its place, and the seconds that it has to wait."""
 
+    def fail(self, error: PlaitError) -> None:
+        """Tell a client that has a status of the error that ended its call."""
+
 
 class HeldBytes(Protocol):
     """Where bytes count that are held for a call."""
@@ -37,6 +42,17 @@ class HeldBytes(Protocol):
 
     def free(self, size_bytes: int) -> None:
         """Count this much less."""
+
+
+class Cancellable(Protocol):
+    """What may be given up before its end."""
+
+    def close(self) -> None:
+        """Give it up."""
+
+
+OnEnd = Callable[[BaseException | None], None]
+NOWHERE: Final = Nowhere()
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -77,6 +93,11 @@ class Delivery(msgspec.Struct, eq=False):
     link: EngineLink | None = None  # to that attempt's engine
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
     charged: bool = False  # a retry was taken from the budget
+    sink: Sink = NOWHERE  # where its answer goes
+    exchange: Cancellable | None = None  # with the engine, while there is one
+    timer: asyncio.Handle | None = None  # of a call that waits
+    leasing: asyncio.Future[None] | None = None  # while the gateways' store is asked
+    on_end: OnEnd | None = None  # called once, with the error that ended it
 
     # What came back.
 

@@ -1,4 +1,4 @@
-"""The asyncio shell of admission. A call that waits for its engine waits here, and its client is told.
+"""Where calls wait for their engines, or for their sessions, and where their clients are told of it.
 
 A stream that waits gets its status after some seconds, and with the status a comment that says how long the wait is.
 Comments follow until the answer comes. They keep the client and proxies from giving up. Headers that are known only
@@ -12,18 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from plait.backends.errors import NoEngineError, PlaitError
+from plait.backends.errors import PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.answers.completions import AnswerForm, error_of
 from plait.gateway.asgi import Headers, Sink
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.fleet.booking import Booking
 from plait.gateway.timer import loop_time_s
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Counted for a call whose output limit is larger or absent, until it has ended."""
+
+Resume = Callable[[PlaitError | None], None]
 
 NOTICE_S = 10.0
 """Clients and proxies give up after a minute without a byte, some after less."""
@@ -43,10 +44,11 @@ class Gate:
         self._hold_s = hold_s
         self._notice_s = notice_s
 
-    async def enter(self, delivery: Delivery, prefer: str | None) -> Booking:
-        """Return the call's booking once it is to be sent; `left` has to follow. Raises `PlaitError` otherwise.
+    def enter(self, delivery: Delivery, prefer: str | None, resume: Resume) -> bool:
+        """Whether the call, which is placed, is to be sent now; `left` has to follow. Raises `PlaitError` otherwise.
 
-        It continues one that ran on the engine that it may `prefer`.
+        If it has to wait, `resume` is called once it is to be sent, or with the error of a call that is not; and
+        `gone` if its client goes before. It continues one that ran on the engine that it may `prefer`.
         """
         call = delivery.call
         output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
@@ -61,22 +63,52 @@ class Gate:
             session=delivery.turn_of,
             passes=delivery.output is not None or delivery.held_s is not None or call.group is not None,
         )
+        if self.leases is not None and not self.admission.has_place(waiting):
+            delivery.leasing = asyncio.ensure_future(self._lease(self.leases, delivery, waiting, resume))
+            return False
+        return self._admit(delivery, waiting, resume)
+
+    def _admit(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> bool:
+        self.admission.enter(waiting, loop_time_s())
+        if waiting.is_sent:
+            return True
+        if waiting.error is not None:
+            raise waiting.error
+        waiting.tell = partial(self._told, delivery, waiting, resume)
+        if delivery.may_leave:
+            delivery.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, delivery, waiting, resume)
+        elif delivery.held_stream is not None:
+            self._notice_later(delivery, waiting)
+        return False
+
+    async def _lease(self, leases: RateLeases, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
+        """Admit a call that the gateways' store allows."""
         try:
-            if self.leases is not None and not self.admission.has_place(waiting):
-                waiting.is_leased = await self.leases.take(waiting.tenant, waiting.tokens)
+            waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens)
             try:
-                self.admission.enter(waiting, loop_time_s())
+                is_sent = self._admit(delivery, waiting, resume)
             except PlaitError:  # a call that is refused there has not used what was leased for it
-                if self.leases is not None and waiting.is_leased:
-                    self.leases.put_back(waiting.tenant, waiting.tokens)
+                if waiting.is_leased:
+                    leases.put_back(waiting.tenant, waiting.tokens)
                 raise
-            if not waiting.is_sent:
-                await self._told(waiting, delivery)
         except PlaitError as error:
-            delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
-            raise
-        assert waiting.booking is not None
-        return waiting.booking
+            resume(error)
+        else:
+            if is_sent:
+                resume(None)
+        finally:
+            delivery.leasing = None
+
+    def gone(self, delivery: Delivery) -> None:
+        """The client of a call has gone before it was sent, or in that moment."""
+        waiting = delivery.waiting
+        if delivery.timer is not None:
+            delivery.timer.cancel()
+        if delivery.leasing is not None:
+            delivery.leasing.cancel()
+        elif waiting is not None and waiting.tell is not None:
+            waiting.tell = None
+            self.admission.gone(waiting, loop_time_s())
 
     def left(self, delivery: Delivery, now_s: float) -> None:
         """A call has ended; no effect if it was not let through."""
@@ -84,35 +116,29 @@ class Gate:
         if waiting is not None and waiting.is_sent:
             self.admission.left(waiting, None if usage is None else usage.prompt_tokens + usage.output_tokens, now_s)
 
-    async def _told(self, waiting: Waiting, delivery: Delivery) -> None:
-        told = asyncio.get_running_loop().create_future()
-        waiting.tell = partial(_tell, told)
-        if waiting.error is None:
-            try:
-                is_told = await self._hold(told, waiting, delivery)
-            except asyncio.CancelledError:  # the client has gone, or the gateway is stopping
-                self.admission.gone(waiting, loop_time_s())
-                raise
-            if not is_told:
-                raise self.admission.leave(waiting, loop_time_s())
-        if waiting.error is not None:
-            raise waiting.error
+    def _told(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
+        """A call that waits is to be sent, or has an error. It goes on once the event is over."""
+        if delivery.timer is not None:
+            delivery.timer.cancel()
+        delivery.timer = asyncio.get_running_loop().call_soon(self._resume, delivery, waiting, resume)
 
-    async def _hold(self, told: asyncio.Future[None], waiting: Waiting, delivery: Delivery) -> bool:
-        """Wait until the call is told, and tell its client; False if it may leave and has waited for long enough."""
-        if delivery.may_leave:
-            return bool((await asyncio.wait([told], timeout=self._hold_s))[0])
-        stream = delivery.held_stream
-        while stream is not None and not (await asyncio.wait([told], timeout=self._notice_s))[0]:
-            stream.waits(*self.admission.outlook(waiting))
-            await stream.flush()
-        await told
-        return True
+    def _resume(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
+        delivery.timer = waiting.tell = None
+        resume(waiting.error)
 
+    def _leave(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
+        """The client has waited for long enough: it may come back."""
+        delivery.timer = waiting.tell = None
+        resume(self.admission.leave(waiting, loop_time_s()))
 
-def _tell(told: asyncio.Future[None]) -> None:
-    if not told.done():
-        told.set_result(None)
+    def _notice_later(self, delivery: Delivery, waiting: Waiting) -> None:
+        delivery.timer = asyncio.get_running_loop().call_later(self._notice_s, self._notice, delivery, waiting)
+
+    def _notice(self, delivery: Delivery, waiting: Waiting) -> None:
+        """Tell the client that its call waits."""
+        assert delivery.held_stream is not None
+        delivery.held_stream.waits(*self.admission.outlook(waiting))
+        self._notice_later(delivery, waiting)
 
 
 OURS: Final = b"plait-"
@@ -144,6 +170,11 @@ class HeldStream:
     def is_full(self) -> bool:
         """Whether the client has to read before more is written."""
         return self._sink.is_full
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self._sink.is_drained
 
     def waits(self, position: int, expected_s: float) -> None:
         """Tell the client that its call is the tenant's `position`th that waits, and for how long it is expected to."""

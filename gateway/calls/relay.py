@@ -1,15 +1,21 @@
 """The relay: places a call, sends it to its engine, and tries another engine while the client has been told nothing.
 
-`Relay` awaits. What comes next after an attempt is decided by synchronous methods: `_close`, `_may_retry`, `_give_up`.
-However an attempt ends (answered, refused, failed, client gone, gateway stopping), `_close` settles, releases or fails
-its booking, exactly once.
+Nothing here waits. A call goes from event to event, and each decides what comes next:
+
+- `begin` places it (`_place`); it is sent at once (`_send`), or when admission lets it through (`_resume`);
+- its exchange ends (`_answered`): the call ends, or after a failure it is placed again (`_place_again`), perhaps after
+  a pause (`_book_again`);
+- its client goes, or the gateway stops (`cancel`).
+
+However an attempt ends, `_close` settles, releases or fails its booking, exactly once. However a call ends, `_finish`
+takes it out of the books, exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import random
 
@@ -25,11 +31,11 @@ from plait.backends.errors import (
 )
 from plait.gateway.asgi import Sink
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import CallWatch, Delivery
+from plait.gateway.calls.delivery import CallWatch, Delivery, OnEnd
 from plait.gateway.calls.gate import Gate, HeldStream
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
-from plait.gateway.calls.upstream import Upstream
+from plait.gateway.calls.upstream import Exchange, Upstream
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS
@@ -37,7 +43,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
-from plait.policy.types import Call
+from plait.policy.types import Call, Placement
 
 BUSY = frozenset((429, 503))
 """Statuses of an engine that has too many calls. The calls that it has taken may go on."""
@@ -105,20 +111,7 @@ class Relay:
 
     async def deliver(self, delivery: Delivery, sink: Sink) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
-        held = None
-        if delivery.call.streamed:
-            held = delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
-        else:
-            delivery.may_leave = True
-        try:
-            await self.run(delivery, sink)
-            if isinstance(delivery.problem, EngineError) and not delivery.response_started:
-                raise delivery.problem
-        except PlaitError as error:
-            if held is None or not held.has_begun:
-                raise
-            held.fail(error)
-            await held.flush()
+        await self._run(partial(self.begin, delivery, sink), delivery, sink)
 
     async def run(self, delivery: Delivery, sink: Sink) -> None:
         """Deliver a call whose client is told by others. How it ended is in its `problem`.
@@ -126,62 +119,183 @@ class Relay:
         In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
         it.
         """
+        await self._run(partial(self._begin, delivery, sink), delivery, sink)
+
+    async def _run(self, begin: Callable[[OnEnd], None], delivery: Delivery, sink: Sink) -> None:
+        """Begin to deliver a call, and send on what comes in the sink, until the call has ended. Raises its error."""
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        begin(partial(_set, ended))
+        try:
+            await sink.flush(ended)
+        except PlaitError as error:  # whoever takes the answer takes no more of it
+            if not isinstance(delivery.exchange, Exchange):
+                raise
+            delivery.exchange.end(error)
+            await sink.flush(ended)
+        finally:
+            if not ended.done():
+                self.cancel(delivery)
+        failure = ended.result()
+        if failure is not None:
+            raise failure
+
+    def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
+        """Place the call, send it, stream the answer back. `on_end` is called once, with the error to tell the client.
+
+        There is none to tell once an answer has begun.
+        """
+        if delivery.call.streamed:
+            delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
+        else:
+            delivery.may_leave = True
+        self._begin(delivery, sink, partial(_end_for_client, delivery, on_end))
+
+    def _begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
+        delivery.sink, delivery.on_end = sink, on_end
         if delivery.handle is not None:
             self._objectives.begin(delivery)
+        self._step(delivery, self._place)
+
+    def cancel(self, delivery: Delivery) -> None:
+        """The client has gone, or the gateway stops: the call ends where it is, and `on_end` is not called."""
+        exchange, booking = delivery.exchange, delivery.booking
+        if exchange is None:
+            self._gate.gone(delivery)
+        else:
+            exchange.close()
+            assert booking is not None
+            delivery.outcome = delivery.ended or "client_gone"
+            self._close(delivery, booking, None)
+        self._finish(delivery)
+
+    # What comes next.
+
+    def _step(self, delivery: Delivery, step: Callable[[Delivery], None]) -> None:
+        """Do what comes next of a call. An error ends its attempt, or the call."""
         try:
-            while True:
-                try:
-                    await self._attempt(delivery, sink)
-                except EngineError as error:
-                    if self._may_retry(delivery, error):
-                        continue
-                if delivery.response_started:
-                    delivery.status = delivery.engine_status
-                return
+            step(delivery)
+        except EngineError as error:
+            self._failed(delivery, error)
+        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
+            self._end(delivery, error)
+
+    def _place(self, delivery: Delivery) -> None:
+        """Place the call, and send it if it does not have to wait."""
+        try:
+            is_sent = self._gate.enter(delivery, self._preferred(delivery), partial(self._resume, delivery))
         except PlaitError as error:
-            delivery.status = error.status
+            delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             raise
-        finally:
-            if delivery.handle is not None:
-                self._objectives.end(delivery)
-            now_s = loop_time_s()
-            self._gate.left(delivery, now_s)
-            if delivery.charged:
-                self._router.retries.give_back(delivery.call.model)
-            _log(delivery, self._metrics.ended(delivery, now_s), now_s)
-            if self.watch is not None:
-                self.watch.ended(delivery, now_s)
+        if is_sent:
+            self._send(delivery)
 
-    def refine(self, handle: str, call: Call) -> None:
-        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
-        self._objectives.change(handle, call)
+    def _resume(self, delivery: Delivery, error: PlaitError | None) -> None:
+        """A call that has waited is to be sent, or has failed."""
+        if error is None:
+            self._step(delivery, self._send)
+        else:
+            delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
+            self._step(delivery, partial(_raise, error))
 
-    async def _attempt(self, delivery: Delivery, sink: Sink) -> None:
-        """Place the call and run it there."""
-        call, prefer, held = delivery.call, delivery.continues_on, delivery.held_stream
-        follows_session = bool(delivery.turn_of) and not call.prompt_tokens  # the prompt does not tell
-        if follows_session and prefer is None:
-            prefer = self._sessions.engine_of(delivery.tenant, delivery.turn_of, call.model)
-        if delivery.waiting is None:
-            booking = await self._gate.enter(delivery, prefer)
-        else:  # a retry does not wait
-            booking = await _booked_again(self._router, delivery, prefer)
-        engine_id = booking.placement.engine_id
+    def _send(self, delivery: Delivery) -> None:
+        """Send the call, which admission lets through."""
+        waiting = delivery.waiting
+        assert waiting is not None
+        assert waiting.booking is not None
+        self._send_booked(delivery, waiting.booking)
+
+    def _place_again(self, delivery: Delivery) -> None:
+        """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
+        avoid = delivery.avoids.union(engine_id for engine_id, _ in delivery.failures)
+        placement = self._selected(delivery, avoid)
+        if placement.engine_id in avoid:
+            delivery.timer = asyncio.get_running_loop().call_later(
+                _pause_s(delivery), self._step, delivery, partial(self._book_again, avoid)
+            )
+        else:
+            self._send_booked(delivery, self._router.book(delivery.call, placement, loop_time_s()))
+
+    def _book_again(self, avoid: frozenset[str], delivery: Delivery) -> None:
+        delivery.timer = None
+        placement = self._selected(delivery, avoid)
+        self._send_booked(delivery, self._router.book(delivery.call, placement, loop_time_s()))
+
+    def _selected(self, delivery: Delivery, avoid: frozenset[str]) -> Placement:
+        prefer = self._preferred(delivery)
+        return self._router.select(delivery.call, loop_time_s(), prefer=prefer, avoid=avoid, route=delivery.route)
+
+    def _preferred(self, delivery: Delivery) -> str | None:
+        """The engine that has what the call continues, if its prompt does not tell."""
+        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
+            return self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
+        return delivery.continues_on
+
+    def _send_booked(self, delivery: Delivery, booking: Booking) -> None:
+        """Send the call to the engine that it is booked on."""
+        engine_id, call, held = booking.placement.engine_id, delivery.call, delivery.held_stream
         delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
-        if follows_session:
+        if delivery.turn_of and not call.prompt_tokens:
             self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
         self._metrics.placed(booking)
         if self.watch is not None:
             self.watch.placed(delivery)
-        error: EngineError | None = None
+        sink = held if held is not None and held.has_begun else delivery.sink
         try:
-            await self._upstream.send(delivery, held if held is not None and held.has_begun else sink)
-        except EngineError as failure:
-            error = failure
-            raise
-        finally:
-            delivery.outcome = "failed" if error is not None else delivery.ended or "client_gone"
-            self._close(delivery, booking, error)
+            delivery.exchange = self._upstream.send(delivery, sink, partial(self._answered, delivery))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the booking has to end
+            self._answered(delivery, error)
+
+    def _answered(self, delivery: Delivery, error: BaseException | None) -> None:
+        """The engine's answer has ended, and perhaps the call."""
+        booking, failure = delivery.booking, error if isinstance(error, EngineError) else None
+        assert booking is not None
+        delivery.exchange = None
+        delivery.outcome = "failed" if failure is not None else delivery.ended or "client_gone"
+        self._close(delivery, booking, failure)
+        if failure is None:
+            self._end(delivery, error)
+        else:
+            self._failed(delivery, failure)
+
+    def _failed(self, delivery: Delivery, error: EngineError) -> None:
+        """An attempt has failed: another one follows, or the call ends."""
+        try:
+            again = self._may_retry(delivery, error)
+        except PlaitError as final:
+            self._end(delivery, final)
+            return
+        if again:
+            self._step(delivery, self._place_again)
+        else:
+            self._end(delivery, None)
+
+    def _end(self, delivery: Delivery, error: BaseException | None) -> None:
+        """The call has ended, with the error that is raised for it."""
+        if isinstance(error, PlaitError):
+            delivery.status = error.status
+        elif error is None and delivery.response_started:
+            delivery.status = delivery.engine_status
+        on_end = delivery.on_end
+        self._finish(delivery)
+        if on_end is not None:
+            on_end(error)
+
+    def _finish(self, delivery: Delivery) -> None:
+        """A call leaves the books, is counted, and the log gets its line."""
+        delivery.on_end = None
+        if delivery.handle is not None:
+            self._objectives.end(delivery)
+        now_s = loop_time_s()
+        self._gate.left(delivery, now_s)
+        if delivery.charged:
+            self._router.retries.give_back(delivery.call.model)
+        _log(delivery, self._metrics.ended(delivery, now_s), now_s)
+        if self.watch is not None:
+            self.watch.ended(delivery, now_s)
+
+    def refine(self, handle: str, call: Call) -> None:
+        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
+        self._objectives.change(handle, call)
 
     def _close(self, delivery: Delivery, booking: Booking, error: EngineError | None) -> None:
         """Settle, release or fail the booking, and tell those who look after the engines."""
@@ -307,15 +421,24 @@ def _tell_of_failure(delivery: Delivery, error: EngineError) -> None:
     )
 
 
-async def _booked_again(router: Router, delivery: Delivery, prefer: str | None) -> Booking:
-    """The booking of a call that has failed: on another engine, or after a pause on the same."""
-    avoid = delivery.avoids.union(engine_id for engine_id, _ in delivery.failures)
-    select = partial(router.select, delivery.call, prefer=prefer, avoid=avoid, route=delivery.route)
-    placement = select(loop_time_s())
-    if placement.engine_id in avoid:
-        await asyncio.sleep(_pause_s(delivery))
-        placement = select(loop_time_s())
-    return router.book(delivery.call, placement, loop_time_s())
+def _set(ended: asyncio.Future[BaseException | None], error: BaseException | None) -> None:
+    if not ended.done():
+        ended.set_result(error)
+
+
+def _raise(error: PlaitError, _delivery: Delivery) -> None:
+    raise error
+
+
+def _end_for_client(delivery: Delivery, on_end: OnEnd, error: BaseException | None) -> None:
+    """A call has ended: tell `on_end` of the error that its client is to be told. A stream that waits is told here."""
+    held = delivery.held_stream
+    if error is None and isinstance(delivery.problem, EngineError) and not delivery.response_started:
+        error = delivery.problem
+    if isinstance(error, PlaitError) and held is not None and held.has_begun:
+        held.fail(error)
+        error = None
+    on_end(error)
 
 
 def _pause_s(delivery: Delivery) -> float:

@@ -6,7 +6,6 @@ engine has sent a byte of an answer. Until then the call can move elsewhere.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container
 from typing import Final
 
@@ -22,10 +21,9 @@ from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
 from plait.gateway.asgi import Headers, Sink, presented_key
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.delivery import Delivery, OnEnd
 from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
-from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
 from plait.gateway.timer import loop_time_s
@@ -53,11 +51,11 @@ class Upstream:
         self.router = router
         self._forward_client_key = forward_client_key
 
-    async def send(self, delivery: Delivery, sink: Sink) -> None:
-        """Send the call and pass the answer on. What is wrong with it by the caller's fault is the `problem`.
+    def send(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> Exchange:
+        """Send the call and pass the answer on. `on_end` is called once the answer has ended, with its error.
 
-        Raises `EngineError` if the engine is at fault. A client that was told something by then has been sent an error
-        event too.
+        What is wrong with it by the caller's fault is the `problem`. If the engine is at fault, the error is an
+        `EngineError`; a client that was told something by then has been sent an error event too.
         """
         booking, link = delivery.booking, delivery.link
         assert booking is not None
@@ -68,14 +66,7 @@ class Upstream:
             cache.kind, call, placement, age_s, delivery.handle, agreement=cache.agreement
         )  # fmt: skip
         response = link.client.begin("POST", delivery.path, self._request_headers(delivery, link), body)
-        exchange = Exchange(self, delivery, booking, response, sink)
-        booking.give_up = exchange.forget
-        try:
-            await sink.flush(exchange.ended)
-            if exchange.error is not None:
-                raise exchange.error
-        finally:
-            exchange.close()
+        return Exchange(self, delivery, response, sink, on_end)
 
     def _request_headers(self, delivery: Delivery, link: EngineLink) -> list[tuple[bytes, bytes]]:
         headers = passed(delivery.headers, link.passed.to_engines)
@@ -90,19 +81,18 @@ class Upstream:
 class Exchange:
     """An engine's `response` to a call, on its way to the client's `sink`.
 
-    `ended` is done once the client has all of the answer, or the `error` is known that the answer ended with.
+    `on_end` is called once the client has all of the answer, or the error is known that the answer ended with.
     """
 
     __slots__ = (
-        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_latest_s"),
-        *("_progress", "_response", "_sink", "_stream", "_upstream", "ended", "error"),
+        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_latest_s", "_on_end"),
+        *("_progress", "_response", "_sink", "_stream", "_upstream"),
     )
 
-    def __init__(
-        self, upstream: Upstream, delivery: Delivery, booking: Booking, response: Response, sink: Sink
-    ) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.error: BaseException | None = None
+    def __init__(self, upstream: Upstream, delivery: Delivery, response: Response, sink: Sink, on_end: OnEnd) -> None:
+        booking = delivery.booking
+        assert booking is not None
+        self._on_end: OnEnd | None = on_end
         self._upstream = upstream
         self._delivery = delivery
         self._booking = booking
@@ -114,7 +104,7 @@ class Exchange:
         self._begun = False  # the client has been sent something of a stream
         self._is_written = False  # the client has to read the rest
         self._latest_s = 0.0  # when a piece of the stream came last
-        response.on_news, sink.on_room = self._advance, self._on_room
+        response.on_news, sink.on_room, booking.give_up = self._advance, self._on_room, self.forget
 
     def forget(self) -> None:
         """The engine serves later calls: wait for its first byte no more."""
@@ -123,9 +113,9 @@ class Exchange:
             self._response.source.fail(EngineTimeoutError(said))
 
     def close(self) -> None:
-        """The exchange is over, whether or not it has ended. What the engine has said of itself is kept."""
+        """The exchange is over, whether or not the answer has ended. What the engine has said of itself is kept."""
         delivery, response, stream = self._delivery, self._response, self._stream
-        response.on_news = self._sink.on_room = self._booking.give_up = None
+        self._on_end = response.on_news = self._sink.on_room = self._booking.give_up = None
         if response.source is not None:  # more may come
             response.abort()
         if stream is not None:
@@ -143,8 +133,6 @@ class Exchange:
 
     def _advance(self) -> None:
         """Something has come of the response, or it has ended, or the client has room for more."""
-        if self.ended.done():
-            return
         try:
             if self._is_written:
                 self._written()
@@ -156,8 +144,8 @@ class Exchange:
                 self._read_head()
         except EngineError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call; who waits for `ended` raises it
-            self._end(error)
+        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
+            self.end(error)
 
     def _read_head(self) -> None:
         """The head has come, or none will: then the error is raised."""
@@ -183,22 +171,25 @@ class Exchange:
         self._booking.client_is_slow = False
         self._advance()
 
-    def _end(self, error: BaseException | None) -> None:
-        self.error = error
-        self.ended.set_result(None)
+    def end(self, error: BaseException | None) -> None:
+        """The answer has ended, perhaps with an error."""
+        on_end = self._on_end
+        self.close()
+        if on_end is not None:
+            on_end(error)
 
     def _written(self) -> None:
-        """All of the answer is written: the exchange ends when the client has room for more."""
+        """All of the answer is written: the exchange ends when the client has it."""
         self._booking.client_is_slow = True  # the engine has sent all, whatever the client still has to read
         self._is_written = True
-        if not self._sink.is_full:
-            self.ended.set_result(None)
+        if self._sink.is_drained:
+            self.end(None)
 
     def _fail(self, error: EngineError, last: bytes = b"") -> None:
         """The engine is at fault. A client that has been told something gets the `last` events, and an error event."""
         if self._stream is not None and self._delivery.response_started:
             self._sink.end(last + self._delivery.form.error_event(error))
-        self._end(error)
+        self.end(error)
 
     # An answer that is not streamed.
 
@@ -309,7 +300,7 @@ class Exchange:
             return
         self._sink.end(events + rest if problem is None else events)
         if isinstance(problem, EngineError):  # the engine's own error event has been passed on
-            self._end(problem)
+            self.end(problem)
             return
         delivery.ended = "ok"
         delivery.problem = problem if problem is not None or text is None else text.problem

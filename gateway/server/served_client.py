@@ -7,7 +7,7 @@ a dict for each piece, and looks at each header anew. What both change is the st
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -67,6 +67,11 @@ class ServedClient(Client, eq=False):
     def is_full(self) -> bool:
         """Whether the client has to read before more is written."""
         return self.rest is not None or self.served.flow.write_paused
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self.rest is None
 
     def take_body(self, most_bytes: int) -> bytes | None:
         """The body of the request; None if it has not all come, or is longer."""
@@ -140,7 +145,7 @@ class ServedClient(Client, eq=False):
         if self.on_room is not None and not self.is_full:
             self.on_room()
 
-    async def flush(self, until: asyncio.Future[None] | None = None) -> None:
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Wait `until` then: what is written goes out by itself."""
         if until is not None:
             await until

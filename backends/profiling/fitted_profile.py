@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -10,7 +10,7 @@ import msgspec
 
 from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, ProfileSource
 from plait.backends.profiling.engine_probe import EngineIdentity
-from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
+from plait.backends.profiling.profile_fit import FittedModel, Point, Residual, fit_cost_model
 from plait.backends.profiling.profile_plan import Kind
 from plait.backends.profiling.profiler import Measured
 from plait.policy.costs.cost_model import CostModel
@@ -59,9 +59,17 @@ def fit_profile(measured: Measured, identity: EngineIdentity, circumstances: Cir
     """Fit a profile, and record in it how it was measured. Raises ValueError if there are too few measurements."""
     fitted = fit_cost_model(measured.points)
     source = _source(measured, identity, circumstances, fitted.request_s)
-    profile = _profile(fitted.costs, source, identity)
+    kv_tokens = identity.limits.kv_tokens or identity.limits.context_tokens
+    return written_profile(fitted, measured.points, source, kv_tokens)
+
+
+def written_profile(
+    fitted: FittedModel, points: Sequence[Point], source: ProfileSource, kv_tokens: int
+) -> FittedProfile:
+    """The fitted model as a profile, with the errors at these points that its written coefficients make."""
+    profile = _profile(fitted.costs, source, kv_tokens)
     written = replace(fitted, costs=profile.cost_model())
-    residuals = [written.residual(point) for point in measured.points]
+    residuals = [written.residual(point) for point in points]
     errors = [abs(residual.relative_error) for residual in residuals]
     pivot = written.costs.pivot()
     profile = msgspec.structs.replace(
@@ -72,7 +80,7 @@ def fit_profile(measured: Measured, identity: EngineIdentity, circumstances: Cir
     return FittedProfile(profile, residuals, fitted.request_s, fitted.prompt_token_s)
 
 
-def _profile(model: CostModel, source: ProfileSource, identity: EngineIdentity) -> Profile:
+def _profile(model: CostModel, source: ProfileSource, kv_tokens: int) -> Profile:
     """The coefficients in milliseconds."""
     long = model.long_attention
     return Profile(
@@ -85,7 +93,7 @@ def _profile(model: CostModel, source: ProfileSource, identity: EngineIdentity) 
         long_prefill=LongPrefill(
             long.threshold, *(_rounded(value * 1e3) for value in (long.new_s, long.sequence_s, long.product_s))
         ),
-        kv=Kv(identity.limits.kv_tokens or identity.limits.context_tokens),
+        kv=Kv(kv_tokens),
     )
 
 

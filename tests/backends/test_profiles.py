@@ -10,7 +10,9 @@ from msgspec import structs
 
 from plait.backends.profiles import Fit, Pivot, load_profile, shipped_profiles
 
-NAMES = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
+PUBLISHED = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
+MEASURED = ("h200-llama-8b",)
+NAMES = PUBLISHED + MEASURED
 
 GOOD = """
 efficiency = 0.5
@@ -46,8 +48,17 @@ def test_all_are_shipped() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_they_say_where_they_come_from(name: str) -> None:
     source = load_profile(name).source
-    assert "Preble" in source.provenance
+    assert ("Preble" if name in PUBLISHED else "python -m benchmarks forward_passes on 20") in source.provenance
     assert source.extrapolated
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_measured_one_has_its_errors(name: str) -> None:
+    fit = load_profile(name).fit
+    assert fit is not None
+    assert fit.points > 100
+    assert fit.mean_relative_error < 0.05
+    assert fit.max_relative_error < 0.15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +96,30 @@ def test_published_points(name: str, new: int, context: int, expected_ms: float)
     assert model.prefill_time_s(new, context) * 1e3 == pytest.approx(expected_ms, rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("a6000-mistral-7b", 198_516), ("a100-mistral-7b", 426_000)])
+# Milliseconds as measured: medians of `benchmarks/timing/h200-llama-8b.json`.
+@pytest.mark.parametrize(
+    ("work", "measured_ms"),
+    [
+        ([(1024, 0)], 26.97),
+        ([(2048, 32_768)], 115.0),
+        ([(1, 8192)], 5.057),
+        ([(1, 2048)] * 64, 9.338),
+        ([(512, 8192), *[(1, 1024)] * 16], 20.84),  # held out
+    ],
+)
+def test_measured_points(work: list[tuple[int, int]], measured_ms: float) -> None:
+    model = load_profile("h200-llama-8b").cost_model()
+    assert model.iteration_time_s(work) * 1e3 == pytest.approx(measured_ms, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("a6000-mistral-7b", 198_516),
+        ("a100-mistral-7b", 426_000),
+        ("h200-llama-8b", (150_109_880_320 * 9 // 10 - 16_059_990_016 - 2_281_701_376) // 131_072),
+    ],
+)
 def test_kv_capacity(name: str, tokens: int) -> None:
     assert load_profile(name).kv.tokens == tokens
 

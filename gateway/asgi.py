@@ -254,6 +254,9 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
         """The body of the request, if the server has all of it and offers it so."""
         return None
 
+    def give_back(self, body: bytes) -> None:
+        """The body is to be received as ASGI's messages all the same."""
+
     def gone(self) -> None:
         """The client has gone."""
         self.is_gone = True
@@ -341,8 +344,15 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes | by
 
 async def send_error(send: Send, error: PlaitError, request_id: str, body: bytes | None = None) -> None:
     """Send an error with its status: an OpenAI error object, or another `body`."""
-    headers = [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))]
-    await send_whole(send, error.status, headers, error.body() if body is None else body)
+    sink = AsgiSink(send)
+    write_error(sink, error, request_id, body)
+    await sink.flush()
+
+
+def write_error(sink: Sink, error: PlaitError, request_id: str, body: bytes | None = None) -> None:
+    """Write an error with its status: an OpenAI error object, or another `body`."""
+    sink.start(error.status, [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))])
+    sink.end(error.body() if body is None else body)
 
 
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:

@@ -44,6 +44,7 @@ WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
 BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
     "gateway/server/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
+    "gateway/server/open_requests.py: begin": "a defect in a request has to be answered, not to end the server",
     "gateway/calls/relay.py: _step": "an event has no caller to raise to: whoever began the call is told",
     "gateway/calls/relay.py: _send_booked": "whatever keeps a call from being sent, its booking has to end",
     "gateway/calls/upstream.py: _advance": "an event has no caller to raise to: whoever began the call is told",

@@ -16,16 +16,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.http.connection import is_event_stream
-from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.completions import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error, send_whole, sink_of, unless_gone
+from plait.gateway.asgi import (
+    Client,
+    ClientGoneError,
+    Headers,
+    Sink,
+    id_of,
+    send_whole,
+    sink_of,
+    unless_gone,
+    write_error,
+)
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.delivery import Delivery, OnEnd
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
@@ -55,12 +66,26 @@ class CompletionApi:
     chained: ChainedCalls
     forwarding: Forwarding
 
+    def read(self, incoming: Incoming) -> Delivery | None:
+        """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
+        try:
+            request, annotations = _parsed(incoming)
+        except PlaitError as error:
+            self.chained.refused(incoming, error)
+            raise
+        if annotations is not NO_ANNOTATIONS:
+            return None
+        begun = self.calls.begin(incoming, request, annotations)
+        if isinstance(begun, Delivery):
+            return begun
+        begun.close()
+        return None
+
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
         held = None
         try:
-            request = parse_request(incoming.body, KINDS[incoming.path])
-            annotations = read_annotations(incoming.headers, request.plait)
+            request, annotations = _parsed(incoming)
             if annotations is not NO_ANNOTATIONS:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
                     return
@@ -82,6 +107,11 @@ class CompletionApi:
         """Whether another gateway has the session of the request, and has answered it."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
+
+
+def _parsed(incoming: Incoming) -> tuple[ChatRequest | CompletionRequest, Annotations]:
+    request = parse_request(incoming.body, KINDS[incoming.path])
+    return request, read_annotations(incoming.headers, request.plait)
 
 
 class TranslatedAnswer:
@@ -235,6 +265,41 @@ class CallApi:
     refusals: RefusalMetrics
     rest: ASGIApp
 
+    def begin(self, scope: Scope, client: Client, on_end: OnEnd) -> PlainCall | None:
+        """Answer a call that is alone, without a task. `on_end` is called once, with a defect or None.
+
+        None, and nothing has happened, for a request that has to wait, or is another one: `__call__` answers it.
+        """
+        path, sink = scope["path"], client.sink
+        if path not in KINDS or scope["method"] != "POST" or sink is None:
+            return None
+        headers: Headers = scope["headers"]
+        incoming = Incoming(path, headers, b"", id_of(headers), loop_time_s(), "")
+        call = PlainCall(self, incoming, client, sink, on_end)
+        try:
+            tenant = self.keys.check(headers)
+            body = self.bodies.take(tenant, client)
+            if body is None:
+                return None
+            call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
+            call.delivery = delivery = self.completions.read(incoming)
+        except PlaitError as error:
+            call.end(error)
+            return call
+        if delivery is None:
+            self.bodies.remove(tenant, len(body))
+            client.give_back(body)
+            return None
+        client.on_gone = call.gone
+        self.completions.relay.begin(delivery, sink, call.end)
+        return call
+
+    def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
+        """Answer a request with an error."""
+        log.info("refused", request_id=incoming.request_id, status=error.status, code=error.code, message=error.message)
+        self.refusals.count(error)
+        write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. Every failure before the first byte becomes an error object of the route's API."""
         path: str = scope.get("path", "")
@@ -242,21 +307,51 @@ class CallApi:
             await self.rest(scope, receive, send)
             return
         headers: Headers = scope["headers"]
-        arrived_s = loop_time_s()
-        request_id = id_of(headers)
+        incoming = Incoming(path, headers, b"", id_of(headers), loop_time_s(), "")
         try:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
             with OpenBody(self.bodies, tenant) as open_body:
-                body = open_body.at_once(receive)
-                if body is None:
-                    body = await open_body.read(receive, headers)
-                incoming = Incoming(path, headers, body, request_id, arrived_s, tenant)
+                body = await open_body.read(receive, headers)
+                incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)
         except ClientGoneError:
-            log.info("client gone", request_id=request_id)
+            log.info("client gone", request_id=incoming.request_id)
         except PlaitError as error:
-            log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
-            self.refusals.count(error)
-            await send_error(send, error, request_id, error_body(path, error))
+            sink = sink_of(receive, send)
+            self.refuse(incoming, error, sink)
+            await sink.flush()
+
+
+class PlainCall(msgspec.Struct, eq=False):
+    """A call that is answered without a task, from its request to the end of its answer."""
+
+    api: CallApi
+    incoming: Incoming
+    client: Client
+    sink: Sink
+    on_end: OnEnd
+    delivery: Delivery | None = None
+
+    def end(self, error: BaseException | None) -> None:
+        """The call has ended, perhaps with an error that its client has not been told."""
+        self.client.on_gone = None
+        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
+        if isinstance(error, PlaitError):
+            self.api.refuse(self.incoming, error, self.sink)
+            error = None
+        self.on_end(error)
+
+    def cancel(self) -> None:
+        """End the call where it is. Its client is told by others."""
+        if self.delivery is not None:
+            self.api.completions.relay.cancel(self.delivery)
+        self.client.on_gone = None
+        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
+
+    def gone(self) -> None:
+        """The client has gone."""
+        log.info("client gone", request_id=self.incoming.request_id)
+        self.cancel()
+        self.on_end(None)

@@ -44,7 +44,7 @@ class HeldBytes(Protocol):
         """Count this much less."""
 
 
-class Cancellable(Protocol):
+class Closable(Protocol):
     """What may be given up before its end."""
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Delivery(msgspec.Struct, eq=False):
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
     charged: bool = False  # a retry was taken from the budget
     sink: Sink = NOWHERE  # where its answer goes
-    exchange: Cancellable | None = None  # with the engine, while there is one
+    exchange: Closable | None = None  # with the engine, while there is one
     timer: asyncio.Handle | None = None  # of a call that waits
     leasing: asyncio.Future[None] | None = None  # while the gateways' store is asked
     on_end: OnEnd | None = None  # called once, with the error that ended it

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive
 
 from plait.backends.errors import AnswerTooLargeError, LimitError
-from plait.gateway.asgi import Headers, WatchedReceive, read_body
+from plait.gateway.asgi import Client, Headers, read_body
 from plait.gateway.calls.delivery import HeldBytes
 from plait.gateway.calls.turns import LoopTurns
 from plait.gateway.timer import loop_time_s
@@ -58,6 +58,18 @@ class OpenBodies:
         """Those of the tenant's bodies that are open."""
         return self._bytes.get(tenant, 0)
 
+    def take(self, tenant: str, client: Client) -> bytes | None:
+        """The body of a request, if the server has all of it and the tenant's turn is now; it counts until `remove`.
+
+        Raises `LimitError` if it is too much.
+        """
+        if not self.turns.may_begin(tenant):
+            return None
+        body = client.take_body(min(LARGE_BYTES, self.max_bytes))
+        if body is not None:
+            self.add(tenant, len(body))
+        return body
+
     def add(self, tenant: str, size: int) -> None:
         """So many bytes have come. Raises `LimitError`, and then counts nothing."""
         held = self._bytes.get(tenant, 0) + size
@@ -85,7 +97,6 @@ class OpenBody(msgspec.Struct, eq=False):
     bodies: OpenBodies
     tenant: str
     size: int = 0
-    has_turn: bool = False
 
     def __enter__(self) -> Self:
         return self
@@ -93,26 +104,13 @@ class OpenBody(msgspec.Struct, eq=False):
     def __exit__(self, *_: object) -> None:
         self.bodies.remove(self.tenant, self.size)
 
-    def at_once(self, receive: Receive) -> bytes | None:
-        """The whole body, if its turn is now and the server has all of it. Raises `LimitError` if it is too much."""
-        client = receive.client if isinstance(receive, WatchedReceive) else None
-        if client is None or not self.bodies.turns.may_begin(self.tenant):
-            return None
-        self.has_turn = True
-        body = client.take_body(min(LARGE_BYTES, self.bodies.max_bytes))
-        if body is not None:
-            self.bodies.add(self.tenant, len(body))
-            self.size = len(body)
-        return body
-
     async def read(self, receive: Receive, headers: Headers) -> bytes:
         """The whole body, in its turn to be decoded.
 
         Raises `BodyTooLargeError` and `LimitError` as soon as it is too much, and `LimitError` while the event loop
         cannot take it.
         """
-        if not self.has_turn:
-            await self.bodies.turns.begin(self.tenant)
+        await self.bodies.turns.begin(self.tenant)
         body = await read_body(receive, headers, self.bodies.max_bytes, self._add)
         if self.size > LARGE_BYTES and (wait_s := self._wait_s(len(body))):
             await asyncio.sleep(wait_s)

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import msgspec
 import structlog
-from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
@@ -196,6 +195,7 @@ class BoundedProtocol(PatientProtocol):
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
         self._client: ServedClient | None = None  # of what runs
+        self._begin = getattr(self.app, "begin", None)
         self._timer: asyncio.TimerHandle | None = None
         self._looks_s = inf  # when the timer is due
 
@@ -312,9 +312,14 @@ class BoundedProtocol(PatientProtocol):
                 self._look_at(idle_until_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        scope: Scope = cycle.scope  # type: ignore[assignment]  # Starlette's type for the same dict
-        self._running = cycle
-        self._client = scope[CLIENT] = ServedClient(served=self, cycle=cycle)
+        self._running, self._client = cycle, ServedClient(served=self, cycle=cycle)
+        self.loop.call_soon(self._serve, cycle, app, self._client)  # once all of what came is parsed
+
+    def _serve(self, cycle: RequestResponseCycle, app: Any, client: ServedClient) -> None:
+        """Have the application answer: without a task, if it can, and the whole request has come."""
+        if self._begin is not None and not cycle.more_body and not client.is_gone and self._begin(cycle.scope, client):
+            return
+        cycle.scope[CLIENT] = client  # type: ignore[typeddict-unknown-key]
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
 

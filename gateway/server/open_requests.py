@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,13 +14,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import CLIENT, Client, WatchedReceive, id_of, send_error
+from plait.gateway.asgi import CLIENT, Client, WatchedReceive, id_of, send_error, write_error
 from plait.gateway.server.served_client import ServedClient
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
 
 log = structlog.get_logger(__name__)
+
+
+class Cancellable(Protocol):
+    """What answers a request."""
+
+    def cancel(self) -> None:
+        """Give it up."""
+
+
+OnEnd = Callable[[BaseException | None], None]
+Begin = Callable[[Scope, Client, OnEnd], Cancellable | None]
 
 
 class OpenRequests:
@@ -33,6 +45,34 @@ class OpenRequests:
         self.stopping = False
         self._app = app
         self._open: set[_OpenRequest] = set()
+        self._begin: Begin | None = getattr(app, "begin", None)
+        self._begun: dict[ServedClient, tuple[Scope, Cancellable | None]] = {}
+
+    def begin(self, scope: Scope, client: ServedClient) -> bool:
+        """Begin to answer a request without a task, if the application can. Else call it as ASGI has it."""
+        client.requests = self
+        if self._begin is None:
+            return False
+        self._begun[client] = scope, None
+        try:
+            begun = self._begin(scope, client, partial(self._ended, scope, client))
+        except Exception as error:  # noqa: BLE001 - a defect has to be answered, not to end the connection
+            self._ended(scope, client, error)
+            return True
+        if client in self._begun:  # it has not ended
+            self._begun[client] = scope, begun
+            if begun is None:
+                del self._begun[client]
+                return False
+        return True
+
+    def _ended(self, scope: Scope, client: ServedClient, error: BaseException | None) -> None:
+        """A request that was begun without a task has ended, perhaps by a defect."""
+        self._begun.pop(client, None)
+        if error is not None:
+            request_id = id_of(scope["headers"])
+            log.error("defect", request_id=request_id, method=scope["method"], path=scope["path"], exc_info=error)
+            _tell(client, scope, _defect(request_id), request_id)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -70,9 +110,15 @@ class OpenRequests:
         for request in left:
             request.is_cut = True
             request.task.cancel()
-        if left:
-            log.warning("requests cut: the gateway is stopping", requests=len(left))
-        return len(left)
+        begun, self._begun = self._begun, {}
+        for client, (scope, call) in begun.items():
+            if call is not None:
+                call.cancel()
+            _tell(client, scope, GatewayStoppingError(), id_of(scope["headers"]))
+        cut = len(left) + len(begun)
+        if cut:
+            log.warning("requests cut: the gateway is stopping", requests=cut)
+        return cut
 
 
 class _OpenRequest(WatchedReceive, eq=False):
@@ -104,12 +150,11 @@ class _OpenRequest(WatchedReceive, eq=False):
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
         client = self.client
-        headers = None if self.head is None else list(self.head.get("headers", ()))
         if isinstance(client, ServedClient) and client.answer_headers is not None:
-            headers, self.is_ended = list(client.answer_headers), client.cycle.response_complete
-        if headers is None:
+            _tell(client, self.scope, error, self.id)
+        elif self.head is None:
             await send_error(self.to_client, error, self.id, error_body(self.scope["path"], error))
-        elif not self.is_ended and is_event_stream(headers):
+        elif not self.is_ended and is_event_stream(list(self.head.get("headers", ()))):
             await self.to_client({"type": "http.response.body", "body": error_event(self.scope["path"], error)})
 
     @property
@@ -118,6 +163,17 @@ class _OpenRequest(WatchedReceive, eq=False):
         if self.given_id is None:
             self.given_id = id_of(self.scope["headers"])
         return self.given_id
+
+
+def _tell(client: ServedClient, scope: Scope, error: PlaitError, request_id: str) -> None:
+    """Answer with the error, or end the stream with it. A connection closes with an answer cut in the middle."""
+    if client.answer_headers is None:
+        write_error(client, error, request_id, error_body(scope["path"], error))
+    elif not client.cycle.response_complete:
+        if is_event_stream(client.answer_headers):
+            client.end(error_event(scope["path"], error))
+        else:
+            client.served.transport.close()
 
 
 def _defect(request_id: str) -> PlaitError:

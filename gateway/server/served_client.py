@@ -83,6 +83,11 @@ class ServedClient(Client, eq=False):
         cycle.message_event.clear()
         return body
 
+    def give_back(self, body: bytes) -> None:
+        """The body is to be received as ASGI's messages all the same."""
+        self.cycle.body += body
+        self.cycle.message_event.set()
+
     def start(self, status: int, headers: Headers) -> None:
         """The answer begins. Its head goes out with the first bytes of its body."""
         cycle = self.cycle

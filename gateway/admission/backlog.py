@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import takewhile
+
+import msgspec
 
 from plait.backends.errors import PlaitError
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Rank, Ticket, join
+from plait.policy.admission.line import Rank, join
 from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective
 
@@ -23,10 +24,10 @@ NEXT_S = 0.5
 """Between two looks at the rate."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Waiting(Ticket):
+class Waiting(msgspec.Struct, eq=False):
     """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
 
+    A line knows it as a `Ticket`, a session gate as an `Arrival`. `tokens` is its prompt and its expected output.
     `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
     failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
     is empty. One that `passes` is never held for its session's sake. One that `is_leased` is within its tenant's rates
@@ -34,7 +35,14 @@ class Waiting(Ticket):
     `before_s` of work, have waited for its model before it.
     """
 
+    tenant: str
+    tokens: int
     call: Call
+    rank: Rank = Rank.NORMAL
+    priority: int = 0
+    number: int = 0
+    work_s: float = 0.0
+    is_back: bool = False
     output_tokens: int = 0
     prefer: str | None = None
     avoid: Collection[str] = ()

@@ -232,8 +232,9 @@ class _OfEngine(NamedTuple):
 
 
 class _OfTenant(NamedTuple):
-    """The metrics of one tenant's calls for a model that ended alike."""
+    """The metrics of one tenant's calls for a model that ended alike, and what operators call the tenant."""
 
+    label: str
     calls: Count
     prompt_tokens: Count
     output_tokens: Count
@@ -241,11 +242,11 @@ class _OfTenant(NamedTuple):
 
 
 class CallMetrics:
-    """Counters and histograms that are updated when calls are placed and when they end.
+    """Counters and histograms that are updated when calls end.
 
-    A call counts on each engine that it was sent to. Its `outcome` there is `ok`, `refused` (the caller's fault),
-    `failed` (the engine's) or `client_gone`. For its tenant it counts once, when it has ended, however often it was
-    tried. `tenant_label` turns a tenant into what operators read.
+    A call counts on each engine that it was sent to, when it has left that one. Its `outcome` there is `ok`, `refused`
+    (the caller's fault), `failed` (the engine's) or `client_gone`. For its tenant it counts once, when it has ended,
+    however often it was tried. `tenant_label` turns a tenant into what operators read.
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
@@ -311,11 +312,6 @@ class CallMetrics:
             registry.register(collector)
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
 
-    def placed(self, booking: Booking) -> None:
-        """A call was placed."""
-        placement = booking.placement
-        self._placements.of[booking.call.model, placement.engine_id, placement.reason].value += 1
-
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed is tried again."""
         self._retries.labels(model, engine_id, cause).inc()
@@ -328,6 +324,7 @@ class CallMetrics:
         """An attempt has ended. `cause` is the kind of failure, if the engine failed it."""
         outcome, usage, first_s = delivery.outcome, delivery.usage, booking.first_token_s
         model, engine_id = booking.call.model, booking.placement.engine_id
+        self._placements.of[model, engine_id, booking.placement.reason].value += 1
         mine = self._by_engine.get((model, engine_id)) or self._new(model, engine_id)
         if outcome == "ok":
             mine.ok.value += 1
@@ -356,15 +353,15 @@ class CallMetrics:
     def ended(self, delivery: Delivery, now_s: float) -> str:
         """A call has ended, however it did; returns its tenant as operators read it."""
         booking, usage, finish, model = delivery.booking, delivery.usage, delivery.finish, delivery.call.model
-        tenant = self._tenant_label(delivery.tenant)
+        key = (delivery.tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
+        mine = self._by_tenant.get(key) or self._new_of_tenant(key)
+        tenant = mine.label
         if booking is not None and delivery.outcome in {"ok", "failed"}:
             met, objective = delivery.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):
                 met = self._count_slos(delivery, booking, tenant, objective, now_s)
             if met:
                 self._good.of[model, tenant, objective].value += 1
-        key = (tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
-        mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         mine.calls.value += 1
         if booking is not None and usage is not None:
             mine.prompt_tokens.value += usage.prompt_tokens
@@ -393,8 +390,9 @@ class CallMetrics:
         return found
 
     def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
-        tenant, model, status, finish = key
+        tenant, model, status, finish = self._tenant_label(key[0]), *key[1:]
         found = self._by_tenant[key] = _OfTenant(
+            tenant,
             self._tenant_calls.of[tenant, model, str(status), finish or ""],
             self._tenant_prompt.of[tenant, model],
             self._tenant_output.of[tenant, model],

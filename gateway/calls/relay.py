@@ -236,7 +236,6 @@ class Relay:
         delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
         if delivery.turn_of and not call.prompt_tokens:
             self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
-        self._metrics.placed(booking)
         if self.watch is not None:
             self.watch.placed(delivery)
         sink = held if held is not None and held.has_begun else delivery.sink

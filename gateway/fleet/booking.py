@@ -17,6 +17,8 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+import msgspec
+
 from plait.policy.costs.load import LedgerEntry, Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
@@ -70,8 +72,7 @@ class BookingTransitionError(RuntimeError):
     """A booking was started, settled or released in a state that does not allow it. Nothing was changed."""
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(msgspec.Struct, eq=False):
     """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends."""
 
     call: Call

@@ -8,11 +8,10 @@ turns of hit-ratio groups, as in the engine, and in a group in the order of arri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
@@ -36,8 +35,7 @@ class Rank(IntEnum):
     THROUGHPUT = 2
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(Protocol):
     """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
 
     In a class, calls of a lower `priority` go first. `work_s` is the engine time that it takes. One that `is_back` has
@@ -46,11 +44,11 @@ class Ticket:
 
     tenant: str
     tokens: int
-    rank: Rank = Rank.NORMAL
-    priority: int = 0
-    number: int = 0
-    work_s: float = 0.0
-    is_back: bool = False
+    rank: Rank
+    priority: int
+    number: int
+    work_s: float
+    is_back: bool
 
 
 T = TypeVar("T", bound=Ticket)

@@ -246,6 +246,12 @@ class PrefillQueue:
             if prefill is next(iter(self._sent)):
                 self.head_s = now_s
             del self._sent[prefill]
+            if not self._sent and not self._held:  # rounding ends with the last one
+                self.sent = self.sent_tokens = self.tokens = self.urgent_tokens = 0
+                self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
+                self._whole.clear()
+                self.expires_s = inf
+                return
             self.sent -= 1
             self.sent_tokens -= prefill.tokens
             self.sent_attention_s -= prefill.attention_s

@@ -14,7 +14,7 @@ more engine computes the prefix if that makes the sum of the delays of all these
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, nsmallest
 from math import inf
@@ -220,7 +220,7 @@ class Copy(NamedTuple):
         repaid_s = self.repaid_s(cost_with_copy(asked, offer, self.blocks, passed).total_s)
         if not repaid_s:
             return offer
-        cost = replace(offer.cost, repaid_s=repaid_s)
+        cost = offer.cost.repaid(repaid_s)
         return Offer((offer.rank[0], cost.total_s), offer.engine, offer.held_blocks, cost)
 
 

@@ -36,7 +36,6 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
     for hashes, cached in (([1], 0), ([1, 2], 128), ([1, 2], None), ([1, 2], 0)):
         call = Call("c", "m", 64 * len(hashes) + 1, 64, hashes)
         booking = router.book(call, router.select(call, 10.0), 10.0)
-        metrics.placed(booking)
         if cached is not None:
             router.first_token(booking, 10.5)
         usage = CallUsage(call.prompt_tokens, 5, cached)

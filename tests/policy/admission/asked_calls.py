@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Line, Rank, Ticket
+from plait.policy.admission.line import Line, Rank
 
 
 @dataclass(slots=True, eq=False)
-class Asked(Ticket):
+class Asked:
     """A call of which the engine has the part `cached`."""
 
+    tenant: str
+    tokens: int
+    rank: Rank = Rank.NORMAL
+    priority: int = 0
+    number: int = 0
+    work_s: float = 0.0
+    is_back: bool = False
     cached: float = 0.0
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line, Rank, Ticket
+from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line, Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # Within a tenant.
@@ -347,9 +347,9 @@ TestLines = Lines.TestCase
 
 
 def test_a_lower_priority_goes_first_in_its_class() -> None:
-    line = Line[Ticket](FairShares(), lambda _: 0.0)
-    made = [Ticket("a", 100, priority=priority) for priority in (1, 0, -1, 0)]
-    made.append(Ticket("a", 100, Rank.URGENT, priority=9))
+    line = Line[Asked](FairShares(), lambda _: 0.0)
+    made = [Asked("a", 100, priority=priority) for priority in (1, 0, -1, 0)]
+    made.append(Asked("a", 100, Rank.URGENT, priority=9))
     for ticket in made:
         line.push(ticket)
     line.check()

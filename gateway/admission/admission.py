@@ -144,14 +144,18 @@ class Admission:
 
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
-        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
         assert call.booking is not None
         self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
+        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
         if self.queue.held:
             self.queue.place_held(call.tenant, now_s)
-        if call.turn is not None:
-            self.sessions.left(call, call.turn, used_tokens, now_s)
+        turn, call.turn = call.turn, None
+        if turn is not None:
+            gate = turn.gate
+            gate.ended(turn, None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens), now_s)
+            if gate.held.turns or now_s >= gate.worth.due_s:
+                self.sessions.release(gate, now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone before it was sent, or in that moment."""
@@ -310,13 +314,9 @@ class SessionGates:
             self._tell(gate)
         return not turn.is_held
 
-    def left(self, call: Waiting, turn: Turn, used_tokens: int | None, now_s: float) -> None:
-        """A call that was sent has ended, and its turn."""
-        gate, call.turn = turn.gate, None
-        output_tokens = None if used_tokens is None else max(0, used_tokens - call.call.prompt_tokens)
-        gate.ended(turn, output_tokens, now_s)
-        if gate.held.turns or now_s >= gate.worth.due_s:
-            self._free(self._released(gate, now_s), now_s)
+    def release(self, gate: SessionGate, now_s: float) -> None:
+        """Let the calls pass that a gate need not hold any more."""
+        self._free(self._released(gate, now_s), now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """A call is not to be answered, held or not."""
@@ -326,7 +326,7 @@ class SessionGates:
             self._held.pop(turn, None)
             gate.gone(turn, now_s)
             if gate.held.turns or now_s >= gate.worth.due_s:
-                self._free(self._released(gate, now_s), now_s)
+                self.release(gate, now_s)
 
     # What is held.
 
@@ -389,7 +389,7 @@ class SessionGates:
     def _look(self, now_s: float) -> None:
         self._is_looking = False
         for gate in self.gates.values():
-            self._free(self._released(gate, now_s), now_s)
+            self.release(gate, now_s)
         if self._held:
             self._look_soon(now_s)
 

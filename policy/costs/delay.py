@@ -199,8 +199,11 @@ def delay_beside(
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
     if calls:
-        known = engine.floor if (calls, context_tokens) == (engine.calls, engine.context_tokens) else None
-        before_s = costs.decode_iteration_s(calls, context_tokens) if known is None else known.iteration_s
+        known = engine.floor
+        if known is not None and calls == engine.calls and context_tokens == engine.context_tokens:
+            before_s = known.iteration_s
+        else:
+            before_s = costs.decode_iteration_s(calls, context_tokens)
         slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
     return DelayCost(queue_s, prefill_s, slowness * output_tokens * after_s, stall_s, slow_s, later_s)
 

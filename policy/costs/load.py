@@ -220,22 +220,25 @@ class PrefillQueue:
 
     def send(self, prefill: Prefill, now_s: float) -> None:
         """The engine was sent the call, which has waited, or was placed here just now."""
+        tokens, time_s, attention_s = prefill.tokens, prefill.time_s, prefill.attention_s
         if prefill in self._held:
             del self._held[prefill]
             self.held -= 1
         else:
-            self.tokens += prefill.tokens
-            self.urgent_tokens += prefill.tokens * prefill.is_urgent
-            self.attention_s += prefill.attention_s
+            self.tokens += tokens
+            self.attention_s += attention_s
+            if prefill.is_urgent:
+                self.urgent_tokens += tokens
         if not self._sent:
             self.head_s = now_s
         prefill.sent_s = now_s
         self._sent[prefill] = None
         self.sent += 1
-        self.sent_tokens += prefill.tokens
-        self.sent_attention_s += prefill.attention_s
-        self._sent_time_s += prefill.time_s
-        self._own_time_s += prefill.time_s * prefill.is_own
+        self.sent_tokens += tokens
+        self.sent_attention_s += attention_s
+        self._sent_time_s += time_s
+        if prefill.is_own:
+            self._own_time_s += time_s
         if not prefill.is_streamed:
             self._whole.append((now_s + self._sent_time_s, prefill))
             self.expires_s = self._whole[0][0]

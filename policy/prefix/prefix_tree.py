@@ -398,6 +398,8 @@ class PrefixTree:
                 keep = blocks if holding.bookings or holding.sharers else holding.resident_blocks
                 for other in node.others.values():
                     keep = max(keep, blocks if other.bookings or other.sharers else other.resident_blocks)
+            if keep == blocks:
+                break
             self._blocks -= blocks - keep
             if keep:
                 del node.hashes[keep:]

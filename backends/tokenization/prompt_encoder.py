@@ -160,25 +160,47 @@ class WordMemo:
         words = pattern.findall(text)
         ids = list(map(known.young.get, words))
         places = list(compress(range(len(ids)), map(not_, ids)))  # of the words that are not there
-        if places:
-            old, common = known.old, self._common.get(tokenizer, {})
-            lacking = {word: old.get(word) or common.get(word, b"") for word in map(words.__getitem__, places)}
-            new = [word for word in lacking if not lacking[word]]
-            is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
-            if is_whole:
-                step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
-                new = new[::step]  # from all of the text: its begin may be new each time
-            lacking.update(zip(new, map(array.tobytes, tokenizer.encode_parts(new)), strict=True))
-            self._keep(key, lacking)
-            if is_whole:
-                return tokenizer.encode_array(text, add_special_tokens=False)
-            for place in places:
-                ids[place] = lacking[words[place]]
+        if places and not self._find(key, known, words, ids, places):
+            return tokenizer.encode_array(text, add_special_tokens=False)
         return array("I", b"".join(ids))  # type: ignore[arg-type]
+
+    def _find(
+        self,
+        key: tuple[Tokenizer, Hashable],
+        known: _Words,
+        words: Sequence[str],
+        ids: list[bytes | None],
+        places: Sequence[int],
+    ) -> bool:
+        """Put the ids of the words at `places` there, and keep them. False if the text is better encoded whole.
+
+        Then some of its words are kept all the same.
+        """
+        tokenizer, old = key[0], known.old
+        common, found, new = self._common.get(tokenizer, {}), dict[str, bytes](), list[str]()
+        for place in places:
+            word = words[place]
+            if word not in found:
+                found[word] = old.get(word) or common.get(word, b"")
+                if not found[word]:
+                    new.append(word)
+        is_whole = len(new) > max(1, len(words) * DEAREST_SHARE)
+        if is_whole:
+            step = -(-len(new) // (2 + int(len(words) * LEARNED_SHARE)))
+            new = new[::step]  # from all of the text: its begin may be new each time
+        for word, encoded in zip(new, tokenizer.encode_parts(new), strict=True):
+            found[word] = encoded.tobytes()
+        self._keep(key, found)
+        if not is_whole:
+            for place in places:
+                ids[place] = found[words[place]]
+        return not is_whole
 
     def _keep(self, key: Hashable, found: dict[str, bytes]) -> None:
         with self._lock:
-            known = self._words.setdefault(key, _Words())
+            known = self._words.get(key)
+            if known is None:  # forgotten meanwhile
+                known = self._words[key] = _Words()
             self._words.move_to_end(key)
             for word, ids in found.items():
                 if ids and len(word) <= KEPT_CHARACTERS and word not in known.young:

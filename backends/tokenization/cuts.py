@@ -61,17 +61,18 @@ BEFORE_SPACES: Final = re.compile(r"(?<=\S)(?= )")
 
 BETWEEN_WORDS: Final = re.compile(
     r"(?<=\S)(?= )|(?<=[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3])"
-    r'(?=[\r\n",.;)}\u3001\u3002\uff0c\uff0e\uff01\uff1f\uff1a\uff1b\uff09\u300d\u300f\u3011\u300b])'
+    r'(?=[\r\n",.;?<)}\u3001\u3002\uff0c\uff0e\uff01\uff1f\uff1a\uff1b\uff09\u300d\u300f\u3011\u300b])'
 )
-"""Also behind a letter or digit, before punctuation that no chat template's special token has, or a line break.
+"""Also behind a letter or digit, before a line break, or before punctuation that no special token has behind a letter.
 
-The letters are those of English, Chinese, Japanese and Korean, whose texts may have no spaces.
+So a message's last word ends before the `<` of the token that follows. The letters are those of English, Chinese,
+Japanese and Korean, whose texts may have no spaces.
 """
 
 WORDS_BEFORE_SPACES: Final = re.compile(r" *+[^ ]++(?:(?<=\s) ++[^ ]*+)*+| ++")
 """A word with the spaces before it, up to a place of `BEFORE_SPACES`. White space at its end goes on with the next."""
 
-WORDS_BETWEEN: Final = re.compile(r""" ?[0-9A-Za-z]++(?=[ \r\n",.;)}])""" + "|" + WORDS_BEFORE_SPACES.pattern)
+WORDS_BETWEEN: Final = re.compile(r""" ?[0-9A-Za-z]++(?=[ \r\n",.;?<)}])""" + "|" + WORDS_BEFORE_SPACES.pattern)
 """A word up to a place of `BETWEEN_WORDS`, though not to each: English ends before punctuation, too."""
 
 PLAIN_WORD: Final = re.compile(r" ?(?:[A-Z]?[a-z]{1,32}|[0-9]{1,32})")

@@ -82,18 +82,26 @@ class CallReader:
         It has the objectives in its annotations, and is ready to be delivered. Raises `CallerError` for a call that no
         engine can take, `NoEngineError` while no engine of the model is up.
         """
-        models, renames = self.router.models, False
-        model = models.check(request.model)
-        if request.model != model:
-            request, renames = msgspec.structs.replace(request, model=model), True
+        models, asked = self.router.models, request.model
+        model = asked if asked in models.direct else models.check(asked)
+        if asked != model:
+            request = msgspec.structs.replace(request, model=model)
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
         prompt = self.prompts.begin(request, salt, context_tokens, len(incoming.body))
-        make = partial(
-            self._delivery, incoming, request, annotations, salt=salt, context_tokens=context_tokens, renames=renames
-        )
         if isinstance(prompt, TokenizedPrompt):
-            return make(prompt)
+            return self._delivery(
+                incoming, request, annotations, prompt, salt=salt, context_tokens=context_tokens, renames=asked != model
+            )
+        make = partial(
+            self._delivery,
+            incoming,
+            request,
+            annotations,
+            salt=salt,
+            context_tokens=context_tokens,
+            renames=asked != model,
+        )
         return _later(make, self._in_turns(incoming, request, salt, context_tokens, prompt))
 
     async def read(
@@ -118,7 +126,8 @@ class CallReader:
 
         With `renames`, the client has asked for the model by another name.
         """
-        limit, choices, prompts = request.output_limit, request.choices, len(prompt.prompts) or 1
+        limit, prompts = request.output_limit, len(prompt.prompts) or 1
+        choices = 1 if request.n is None else request.choices
         bounds = UNKNOWN
         if context_tokens is not None:
             if prompt.exact and prompt.tokens + (limit or 1) > context_tokens:

@@ -53,7 +53,8 @@ class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
     `on_change` is called then. `bases` has the base model of each LoRA adapter. `contexts` has the longest context that
-    an engine offers for each model, in tokens; None if an engine's context is not known.
+    an engine offers for each model, in tokens; None if an engine's context is not known. `direct` has the models for
+    which `check` gives the name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -65,6 +66,7 @@ class ServedModels:
         self.on_change: Callable[[], None] = lambda: None
         self.bases: Mapping[str, str] = {}
         self._eligible: dict[str, list[EngineView]] = {}
+        self.direct: Collection[str] = ()
         self.contexts: Mapping[str, int | None] = {}
 
     @property
@@ -78,6 +80,7 @@ class ServedModels:
         offers = [engine.offer for engine in self._engines.values()]
         self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
         self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
+        self.direct = {model for model in names if self._eligible[model] and model not in self.given.aliases}
         self.contexts = {model: self._longest_context(model) for model in names}
         self.on_change()
 
@@ -87,7 +90,7 @@ class ServedModels:
 
     def target(self, name: str) -> str:
         """The model that answers calls for `name`: an alias's model, the only one, a fallback, or the name itself."""
-        if self._eligible.get(name) and name not in self.given.aliases:
+        if name in self.direct:
             return name
         model = self.given.meant(name, self.names.union(self.given.expected).difference(self.bases))
         if self._eligible.get(model):
@@ -99,7 +102,7 @@ class ServedModels:
 
         Raises `CallerError` or `NoEngineError`.
         """
-        if self._eligible.get(name) and name not in self.given.aliases:
+        if name in self.direct:
             return name
         model = self.target(name)
         if not self._eligible.get(model):

@@ -56,7 +56,7 @@ def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, r
     """
     known = len(hashes)
     previous = (hashes[-1] if known else root).to_bytes(8, "big")
-    data, width = array("I", tokens[known * block_tokens :]).tobytes(), 4 * block_tokens
+    data, width = array("I", tokens[known * block_tokens :] if known else tokens).tobytes(), 4 * block_tokens
     blocks_end = len(data) // width * width
     digests = []
     for start in range(0, blocks_end, width):

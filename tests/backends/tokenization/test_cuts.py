@@ -47,7 +47,7 @@ PARTS = [
     *("\x1f", "<", "☔", "\u037e", *SPECIAL),
 ]
 texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=2)).map("".join)
-CLASSES = " \n\ta'A1./語。\u0301"
+CLASSES = " \n\ta'A1.</語。\u0301"
 """A character of each class that the patterns tell apart."""
 
 

@@ -110,6 +110,11 @@ class Response(msgspec.Struct, eq=False):
         """Whether all has arrived, without a failure, and was read."""
         return self.source is None and self.error is None and not self.pieces
 
+    @property
+    def is_small(self) -> bool:
+        """Whether all has arrived, without a failure, and little enough that reading was never paused."""
+        return self.source is None and self.error is None and self.unread_bytes <= HIGH_WATER_BYTES
+
     async def head(self) -> Self:
         """The response itself, once its head has arrived. Raises `EngineError` if none arrives."""
         while not self.status and self.source is not None:
@@ -368,7 +373,8 @@ class Connection(asyncio.Protocol):
             self._owner.on_idle(self)
         else:
             self.close()
-        response.finish()
+        response.source = None
+        response.wake()
 
     def eof_received(self) -> None:
         """The engine closed its side."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.http.connection import is_event_stream
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, decode_body, parse_request
+from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.completions import error_of
@@ -69,7 +69,8 @@ class CompletionApi:
     def read(self, incoming: Incoming) -> Delivery | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
         try:
-            request, annotations = _parsed(incoming)
+            request = parse_request(incoming.body, KINDS[incoming.path])
+            annotations = read_annotations(incoming.headers, request.plait)
         except PlaitError as error:
             self.chained.refused(incoming, error)
             raise
@@ -85,7 +86,8 @@ class CompletionApi:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
         held = None
         try:
-            request, annotations = _parsed(incoming)
+            request = parse_request(incoming.body, KINDS[incoming.path])
+            annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
                     return
@@ -107,11 +109,6 @@ class CompletionApi:
         """Whether another gateway has the session of the request, and has answered it."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
-
-
-def _parsed(incoming: Incoming) -> tuple[ChatRequest | CompletionRequest, Annotations]:
-    request = parse_request(incoming.body, KINDS[incoming.path])
-    return request, read_annotations(incoming.headers, request.plait)
 
 
 class TranslatedAnswer:

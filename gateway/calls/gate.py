@@ -44,11 +44,11 @@ class Gate:
         self._hold_s = hold_s
         self._notice_s = notice_s
 
-    def enter(self, delivery: Delivery, prefer: str | None, resume: Resume) -> bool:
-        """Whether the call, which is placed, is to be sent now; `left` has to follow. Raises `PlaitError` otherwise.
+    def enter(self, delivery: Delivery, prefer: str | None, resume: Resume) -> Waiting:
+        """Let the call through: it is sent now if that says so. Raises `PlaitError` for one that is refused.
 
-        If it has to wait, `resume` is called once it is to be sent, or with the error of a call that is not; and
-        `gone` if its client goes before. It continues one that ran on the engine that it may `prefer`.
+        If it has to wait, `resume` is called once it is to be sent, or with the error of a call that is not. `gone` has
+        to follow if its client goes before. It continues one that ran on the engine that it may `prefer`.
         """
         call = delivery.call
         output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
@@ -65,13 +65,14 @@ class Gate:
         )
         if self.leases is not None and not self.admission.has_place(waiting):
             delivery.leasing = asyncio.ensure_future(self._lease(self.leases, delivery, waiting, resume))
-            return False
-        return self._admit(delivery, waiting, resume)
-
-    def _admit(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> bool:
+            return waiting
         self.admission.enter(waiting, loop_time_s())
-        if waiting.is_sent:
-            return True
+        if not waiting.is_sent:
+            self._wait(delivery, waiting, resume)
+        return waiting
+
+    def _wait(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
+        """A call has to wait. Raises its error if it has one already."""
         if waiting.error is not None:
             raise waiting.error
         waiting.tell = partial(self._told, delivery, waiting, resume)
@@ -79,25 +80,26 @@ class Gate:
             delivery.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, delivery, waiting, resume)
         elif delivery.held_stream is not None:
             self._notice_later(delivery, waiting)
-        return False
 
     async def _lease(self, leases: RateLeases, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
         """Admit a call that the gateways' store allows."""
         try:
             waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens)
             try:
-                is_sent = self._admit(delivery, waiting, resume)
+                self.admission.enter(waiting, loop_time_s())
+                if not waiting.is_sent:
+                    self._wait(delivery, waiting, resume)
             except PlaitError:  # a call that is refused there has not used what was leased for it
                 if waiting.is_leased:
                     leases.put_back(waiting.tenant, waiting.tokens)
                 raise
         except PlaitError as error:
+            delivery.leasing = None
             resume(error)
         else:
-            if is_sent:
-                resume(None)
-        finally:
             delivery.leasing = None
+            if waiting.is_sent:
+                resume(None)
 
     def gone(self, delivery: Delivery) -> None:
         """The client of a call has gone before it was sent, or in that moment."""
@@ -109,12 +111,6 @@ class Gate:
         elif waiting is not None and waiting.tell is not None:
             waiting.tell = None
             self.admission.gone(waiting, loop_time_s())
-
-    def left(self, delivery: Delivery, now_s: float) -> None:
-        """A call has ended; no effect if it was not let through."""
-        waiting, usage = delivery.waiting, delivery.usage
-        if waiting is not None and waiting.is_sent:
-            self.admission.left(waiting, None if usage is None else usage.prompt_tokens + usage.output_tokens, now_s)
 
     def _told(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
         """A call that waits is to be sent, or has an error. It goes on once the event is over."""

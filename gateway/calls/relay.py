@@ -111,7 +111,7 @@ class Relay:
 
     async def deliver(self, delivery: Delivery, sink: Sink) -> None:
         """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
-        await self._run(partial(self.begin, delivery, sink), delivery, sink)
+        await self._run(delivery, sink, for_client=True)
 
     async def run(self, delivery: Delivery, sink: Sink) -> None:
         """Deliver a call whose client is told by others. How it ended is in its `problem`.
@@ -119,12 +119,12 @@ class Relay:
         In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
         it.
         """
-        await self._run(partial(self._begin, delivery, sink), delivery, sink)
+        await self._run(delivery, sink, for_client=False)
 
-    async def _run(self, begin: Callable[[OnEnd], None], delivery: Delivery, sink: Sink) -> None:
+    async def _run(self, delivery: Delivery, sink: Sink, *, for_client: bool) -> None:
         """Begin to deliver a call, and send on what comes in the sink, until the call has ended. Raises its error."""
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-        begin(partial(_set, ended))
+        self.begin(delivery, sink, partial(_set, ended), for_client=for_client)
         try:
             await sink.flush(ended)
         except PlaitError as error:  # whoever takes the answer takes no more of it
@@ -139,19 +139,16 @@ class Relay:
         if failure is not None:
             raise failure
 
-    def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
-        """Place the call, send it, stream the answer back. `on_end` is called once, with the error to tell the client.
+    def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd, *, for_client: bool = True) -> None:
+        """Place the call, send it, pass the answer on. `on_end` is called once, with the error that ended it.
 
-        There is none to tell once an answer has begun.
+        If it is `for_client`, that is the error to tell the client: there is none once an answer has begun.
         """
-        if delivery.call.streamed:
-            delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
-        else:
-            delivery.may_leave = True
-        self._begin(delivery, sink, partial(_end_for_client, delivery, on_end))
-
-    def _begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
         delivery.sink, delivery.on_end = sink, on_end
+        if for_client:
+            delivery.may_leave = not delivery.call.streamed
+            if delivery.call.streamed:
+                delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
         if delivery.handle is not None:
             self._objectives.begin(delivery)
         self._step(delivery, self._place)
@@ -181,28 +178,28 @@ class Relay:
 
     def _place(self, delivery: Delivery) -> None:
         """Place the call, and send it if it does not have to wait."""
+        prefer = delivery.continues_on
+        if prefer is None and delivery.turn_of and not delivery.call.prompt_tokens:
+            prefer = self._preferred(delivery)
         try:
-            is_sent = self._gate.enter(delivery, self._preferred(delivery), partial(self._resume, delivery))
+            waiting = self._gate.enter(delivery, prefer, partial(self._resume, delivery))
         except PlaitError as error:
             delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             raise
-        if is_sent:
-            self._send(delivery)
+        if waiting.is_sent:
+            assert waiting.booking is not None
+            self._send(waiting.booking, delivery)
 
     def _resume(self, delivery: Delivery, error: PlaitError | None) -> None:
         """A call that has waited is to be sent, or has failed."""
+        waiting = delivery.waiting
         if error is None:
-            self._step(delivery, self._send)
+            assert waiting is not None
+            assert waiting.booking is not None
+            self._step(delivery, partial(self._send, waiting.booking))
         else:
             delivery.outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
             self._step(delivery, partial(_raise, error))
-
-    def _send(self, delivery: Delivery) -> None:
-        """Send the call, which admission lets through."""
-        waiting = delivery.waiting
-        assert waiting is not None
-        assert waiting.booking is not None
-        self._send_booked(delivery, waiting.booking)
 
     def _place_again(self, delivery: Delivery) -> None:
         """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
@@ -213,12 +210,12 @@ class Relay:
                 _pause_s(delivery), self._step, delivery, partial(self._book_again, avoid)
             )
         else:
-            self._send_booked(delivery, self._router.book(delivery.call, placement, loop_time_s()))
+            self._send(self._router.book(delivery.call, placement, loop_time_s()), delivery)
 
     def _book_again(self, avoid: frozenset[str], delivery: Delivery) -> None:
         delivery.timer = None
         placement = self._selected(delivery, avoid)
-        self._send_booked(delivery, self._router.book(delivery.call, placement, loop_time_s()))
+        self._send(self._router.book(delivery.call, placement, loop_time_s()), delivery)
 
     def _selected(self, delivery: Delivery, avoid: frozenset[str]) -> Placement:
         prefer = self._preferred(delivery)
@@ -230,7 +227,7 @@ class Relay:
             return self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
         return delivery.continues_on
 
-    def _send_booked(self, delivery: Delivery, booking: Booking) -> None:
+    def _send(self, booking: Booking, delivery: Delivery) -> None:
         """Send the call to the engine that it is booked on."""
         engine_id, call, held = booking.placement.engine_id, delivery.call, delivery.held_stream
         delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
@@ -276,6 +273,8 @@ class Relay:
             delivery.status = delivery.engine_status
         on_end = delivery.on_end
         self._finish(delivery)
+        if error is not None or delivery.problem is not None:
+            error = _untold(delivery, error)
         if on_end is not None:
             on_end(error)
 
@@ -284,8 +283,10 @@ class Relay:
         delivery.on_end = None
         if delivery.handle is not None:
             self._objectives.end(delivery)
-        now_s = loop_time_s()
-        self._gate.left(delivery, now_s)
+        now_s, waiting, usage = loop_time_s(), delivery.waiting, delivery.usage
+        if waiting is not None and waiting.is_sent:
+            used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
+            self._gate.admission.left(waiting, used_tokens, now_s)
         if delivery.charged:
             self._router.retries.give_back(delivery.call.model)
         _log(delivery, self._metrics.ended(delivery, now_s), now_s)
@@ -429,15 +430,16 @@ def _raise(error: PlaitError, _delivery: Delivery) -> None:
     raise error
 
 
-def _end_for_client(delivery: Delivery, on_end: OnEnd, error: BaseException | None) -> None:
-    """A call has ended: tell `on_end` of the error that its client is to be told. A stream that waits is told here."""
+def _untold(delivery: Delivery, error: BaseException | None) -> BaseException | None:
+    """The error that is to be told of a call that has ended so. A client whose stream has waited is told here."""
     held = delivery.held_stream
-    if error is None and isinstance(delivery.problem, EngineError) and not delivery.response_started:
+    is_for_client = held is not None or delivery.may_leave
+    if error is None and is_for_client and not delivery.response_started and isinstance(delivery.problem, EngineError):
         error = delivery.problem
-    if isinstance(error, PlaitError) and held is not None and held.has_begun:
-        held.fail(error)
-        error = None
-    on_end(error)
+    if held is None or not held.has_begun or not isinstance(error, PlaitError):
+        return error
+    held.fail(error)
+    return None
 
 
 def _pause_s(delivery: Delivery) -> float:

@@ -160,6 +160,10 @@ class Exchange:
             self._gaps = self._upstream.gaps.of[delivery.call.model, delivery.engine_id]
             self._progress = self._upstream.router.engines[delivery.engine_id].progress
             self._pass_on(stream)
+        elif response.status == 200 and response.is_small:
+            answer = response.take()
+            self._hold(len(answer))
+            self._answer(answer)
         elif response.status:
             self._body = body = Gathered(MAX_ANSWER_BYTES)
             self._gather(body)
@@ -194,35 +198,36 @@ class Exchange:
     # An answer that is not streamed.
 
     def _gather(self, body: Gathered) -> None:
-        """Take what has come. Its bytes count in the delivery's `held`, too, until the answer is whole.
-
-        Raises `AnswerTooLargeError` if all answers together have too many. The engine is not at fault.
-        """
+        """Take what has come."""
         delivery, response = self._delivery, self._response
         if response.pieces:
             piece = response.take()
-            try:
-                self._hold(len(piece))
-            except AnswerTooLargeError:
-                delivery.ended = "refused"
-                raise
+            self._hold(len(piece))
             body.add(piece)
         if response.error is not None:
             raise response.error
         if response.source is not None:
             return
-        if self._held is not None:
-            self._held.end()
         answer = body.whole()
         if response.status == 200:
             self._answer(answer)
-        else:
-            _refuse(delivery, response, bytes(answer), self._sink)
+            return
+        if self._held is not None:
+            self._held.end()
+        _refuse(delivery, response, bytes(answer), self._sink)
         self._written()
 
     def _hold(self, size_bytes: int) -> None:
+        """So many more bytes have come. They count in the delivery's `held`, too, until the answer is whole.
+
+        Raises `AnswerTooLargeError` if all answers together have too many. The engine is not at fault.
+        """
         delivery = self._delivery
-        self._upstream.open_answers.hold(size_bytes)
+        try:
+            self._upstream.open_answers.hold(size_bytes)
+        except AnswerTooLargeError:
+            delivery.ended = "refused"
+            raise
         delivery.held_bytes += size_bytes
         if delivery.held is not None:
             if self._held is None:
@@ -232,6 +237,8 @@ class Exchange:
     def _answer(self, answer: bytes | bytearray) -> None:
         """Check an answer, and write it."""
         delivery, text = self._delivery, self._delivery.text
+        if self._held is not None:
+            self._held.end()
         read = delivery.form.whole(delivery.engine_id, answer, delivery.bounds)
         delivery.ended = "ok"
         delivery.usage, delivery.usage_corrected, delivery.problem, delivery.finish = read
@@ -240,6 +247,7 @@ class Exchange:
             delivery.problem = delivery.problem or text.problem
         self._sink.start(200, _start(delivery, self._response))
         self._sink.end(answer)
+        self._written()
 
     # A stream.
 

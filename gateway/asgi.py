@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -130,15 +131,78 @@ HIGH_WATER_BYTES: Final = 64 * 1024
 """A sink is full above this. It is what asyncio's transports take."""
 
 
-class AsgiSink:
-    """A sink for any ASGI server, or for whoever takes ASGI's messages: `flush` sends them."""
+class MessageSink(ABC):
+    """A sink that makes ASGI's messages, each of which is `put`."""
+
+    def __init__(self) -> None:
+        self._on_room: Callable[[], None] | None = None
+        self._head: tuple[int, Headers] | None = None  # until the first piece of the body
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called when the client has read what was too much."""
+        return self._on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._on_room = on_room
+
+    @abstractmethod
+    def put(self, message: Message) -> None:
+        """Take the next message. Raises `PlaitError` if the rest of the answer is not wanted."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return True
+
+    def start(self, status: int, headers: Headers) -> None:
+        """The answer begins."""
+        self._head = status, headers
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._head is not None:
+            self._begin(*self._head)
+        self.put({"type": "http.response.body", "body": body, "more_body": True})
+
+    def end(self, body: bytes | bytearray = b"") -> None:
+        """The last piece of the body, or all of it."""
+        if self._head is not None:
+            status, headers = self._head
+            self._begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+        if len(body) <= PART_BYTES:
+            self.put({"type": "http.response.body", "body": bytes(body)})
+            return
+        view = memoryview(body)
+        for begin in range(0, len(body), PART_BYTES):
+            end = begin + PART_BYTES
+            self.put({"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)})
+
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
+        """Wait `until` then: each message is taken where it is put."""
+        if until is not None:
+            await until
+
+    def _begin(self, status: int, headers: Headers) -> None:
+        """Put the head, before the first piece."""
+        self._head = None
+        self.put({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+class AsgiSink(MessageSink):
+    """A sink for any ASGI server: `flush` sends the messages."""
 
     def __init__(self, send: Send) -> None:
-        self.on_room: Callable[[], None] | None = None
+        super().__init__()
         self._send = send
         self._messages: deque[Message] = deque()
         self._unsent_bytes = 0
-        self._head: tuple[int, Headers] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -151,28 +215,14 @@ class AsgiSink:
         """Whether the client has been sent all that was written."""
         return not self._messages
 
-    def start(self, status: int, headers: Headers) -> None:
-        """The answer begins."""
-        self._head = status, headers
-
-    def write(self, body: bytes) -> None:
-        """A piece of the body."""
-        self._begin()
-        self._put(body, more=True)
-
-    def end(self, body: bytes | bytearray = b"") -> None:
-        """The last piece of the body, or all of it."""
-        self._begin(len(body))
-        if len(body) <= PART_BYTES:
-            self._put(bytes(body), more=False)
-            return
-        view = memoryview(body)
-        for begin in range(0, len(body), PART_BYTES):
-            end = begin + PART_BYTES
-            self._put(view[begin:end], more=end < len(body))
+    def put(self, message: Message) -> None:
+        """Take the next message."""
+        self._messages.append(message)
+        self._unsent_bytes += len(message.get("body", b""))
+        self._wake()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Send what is written, and what is written `until` then."""
+        """Send what is written, and what is written `until` then. Raises what the sending raises."""
         if until is not None:
             until.add_done_callback(self._wake)
         while True:
@@ -185,32 +235,38 @@ class AsgiSink:
                     raise
                 self._messages.popleft()
                 self._unsent_bytes -= len(message.get("body", b""))
-                if self.on_room is not None and (not self._messages or not self.is_full):
-                    self.on_room()
+                if self._on_room is not None and (not self._messages or not self.is_full):
+                    self._on_room()
             if until is None or until.done():
                 return
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    def _begin(self, length: int | None = None) -> None:
-        """Put the head before the first piece. One with a `length` is all of the body."""
-        if self._head is None:
-            return
-        (status, headers), self._head = self._head, None
-        given = [] if length is None else [(b"content-length", b"%d" % length)]
-        self._messages.append({"type": "http.response.start", "status": status, "headers": [*headers, *given]})
-
-    def _put(self, body: bytes | memoryview, *, more: bool) -> None:
-        message: Message = {"type": "http.response.body", "body": body}
-        if more:
-            message["more_body"] = True
-        self._messages.append(message)
-        self._unsent_bytes += len(body)
-        self._wake()
-
     def _wake(self, _until: object = None) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class PassingSink(MessageSink):
+    """A sink that changes an answer, and puts it into another one, whose room counts."""
+
+    def __init__(self, to: MessageSink) -> None:
+        super().__init__()
+        self._to = to
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called when the client has read what was too much."""
+        return self._to.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._to.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._to.is_full
 
 
 class Nowhere:

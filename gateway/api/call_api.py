@@ -68,6 +68,8 @@ class CompletionApi:
 
     def read(self, incoming: Incoming) -> Delivery | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
+        if b'"plait"' in incoming.body:  # it may be annotated
+            return None
         try:
             request = parse_request(incoming.body, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
-from starlette.types import Send
 
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
-from plait.gateway.asgi import AsgiSink, Nowhere
+from plait.gateway.asgi import Sink
 from plait.gateway.calls.call_reader import CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
@@ -157,12 +156,9 @@ class ChainedCall(ABC):
         """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
         return request if self.session.streaming(self.call.output) else unhurried(request)
 
-    async def generate(self, delivery: Delivery, send: Send | None) -> Generated:
-        """Deliver a call whose text becomes the next output's value. Without a client, `send` is None.
-
-        Raises `BrokenCallError` or `PlaitError`.
-        """
-        engine_id = await self.deliver(delivery, send)
+    async def generate(self, delivery: Delivery, sink: Sink) -> Generated:
+        """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""
+        engine_id = await self.deliver(delivery, sink)
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
         if self._was_cut and output.must_be_whole:
@@ -181,7 +177,7 @@ class ChainedCall(ABC):
             raise BrokenCallError(cause) from error
         return Generated(engine_id, text, value)
 
-    async def deliver(self, delivery: Delivery, send: Send | None) -> str:
+    async def deliver(self, delivery: Delivery, sink: Sink) -> str:
         """Deliver the call until an engine answers it in full; return that engine's id.
 
         The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
@@ -193,7 +189,7 @@ class ChainedCall(ABC):
             attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Delivery]()
             while True:
                 try:
-                    tried = await self._attempt(send, failed)
+                    tried = await self._attempt(sink, failed)
                 except NoEngineError as error:
                     if failed:
                         raise _broken(failed[-1]) from error
@@ -209,7 +205,7 @@ class ChainedCall(ABC):
         finally:
             self.promise.end()
 
-    async def _attempt(self, send: Send | None, failed: Sequence[Delivery]) -> Delivery:
+    async def _attempt(self, sink: Sink, failed: Sequence[Delivery]) -> Delivery:
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
@@ -222,7 +218,7 @@ class ChainedCall(ABC):
             held_s=self.call.held_s,
             text=None if output is None else TextTap(self._on_text),
         )
-        await self.runner.relay.run(delivery, Nowhere() if send is None else AsgiSink(send))
+        await self.runner.relay.run(delivery, sink)
         self._was_cut = delivery.text is not None and delivery.text.was_cut
         return delivery
 

@@ -19,6 +19,7 @@ from starlette.types import Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
+from plait.gateway.asgi import MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
@@ -74,7 +75,7 @@ class AnsweredCall(ChainedCall):
         self._asked: HeldRequest | None = asked
         self._end: HeldEnd | None = None
         if keeps and session.record.stores:
-            self._end = HeldEnd(self.answer.send, session.record, is_whole=not streams)
+            self._end = HeldEnd(self.answer, session.record, is_whole=not streams)
 
     async def run(self, ready: ReadyCall) -> None:
         """Put the values into the prompt, then deliver the call."""
@@ -94,26 +95,26 @@ class AnsweredCall(ChainedCall):
             delivery = await prompt.read(incoming, unfilled, asked.annotations)
             runner.executor.start(call, loop_time_s())
             if self._end is None:
-                await self._deliver(delivery, self.answer.send)
+                await self._deliver(delivery, self.answer)
             else:
                 await self._deliver_stored(delivery, self._end)
 
-    async def _deliver(self, delivery: Delivery, send: Send) -> None:
+    async def _deliver(self, delivery: Delivery, sink: MessageSink) -> None:
         if not self.call.outputs:
-            await self.deliver(delivery, send)
+            await self.deliver(delivery, sink)
         elif self.streams or not delivery.call.streamed:
-            await self.generate(delivery, send)
+            await self.generate(delivery, sink)
         else:
-            unstreamed = UnstreamedAnswer(send, OpenAnswer(self.answer_bytes, self.runner.relay.open_answers))
+            unstreamed = UnstreamedAnswer(sink, OpenAnswer(self.answer_bytes, self.runner.relay.open_answers))
             try:
-                await self.generate(delivery, unstreamed.send)
+                await self.generate(delivery, unstreamed)
             finally:
                 unstreamed.drop()
 
     async def _deliver_stored(self, delivery: Delivery, end: HeldEnd) -> None:
         """Deliver. The clients get the end of the answer when the value, or its failure, is stored."""
         try:
-            await self._deliver(delivery, end.send)
+            await self._deliver(delivery, end)
         except (BrokenCallError, PlaitError):
             await end.release()
             raise

@@ -13,7 +13,7 @@ from typing import Protocol
 from starlette.types import Message, Send
 
 from plait.backends.errors import LimitError, PlaitError
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import Headers, MessageSink, PassingSink
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import Sessions
@@ -182,37 +182,38 @@ def _size_bytes(message: Message) -> int:
     return MESSAGE_BYTES + len(message.get("body", b""))
 
 
-class RecordedAnswer:
-    """One answer as ASGI messages. Its writer calls `send`; any number of clients `follow` it.
+class RecordedAnswer(MessageSink):
+    """The sink that records one answer. Any number of clients `follow` it.
 
     With `keeps`, all messages are kept, as long as `ledger` allows it. Otherwise only those are held that a follower
     has not been sent yet. An answer with a status of 500 or above is a failure. Clients do not get it until `fail`
     makes it final.
     """
 
-    __slots__ = ("_ended", "_error", "_held_back", "_seen", "_waiting", "_window")
-
     def __init__(self, ledger: Ledger, *, keeps: bool) -> None:
+        super().__init__()
         self._window = AnswerWindow(ledger, keeps=keeps)
         self._held_back = False
+        self._is_ahead = False  # a follower is too far behind
         self._seen = False  # whether a client has been sent more than comments
         self._ended = False
         self._error: PlaitError | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def send(self, message: Message) -> None:
-        """ASGI's send: record a message of the response. Waits while a follower is more than `MAX_LAG_BYTES` behind.
+    @property
+    def is_full(self) -> bool:
+        """Whether a follower is more than `MAX_LAG_BYTES` behind, and has to read before more is written."""
+        return not (self._ended or self._held_back) and self._window.lag_bytes > MAX_LAG_BYTES
 
-        Raises `PlaitError` if the tenant may not hold so much.
-        """
+    def put(self, message: Message) -> None:
+        """Record a message of the response. Raises `PlaitError` if the tenant may not hold so much."""
         self._window.write(message)
         if message["type"] == "http.response.start":
             self._held_back = message["status"] >= 500
         else:
             self._ended = not message.get("more_body", False)
+        self._is_ahead = self.is_full
         self._wake()
-        while not (self._ended or self._held_back) and self._window.lag_bytes > MAX_LAG_BYTES:
-            await self._change()
 
     def fail(self, error: PlaitError) -> None:
         """End the answer with an error. An answer that has ended already stays as it is. Neither is kept."""
@@ -327,6 +328,10 @@ class RecordedAnswer:
                 self._waiting.remove(waiter)
 
     def _wake(self) -> None:
+        if self._is_ahead and not self.is_full:
+            self._is_ahead = False
+            if self._on_room is not None:
+                self._on_room()
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for waiter in waiting:
@@ -346,16 +351,14 @@ def _event(body: bytes) -> bytes:
     return b"data: %b\n\n" % b" ".join(body.splitlines())
 
 
-class HeldEnd:
-    """Passes an answer on to `send`, but for its end, until `release`.
+class HeldEnd(PassingSink):
+    """Passes an answer on to a recording, but for its end, until `release`.
 
     The end is the last message, or the last event of a stream. An answer that `is_whole` is held from its beginning on.
     """
 
-    __slots__ = ("_held", "_is_whole", "_record", "_send")
-
-    def __init__(self, send: Send, record: Unrecorded, *, is_whole: bool) -> None:
-        self._send = send
+    def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:
+        super().__init__(answer)
         self._record = record
         self._is_whole = is_whole
         self._held: list[Message] = []
@@ -365,12 +368,12 @@ class HeldEnd:
         """What is held of the answer's body."""
         return b"".join(message.get("body", b"") for message in self._held)
 
-    async def send(self, message: Message) -> None:
-        """ASGI's send."""
+    def put(self, message: Message) -> None:
+        """Take the next message."""
         if self._held or self._is_whole or _is_end(message):
             self._held.append(message)
         else:
-            await self._send(_marked(message, is_stored=self._record.is_durable))
+            self._to.put(_marked(message, is_stored=self._record.is_durable))
 
     def clear(self) -> None:
         """The answer begins again."""
@@ -384,7 +387,7 @@ class HeldEnd:
         is_stored = await self._record.stored()
         held, self._held = self._held, []
         for message in held:
-            await self._send(_marked(message, is_stored=is_stored))
+            self._to.put(_marked(message, is_stored=is_stored))
 
 
 def _marked(message: Message, *, is_stored: bool) -> Message:

@@ -30,6 +30,7 @@ from plait.gateway.calls.annotations import (
     read_condition,
 )
 from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.delivery import NOWHERE
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
@@ -388,7 +389,7 @@ class SubmittedCall(ChainedCall):
                 delivery = await prompt.read(incoming, unfilled, annotations)
                 if number == 0:
                     self.runner.executor.start(self.call, loop_time_s())
-                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), None)
+                generated = await self.generate(msgspec.structs.replace(delivery, continues_on=engine_id), NOWHERE)
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:

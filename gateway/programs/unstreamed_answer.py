@@ -12,13 +12,13 @@ from io import StringIO
 from typing import ClassVar, Final, Protocol
 
 import msgspec
-from starlette.types import Message, Send
+from starlette.types import Message
 
 from plait.backends.errors import EngineError
 from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.gateway.answers.completions import garbled, reported_error
-from plait.gateway.asgi import Headers, header, send_whole
+from plait.gateway.asgi import Headers, MessageSink, PassingSink, header
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
@@ -329,25 +329,23 @@ def _list_or_latest(_name: str, first: bytes) -> Value | bytes:
     return Items() if first.startswith(b"[") else LATEST
 
 
-class UnstreamedAnswer:
-    """Assembles the stream that is sent to it and sends it on as one answer. What it holds meanwhile counts in `held`.
+class UnstreamedAnswer(PassingSink):
+    """Assembles the stream that is put into it and puts it on as one answer. What it holds meanwhile counts in `held`.
 
     An answer that is no stream goes on as it is. A stream that ends with the engine's error does not go on: the call is
     tried again or fails. Each head begins a new answer.
     """
 
-    __slots__ = ("_completion", "_headers", "_held", "_held_bytes", "_is_stream", "_to_client")
-
-    def __init__(self, to_client: Send, held: OpenAnswer) -> None:
-        self._to_client = to_client
+    def __init__(self, to_client: MessageSink, held: OpenAnswer) -> None:
+        super().__init__(to_client)
         self._held = held
         self._held_bytes = 0
         self._is_stream = False
         self._headers: Headers = ()
         self._completion: AssembledCompletion | None = None
 
-    async def send(self, message: Message) -> None:
-        """ASGI's send. Raises `EngineError` if the events are no completion, `LimitError` or
+    def put(self, message: Message) -> None:
+        """Take the next message. Raises `EngineError` if the events are no completion, `LimitError` or
         `AnswerTooLargeError` if they are too much.
         """
         if message["type"] == "http.response.start":
@@ -358,13 +356,13 @@ class UnstreamedAnswer:
                 self._completion = AssembledCompletion()
                 return
         if not self._is_stream:
-            await self._to_client(message)
+            self._to.put(message)
             return
         completion = self._completion
         if completion is not None:
             self._feed(completion, message.get("body", b""))
             if not message.get("more_body", False):
-                await self._end(completion)
+                self._end(completion)
 
     def drop(self) -> None:
         """Forget what has come of a stream; the rest of it goes nowhere."""
@@ -391,7 +389,7 @@ class UnstreamedAnswer:
             self._held_bytes += more_bytes
             self._held.hold(more_bytes)
 
-    async def _end(self, completion: AssembledCompletion) -> None:
+    def _end(self, completion: AssembledCompletion) -> None:
         """The stream has ended. The relay has checked it, so it is whole or ends with an error."""
         error, body, status = completion.error, completion.json(), 200
         self.drop()
@@ -400,7 +398,8 @@ class UnstreamedAnswer:
                 return
             status, body = _refusal(error)
         headers = [item for item in self._headers if item[0] not in _OF_A_STREAM]
-        await send_whole(self._to_client, status, [*headers, (b"content-type", b"application/json")], body)
+        self._to.start(status, [*headers, (b"content-type", b"application/json")])
+        self._to.end(body)
 
 
 def _refusal(error: object) -> tuple[int, bytes]:

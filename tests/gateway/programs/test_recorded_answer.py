@@ -70,6 +70,16 @@ class Client:
         return not self.sent[-1].get("more_body", False)
 
 
+async def write(answer: RecordedAnswer, message: Any) -> None:
+    """Put a message, and wait until there is room for the next, as a writer has to."""
+    room = asyncio.Event()
+    answer.on_room = room.set
+    answer.put(message)
+    while answer.is_full:
+        await room.wait()
+        room.clear()
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -80,10 +90,10 @@ async def test_followers_early_and_late_get_the_same() -> None:
     following = asyncio.create_task(answer.follow(early.send, ECHO))
     await settle()
     for message in (START, ONE):
-        await answer.send(message)
+        await write(answer, message)
     await settle()
     assert len(early.sent) == 2
-    await answer.send(LAST)
+    await write(answer, LAST)
     await following
     await answer.follow(late.send, ECHO)
     assert early.sent == late.sent == [START, ONE, LAST]
@@ -95,7 +105,7 @@ async def test_what_is_dropped_is_still_read_by_those_who_follow() -> None:
     following = asyncio.create_task(answer.follow(client.send, ()))
     await settle()
     for message in (START, ONE, LAST):
-        await answer.send(message)
+        await write(answer, message)
     answer.drop()
     await following
     assert client.sent == [START, ONE, LAST]
@@ -119,7 +129,7 @@ async def test_a_failure_later_is_an_event() -> None:
     following = asyncio.create_task(answer.follow(client.send, ()))
     await settle()
     for message in (START, ONE):
-        await answer.send(message)
+        await write(answer, message)
     answer.fail(LOST)
     await following
     assert client.body == ONE["body"] + b"data: " + LOST.body() + b"\n\n"
@@ -131,7 +141,7 @@ async def test_a_failure_after_the_end_is_none() -> None:
     following = asyncio.create_task(answer.follow(client.send, ()))
     await settle()
     for message in (START, LAST):
-        await answer.send(message)
+        await write(answer, message)
     answer.fail(LOST)
     await following
     assert client.sent == [START, LAST]
@@ -150,7 +160,7 @@ async def test_a_stream_that_waits_is_kept_alive_and_then_goes_on() -> None:
     answer, client = kept_answer(), Client()
     following = await waiting(answer, client)
     for message in (START, ONE, LAST):
-        await answer.send(message)
+        await write(answer, message)
     await following
     assert client.body.replace(KEEP_ALIVE, b"") == ONE["body"] + LAST["body"]
     assert [message["type"] for message in client.sent].count("http.response.start") == 1
@@ -168,8 +178,8 @@ async def test_after_a_comment_errors_are_events() -> None:
 async def test_after_a_comment_an_engines_refusal_is_an_event() -> None:
     answer, client = kept_answer(), Client()
     following = await waiting(answer, client)
-    await answer.send({**START, "status": 400})
-    await answer.send({"type": "http.response.body", "body": b'{"error":\n{}}'})
+    await write(answer, {**START, "status": 400})
+    await write(answer, {"type": "http.response.body", "body": b'{"error":\n{}}'})
     await following
     assert client.body.replace(KEEP_ALIVE, b"") == b'data: {"error": {}}\n\n'
     assert client.ended
@@ -183,12 +193,12 @@ async def test_a_failure_that_is_taken_back_was_never_seen(keep_alive_s: float |
         await client.third.wait()
     await settle()
     for message in ({**START, "status": 503}, LAST):
-        await answer.send(message)
+        await write(answer, message)
     await settle()
     assert answer.take_back()
     assert (answer.ended, answer.held_bytes) == (False, 0)
     for message in (START, ONE, LAST):
-        await answer.send(message)
+        await write(answer, message)
     await following
     assert (client.sent[0]["status"], client.body.replace(KEEP_ALIVE, b"")) == (200, ONE["body"] + LAST["body"])
 
@@ -198,7 +208,7 @@ async def test_a_failure_that_stands_is_seen() -> None:
     following = asyncio.create_task(answer.follow(client.send, ECHO))
     failure = {**START, "status": 503}
     for message in (failure, LAST):
-        await answer.send(message)
+        await write(answer, message)
     await settle()
     assert client.sent == []
     answer.fail(LOST)
@@ -210,10 +220,10 @@ async def test_a_failure_that_stands_is_seen() -> None:
 async def test_what_a_follower_has_seen_is_not_taken_back() -> None:
     answer, client = kept_answer(), Client()
     following = asyncio.create_task(answer.follow(client.send, ECHO))
-    await answer.send(START)
+    await write(answer, START)
     await settle()
     assert not answer.take_back()
-    await answer.send(LAST)
+    await write(answer, LAST)
     await following
     assert client.sent == [START, LAST]
 
@@ -262,21 +272,21 @@ async def test_the_writer_waits_for_the_slowest_follower(keeps: bool) -> None:
     answer = RecordedAnswer(budget, keeps=keeps)
     slow, slower = Slow(answer), Slow(answer)
     await settle()
-    await answer.send(START)
-    writing = asyncio.create_task(answer.send(piece(MAX_LAG_BYTES)))
+    await write(answer, START)
+    writing = asyncio.create_task(write(answer, piece(MAX_LAG_BYTES)))
     await settle()
     await slow.take(2)
     assert not writing.done()
     await slower.take(2)
     assert writing.done()
-    writing = asyncio.create_task(answer.send(piece(MAX_LAG_BYTES + 1)))
+    writing = asyncio.create_task(write(answer, piece(MAX_LAG_BYTES + 1)))
     await slow.take()
     assert not writing.done()
     await slower.leave()
     await settle()
     assert writing.done()
     assert (answer.held_bytes == 0) == (not keeps)
-    await answer.send(LAST)
+    await write(answer, LAST)
     await slow.take()
     assert slow.following.done()
     assert budget.bytes == answer.held_bytes
@@ -286,12 +296,12 @@ async def test_without_followers_only_what_is_kept_is_held() -> None:
     budget = Budget(2 * 10_000)
     answer = RecordedAnswer(budget, keeps=True)
     for message in (START, piece(5_000)):
-        await answer.send(message)
+        await write(answer, message)
     assert (answer.kept, budget.bytes) == (True, 5_000 + 2 * MESSAGE_BYTES)
-    await answer.send(piece(5_000))
+    await write(answer, piece(5_000))
     assert (answer.kept, answer.held_bytes, budget.bytes) == (False, 0, 0)
     for _ in range(1_000):
-        await answer.send(piece(5_000))
+        await write(answer, piece(5_000))
     assert (answer.held_bytes, answer.take_back()) == (0, True)
 
 
@@ -299,10 +309,10 @@ async def test_a_follower_that_the_budget_does_not_allow_is_told() -> None:
     answer = RecordedAnswer(Budget(10_000), keeps=False)
     slow = Slow(answer)
     await settle()
-    await answer.send(START)
-    await answer.send(piece(5_000))
+    await write(answer, START)
+    await write(answer, piece(5_000))
     with pytest.raises(LimitError) as caught:
-        await answer.send(piece(5_000))
+        await write(answer, piece(5_000))
     answer.fail(caught.value)
     await slow.take(3)
     assert slow.sent[-1]["body"] == b"data: " + BEYOND.body() + b"\n\n"
@@ -336,7 +346,7 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
     for step, number in [("send", -1), *steps]:
         if step == "send" and (writing is None or writing.done()):
             sent.append(START if number < 0 else piece(number))
-            writing = asyncio.create_task(answer.send(sent[-1]))
+            writing = asyncio.create_task(write(answer, sent[-1]))
         elif step == "follow" and answer.kept:
             followers.append(Slow(answer))
         elif step == "drop":

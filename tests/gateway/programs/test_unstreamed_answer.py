@@ -10,6 +10,7 @@ import pytest
 
 from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.gateway.asgi import MessageSink
 from plait.gateway.calls.open_bodies import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS, OutgoingBody
 from plait.gateway.programs import unstreamed_answer
@@ -46,24 +47,33 @@ class Ledger:
         self.held_bytes -= size_bytes
 
 
+class Received(MessageSink):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[Any] = []
+
+    def put(self, message: Any) -> None:
+        self.messages.append(message)
+
+
 class Client:
     """A client, what it was sent, and the answer on its way to it."""
 
     def __init__(self, limit: int = 10**9) -> None:
-        self.messages: list[Any] = []
+        received = Received()
+        self.messages = received.messages
         self.ledger = Ledger(limit)
-        self.answer = UnstreamedAnswer(self._receive, OpenAnswer(self.ledger))
-
-    async def _receive(self, message: Any) -> None:
-        self.messages.append(message)
+        self.answer = UnstreamedAnswer(received, OpenAnswer(self.ledger))
 
     async def send(self, *events: bytes, ends: bool = True) -> None:
         """Events of a stream, one a message, after its head."""
-        await self.answer.send(STREAM)
+        self.answer.put(STREAM)
         for event in events:
-            await self.answer.send({"type": "http.response.body", "body": event, "more_body": True})
+            self.answer.put({"type": "http.response.body", "body": event, "more_body": True})
         if ends:
-            await self.answer.send({"type": "http.response.body", "body": b""})
+            self.answer.put({"type": "http.response.body", "body": b""})
 
     @property
     def got(self) -> tuple[int, Any]:
@@ -100,7 +110,7 @@ async def test_what_is_no_stream_goes_on_as_it_is(status: int, media: bytes) -> 
         {"type": "http.response.body", "body": b"{}"},
     ]
     for message in sent:
-        await client.answer.send(message)
+        client.answer.put(message)
     assert client.messages == sent
 
 
@@ -108,7 +118,7 @@ async def test_a_stream_that_breaks_off_is_not_seen_and_the_next_one_is_whole() 
     client = Client()
     await client.send(text("wrong"), ends=False)
     lost = EngineBrokenError("engine e1 was lost")
-    await client.answer.send({"type": "http.response.body", "body": b"data: %b\n\n" % lost.body()})
+    client.answer.put({"type": "http.response.body", "body": b"data: %b\n\n" % lost.body()})
     assert (client.messages, client.ledger.held_bytes) == ([], 0)
     await client.send(text("wrong again"), ends=False)
     await client.send(text("right", "stop"), DONE)
@@ -126,7 +136,7 @@ async def test_an_engine_that_sends_no_completion_is_at_fault() -> None:
     client = Client()
     with pytest.raises(EngineGarbledError, match="engine e1 sent an event that is no part of a completion"):
         await client.send(text("one"), b"data: {\n\n")
-    await client.answer.send({"type": "http.response.body", "body": b"data: {}\n\n"})
+    client.answer.put({"type": "http.response.body", "body": b"data: {}\n\n"})
     assert (client.messages, client.ledger.held_bytes) == ([], 0)
 
 

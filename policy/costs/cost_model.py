@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil
 
 PIVOT_SHARE = 0.9
@@ -25,26 +26,29 @@ class PiecewiseLinear:
     _tokens: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Those of the knots, to search in without a call for each that is looked at."""
 
+    _lines: tuple[tuple[int, float, float, int], ...] = field(init=False, repr=False, compare=False)
+    """Before the first knot, between each two, and after the last: where a line begins, and by how many seconds it
+    rises in how many tokens.
+    """
+
     def __post_init__(self) -> None:
         tokens = [knot[0] for knot in self.knots]
-        object.__setattr__(self, "_tokens", tuple(tokens))
         seconds = [knot[1] for knot in self.knots]
         if not self.knots or tokens != sorted(set(tokens)):
             raise ValueError("knots must have strictly ascending token counts, and there must be at least one knot")
         if seconds != sorted(seconds) or seconds[0] < 0 or self.slope_s < 0:
             raise ValueError("seconds must not fall or be negative: more tokens cannot take less time")
+        between = (
+            (left, left_s, right_s - left_s, right - left) for (left, left_s), (right, right_s) in pairwise(self.knots)
+        )
+        lines = (tokens[0], seconds[0], 0.0, 1), *between, (tokens[-1], seconds[-1], self.slope_s, 1)
+        object.__setattr__(self, "_tokens", tuple(tokens))
+        object.__setattr__(self, "_lines", lines)
 
     def at(self, tokens: int) -> float:
         """Seconds at `tokens`."""
-        last_tokens, last_s = self.knots[-1]
-        if tokens >= last_tokens:
-            return last_s + (tokens - last_tokens) * self.slope_s
-        first_tokens, first_s = self.knots[0]
-        if tokens <= first_tokens:
-            return first_s
-        right = bisect_right(self._tokens, tokens)
-        (left_tokens, left_s), (right_tokens, right_s) = self.knots[right - 1], self.knots[right]
-        return left_s + (right_s - left_s) * (tokens - left_tokens) / (right_tokens - left_tokens)
+        left_tokens, left_s, rise_s, width = self._lines[bisect_right(self._tokens, tokens)]
+        return left_s + rise_s * (tokens - left_tokens) / width
 
 
 @dataclass(frozen=True, slots=True)

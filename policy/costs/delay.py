@@ -74,11 +74,6 @@ class DelayCost:
         rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
-    def repaid(self, repaid_s: float) -> DelayCost:
-        """The same delay, of which so much is repaid."""
-        before = self.queue_s, self.prefill_s, self.decode_s, self.stall_s, self.slow_s, self.later_s, self.evicted_s
-        return DelayCost(*before, repaid_s)
-
 
 @dataclass(slots=True)
 class Asked:

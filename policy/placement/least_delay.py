@@ -203,10 +203,6 @@ class Copy(NamedTuple):
         uses = node.uses(situation.now_s) / USES_S * lasts_s / (len(found.holders) + 1)
         return cls(found.blocks, best.cost.total_s, uses)
 
-    def repaid_s(self, with_copy_s: float) -> float:
-        """What the copy repays on an engine where a call with it costs so much."""
-        return self.uses * max(0.0, self.holder_s - with_copy_s)
-
     def least_with(self, costs_s: Sequence[float], with_copy_s: Sequence[float]) -> list[float]:
         """The floors of engines less what the copy repays there. This calls nothing for each engine."""
         holder_s, uses = self.holder_s, self.uses
@@ -216,12 +212,13 @@ class Copy(NamedTuple):
         ]
 
     def on(self, asked: Asked, passed: Passed, offer: Offer) -> Offer:
-        """The offer of an engine that has not this part of the prompt, with what the copy repays."""
-        repaid_s = self.repaid_s(cost_with_copy(asked, offer, self.blocks, passed).total_s)
-        if not repaid_s:
-            return offer
-        cost = offer.cost.repaid(repaid_s)
-        return Offer((offer.rank[0], cost.total_s), offer.engine, offer.held_blocks, cost)
+        """The offer of an engine that has not this part of the prompt. What the copy repays is taken off its cost."""
+        with_copy_s = cost_with_copy(asked, offer, self.blocks, passed).total_s
+        repaid_s = self.uses * max(0.0, self.holder_s - with_copy_s)
+        if repaid_s:
+            offer.cost.repaid_s = repaid_s
+            offer.rank = offer.rank[0], offer.cost.total_s
+        return offer
 
 
 class Floors(NamedTuple):

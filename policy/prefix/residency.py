@@ -86,7 +86,9 @@ class Residency:
 
     def send(self, leaf: Node) -> None:
         """A call does not wait any more: the engine will compute its blocks."""
-        for holding in self._holdings(leaf):
+        for node in leaf.path():
+            holding = node.held_by(self.engine_id)
+            assert holding is not None
             holding.waiting -= 1
 
     def ready_blocks(self, leaf: Node) -> int:
@@ -127,17 +129,16 @@ class Residency:
 
     def unshare(self, leaf: Node) -> None:
         """The call left the window H."""
-        for holding in self._holdings(leaf):
+        node, engine_id = leaf, self.engine_id
+        while (parent := node.parent) is not None:
+            holding = node.first
+            if holding is None or holding.engine_id != engine_id:
+                holding = node.others[engine_id]
             holding.sharers -= 1
-            holding.node.drop_unused(holding)
+            if not holding.resident_blocks and not holding.bookings:
+                node.drop_unused(holding)
+            node = parent
         self._tree.prune(leaf)
-
-    def _holdings(self, leaf: Node) -> Iterator[Holding]:
-        """Those of a booked call, the leaf's first. The current one may be dropped during the loop."""
-        for node in leaf.path():
-            holding = node.held_by(self.engine_id)
-            assert holding is not None
-            yield holding
 
     def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
         """The victims that LRU would evict next to free `blocks`. Booked nodes and nodes in `keep` stay."""

@@ -28,14 +28,13 @@ from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
-from plait.gateway.calls.call_reader import CallReader
+from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers, OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.durability.durability import new_durability

@@ -4,7 +4,7 @@ A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `
 
 Every annotation is optional. An invalid value, an unknown name or two sources that disagree are the caller's error;
 none of them is ignored. One of them is a condition on a variable's value, such as `verdict == "yes"`: the call runs if
-it holds.
+it holds. Without annotations, a call may still name a session (`known_session`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.openai import Request
+from plait.gateway.asgi import Headers
 from plait.policy.types import NO_SLO, Objective, Slo
 
 SESSION_ID: Final = r"[A-Za-z0-9._:-]{1,128}"
@@ -33,6 +36,17 @@ ACCEPTED: Final = 'NAME == "TEXT", NAME != "TEXT" or NAME contains "TEXT" (a JSO
 
 _CONDITION: Final = re.compile(rf'({VARIABLE_NAME})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
 _SHOWN_CHARACTERS = 80
+
+SESSION_HEADERS: Final = frozenset((
+    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
+    b"x-session-affinity", b"conversation_id",
+))  # fmt: skip
+"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
+
+_NAME: Final = itemgetter(0)
+
+MAX_NAME_CHARACTERS: Final = 256
+"""Longer ones are no names."""
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
@@ -166,6 +180,24 @@ def promised_output(
     if not isinstance(session, str) or not _SESSION.fullmatch(session.strip()) or not _VARIABLE.fullmatch(name):
         return None
     return session.strip(), name
+
+
+def known_session(headers: Headers, request: Request) -> str:
+    """The session that a client names without knowing Plait; empty if the request does not say.
+
+    Coding agents and SDKs send a header or a field that stays the same for a conversation. Its turns are one session:
+    they take turns with other sessions while calls wait, and a prompt whose tokens are not known (one with images) goes
+    where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
+    field, a user comes last.
+    """
+    if not SESSION_HEADERS.isdisjoint(map(_NAME, headers)):
+        for name, value in headers:
+            if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
+                return value.decode("latin-1")
+    for given in (request.prompt_cache_key, request.safety_identifier, request.user):
+        if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
+            return given
+    return ""
 
 
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:

@@ -1,47 +1,52 @@
-"""Turns a request into a call that can be placed: tokenized, hashed, checked against the model's context."""
+"""Turns a request into a call that can be placed: tokenized, hashed, checked against the model's context.
+
+A `PromptReader` computes the token ids that an engine would compute, and their chained hashes of tree blocks. A
+`CallReader` makes the call.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final, Self
 
 import msgspec
 
-from plait.backends.errors import ContextLengthError
+from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
+from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.template_process import Job
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.answers.completions import UNKNOWN, UsageBounds
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.annotations import Annotations, known_session
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader, TokenizedPrompt, Tokenizing
 from plait.gateway.calls.turns import TurnThreads
-from plait.gateway.config.sections import ServerConfig
+from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.fleet.router import Router
+from plait.policy.prefix.block_hash import extend_chain, root_hash
 from plait.policy.types import Call
+
+CHARACTERS_PER_TOKEN: Final = 4
+"""English text in most vocabularies."""
+
+OFF_LOOP_BYTES: Final = 16 * 1024
+"""More is tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
+
+MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
+"""Of a body whose prompt is rendered and looked up at once, in some 0.2 ms, in case little of it is new."""
 
 TOKENIZER_THREADS = 3
 """Two for one tenant, as tokenizers release the interpreter's lock, and one that is left to the others."""
 
 TEMPLATE_THREADS = 2
 """Of their own, because they only wait for the processes that render the templates of requests."""
-
-
-SESSION_HEADERS: Final = frozenset((
-    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
-    b"x-session-affinity", b"conversation_id",
-))  # fmt: skip
-"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
-
-_NAME: Final = itemgetter(0)
-
-MAX_NAME_CHARACTERS: Final = 256
-"""Longer ones are no names."""
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -53,6 +58,205 @@ class Incoming(msgspec.Struct, frozen=True):
     request_id: str
     arrived_s: float
     tenant: str
+
+
+class TokenizedPrompt(msgspec.Struct, frozen=True):
+    """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
+
+    `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block, and
+    `whole_hash` stands for all tokens of the first prompt. One of `turn_ends` ends each answer in a chat; None: an
+    answer may end anywhere.
+    """
+
+    tokens: int
+    block_hashes: array[int]
+    exact: bool
+    prompts: Sequence[Sequence[int]]
+    root: int = 0
+    whole_hash: int = 0
+    turn_ends: frozenset[int] | None = None
+
+
+Tokenizing = Generator[int, None, TokenizedPrompt]
+"""A prompt that is tokenized in turns. Before each it yields how many characters of a prompt are not encoded yet."""
+
+
+class PromptReader:
+    """Tokenizes prompts with the tokenizers of their models; safe to call from several threads.
+
+    If the configuration trusts them, the chat templates of requests are rendered in processes, one for each model.
+    `base` is the base model of a LoRA adapter, which has its tokenizer.
+    """
+
+    def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str] = str) -> None:
+        self.tokenizers = ModelTokenizers(config, block_tokens, base)
+        self._takes_templates = config.server.trust_request_chat_template
+
+    def check(self, request: ChatRequest | CompletionRequest) -> None:
+        """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""
+        if not self._takes_templates and isinstance(request, ChatRequest) and request.chat_template is not None:
+            raise CallerError(
+                "'chat_template' is not taken from requests here. Leave it out: the model has its own, and "
+                "'chat_template_kwargs' sets its options. An operator can allow it with "
+                "'trust_request_chat_template = true' under [server].",
+                param="chat_template",
+            )
+
+    def check_size(self, model: str, size_bytes: int, context_tokens: int | None, field: str) -> None:
+        """Raises `ContextLengthError` if the text of a prompt cannot fit by its bytes. `field` is the prompt's."""
+        tokenizer = self.tokenizers.encoder(model).tokenizer
+        longest = tokenizer.longest_token_bytes
+        if context_tokens is None or longest is None or not tokenizer.exact:
+            return
+        if size_bytes > context_tokens * longest:
+            raise ContextLengthError(
+                f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
+                f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
+                param=field,
+            )
+
+    def begin(
+        self,
+        request: ChatRequest | CompletionRequest,
+        cache_salt: str | None,
+        context_tokens: int | None,
+        size_bytes: int,
+    ) -> TokenizedPrompt | Tokenizing | None:
+        """The prompt of a body of that size, if it is short or mostly known; else the `steps` that are left of it.
+
+        None if the first of them waits for another process, which renders the chat template. Raises as `steps` does.
+        """
+        encoder = self.tokenizers.encoders.get(request.model) or self.tokenizers.encoder(request.model)
+        tokenizer, salt = encoder.tokenizer, cache_salt or ""
+        if isinstance(request, CompletionRequest):
+            adds, turn_ends = request.add_special_tokens, None
+        elif request.chat_template is None and not isinstance(tokenizer, BoundedTemplates):
+            adds, turn_ends = False, tokenizer.special_ids
+        else:
+            self.check(request)
+            return None
+        if size_bytes > OFF_LOOP_BYTES and not _may_be_known(request, size_bytes):
+            return self.steps(request, cache_salt, context_tokens)
+        given = self._given(request, tokenizer, salt)
+        text = given[0] if len(given) == 1 else None
+        if not isinstance(text, str) or len(text) >= encoder.part_characters:
+            return _begun(self._turns(request, given, encoder, salt, context_tokens))
+        if context_tokens is not None and 4 * len(text) > context_tokens:  # a token has a byte or more
+            self._check_fits(request, text, tokenizer, context_tokens)
+        ids = encoder.encode(text, salt, add_special_tokens=adds)
+        hashes, root = array("Q"), root_hash(request.model, salt)
+        whole = extend_chain(hashes, ids, encoder.block_tokens, root)
+        return TokenizedPrompt(len(ids), hashes, tokenizer.exact, (ids,), root, whole, turn_ends)
+
+    def steps(
+        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
+    ) -> Tokenizing:
+        """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
+
+        A single short prompt has no turn of its own. Raises `CallerError` for messages that the chat template refuses,
+        and before it tokenizes a prompt whose bytes cannot fit. A prompt with content that is not text is served, but
+        has no tokens here.
+        """
+        encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
+        given = self._given(request, encoder.tokenizer, salt)
+        return (yield from self._turns(request, given, encoder, salt, context_tokens))
+
+    def _turns(
+        self,
+        request: ChatRequest | CompletionRequest,
+        given: Sequence[str | list[int]],
+        encoder: PromptEncoder,
+        salt: str,
+        context_tokens: int | None,
+    ) -> Tokenizing:
+        root, prompts, hashes = root_hash(request.model, salt), list[Sequence[int]](), array("Q")
+        adds = isinstance(request, CompletionRequest) and request.add_special_tokens
+        for prompt in given:
+            if isinstance(prompt, list):
+                prompts.append(prompt)
+                continue
+            self._check_fits(request, prompt, encoder.tokenizer, context_tokens)
+            if len(prompt) < encoder.part_characters:
+                if len(given) > 1:
+                    yield len(prompt)
+                prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds))
+                continue
+            scope = request.model, salt
+            encoded = yield from encoder.steps(prompt, scope, root, add_special_tokens=adds, salt=salt)
+            hashes = hashes if prompts else encoded.hashes
+            prompts.append(encoded.ids)
+        if not prompts:
+            return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
+        if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
+            yield 0
+        whole, tokenizer = extend_chain(hashes, prompts[0], encoder.block_tokens, root), encoder.tokenizer
+        turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
+        return TokenizedPrompt(sum(map(len, prompts)), hashes, tokenizer.exact, prompts, root, whole, turn_ends)
+
+    def _check_fits(
+        self,
+        request: ChatRequest | CompletionRequest,
+        text: str,
+        tokenizer: Tokenizer,
+        context_tokens: int | None,
+    ) -> None:
+        """Raises as `check_size` for a text whose bytes cannot fit. They are counted if they may not."""
+        longest = tokenizer.longest_token_bytes
+        if context_tokens is not None and longest is not None and len(text) * 4 > context_tokens * longest:
+            size = len(text.encode(errors="replace"))
+            self.check_size(request.model, size, context_tokens, request.prompt_field)
+
+    def _given(
+        self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str
+    ) -> Sequence[str | list[int]]:
+        """The prompts as texts or, as a client may send them, as token ids. None for what is no text."""
+        if isinstance(request, CompletionRequest):
+            return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
+        try:
+            if request.chat_template is not None:
+                self.check(request)
+                return (self.tokenizers.worker(request.model).render(_job(request)),)
+            text = tokenizer.render_chat(
+                request.messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                template_kwargs=request.chat_template_kwargs,
+                salt=salt,
+            )
+        except UnsupportedError:
+            return ()
+        return (text,)
+
+
+def _may_be_known(request: ChatRequest | CompletionRequest, size_bytes: int) -> bool:
+    """Whether a long body is worth a look before it takes turns: rendering many messages alone takes long."""
+    is_short_chat = not isinstance(request, ChatRequest) or len(request.messages) <= MOSTLY_KNOWN_MESSAGES
+    return is_short_chat and size_bytes <= MOSTLY_KNOWN_BYTES
+
+
+def _begun(steps: Tokenizing) -> TokenizedPrompt | Tokenizing:
+    """The prompt, if little of it is new; else the steps that are left."""
+    left, new = OFF_LOOP_BYTES, 0
+    try:
+        while new <= left:
+            left -= new
+            new = next(steps)
+    except StopIteration as end:
+        prompt: TokenizedPrompt = end.value
+        return prompt
+    return steps
+
+
+def _job(request: ChatRequest) -> Job:
+    return Job(
+        request.messages,
+        request.chat_template,
+        request.tools,
+        request.add_generation_prompt,
+        request.continue_final_message,
+        request.chat_template_kwargs,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,24 +453,6 @@ class CallReader:
 
 async def _later(make: Callable[[TokenizedPrompt], Delivery], prompt: Awaitable[TokenizedPrompt]) -> Delivery:
     return make(await prompt)
-
-
-def known_session(headers: Headers, request: Request) -> str:
-    """The session that a client names without knowing Plait; empty if the request does not say.
-
-    Coding agents and SDKs send a header or a field that stays the same for a conversation. Its turns are one session:
-    they take turns with other sessions while calls wait, and a prompt whose tokens are not known (one with images) goes
-    where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
-    field, a user comes last.
-    """
-    if not SESSION_HEADERS.isdisjoint(map(_NAME, headers)):
-        for name, value in headers:
-            if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
-                return value.decode("latin-1")
-    for given in (request.prompt_cache_key, request.safety_identifier, request.user):
-        if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
-            return given
-    return ""
 
 
 def _check_context(

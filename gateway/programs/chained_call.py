@@ -18,11 +18,10 @@ from plait.backends.errors import CallerError, EngineError, LimitError, NoEngine
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Sink
-from plait.gateway.calls.call_reader import CallReader
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.tokenization import OFF_LOOP_BYTES
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall, StandingPromise

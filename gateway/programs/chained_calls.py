@@ -21,13 +21,12 @@ from plait.backends.errors import CallerError, ConflictError, GatewayStoppingErr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
 from plait.gateway.asgi import MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN
+from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Getter, Session, begun, promised
 from plait.gateway.programs.session_errors import (

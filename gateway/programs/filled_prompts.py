@@ -19,11 +19,10 @@ from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeEr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.annotations import VARIABLE_NAME, Annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
-from plait.gateway.calls.tokenization import OFF_LOOP_BYTES
 from plait.gateway.calls.turns import Steps
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes

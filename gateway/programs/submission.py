@@ -29,10 +29,9 @@ from plait.gateway.calls.annotations import (
     read_annotations,
     read_condition,
 )
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming, PromptReader
 from plait.gateway.calls.delivery import NOWHERE
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
-from plait.gateway.calls.tokenization import CHARACTERS_PER_TOKEN, PromptReader
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.filled_prompts import (
     PLACEHOLDER,

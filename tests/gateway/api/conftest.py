@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.call_reader import PromptReader
 from plait.gateway.config.sections import Config, ModelConfig
 from tests.gateway.api.fake_relay import Api
 

@@ -12,12 +12,11 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
 from plait.gateway.asgi import Sink
-from plait.gateway.calls.call_reader import CallReader
+from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames

@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import ClientGoneError
-from plait.gateway.calls.tokenization import OFF_LOOP_BYTES, PromptReader
+from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, PromptReader
 from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Placement, PlacementReason, Slo

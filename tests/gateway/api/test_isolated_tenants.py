@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Hashable
 import pytest
 
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
-from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.call_reader import PromptReader
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT, TEXT, Api
 

@@ -11,10 +11,9 @@ from typing import Any
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
-from plait.gateway.calls.tokenization import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, PromptReader
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage

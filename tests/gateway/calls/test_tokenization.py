@@ -13,7 +13,7 @@ from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.gateway.calls.tokenization import PromptReader
+from plait.gateway.calls.call_reader import PromptReader
 from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 from tests.gateway.calls.tokenizing import read

@@ -18,10 +18,9 @@ from structlog.testing import capture_logs
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.annotations import Annotations
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
-from plait.gateway.calls.tokenization import PromptReader
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.health import Offer
 from plait.gateway.fleet.router import Router

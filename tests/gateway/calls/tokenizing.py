@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
-from plait.gateway.calls.tokenization import PromptReader, TokenizedPrompt
+from plait.gateway.calls.call_reader import PromptReader, TokenizedPrompt
 
 
 def read(

@@ -1,0 +1,134 @@
+"""Each model's tokenizer: the configured one, or the one that was found when its engines answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.backends.tokenization.chat_template import read_template
+from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
+from plait.backends.tokenization.loading import AUTO, load_tokenizer
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
+from plait.backends.tokenization.template_worker import TemplateWorker
+from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.gateway.config.sections import Config, ModelConfig
+
+ESTIMATED = "estimated"
+"""The tokenizer of a model of which none has been found."""
+
+WORDS_PART = 8
+"""One in so many bytes of `server.token_cache_bytes` keeps words, which is 8 MiB by default: some 40,000 words."""
+
+ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", *[ESTIMATED] * 4)
+
+
+class ModelTokenizers:
+    """The tokenizers of a configuration's models; safe to call from several threads.
+
+    `base` is the base model of a LoRA adapter, which has its tokenizer. `encoders` has those of the base models that
+    were asked for (`encoder`), `specifications` what each one's tokenizer can be loaded by again. Raises ValueError for
+    a configured one that cannot be loaded.
+    """
+
+    def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str]) -> None:
+        self._config = config
+        self._base = base
+        self._block_tokens = block_tokens
+        words_bytes = config.server.token_cache_bytes // WORDS_PART
+        self._parts = PartCache(config.server.token_cache_bytes - words_bytes)
+        self._words = WordMemo(words_bytes) if words_bytes else None
+        self.encoders: dict[str, PromptEncoder] = {}
+        self._fingerprints: dict[str, TokenizerFingerprint] = {}
+        self._workers: dict[str, TemplateWorker] = {}
+        self._lock = threading.Lock()
+        self.specifications: dict[str, str] = {}
+        for model in config.models:
+            if model.tokenizer != AUTO:
+                self._put(model.name, model.tokenizer, self._load(model))
+
+    def open(self) -> None:
+        """Start the processes that render requests' templates, so that the first request does not wait."""
+        if self._config.server.trust_request_chat_template:
+            for model in self.specifications:
+                self.worker(model).start()
+
+    def close(self) -> None:
+        """End the processes that render templates."""
+        for worker in self._workers.values():
+            worker.close()
+        for encoder in self.encoders.values():
+            if isinstance(encoder.tokenizer, HuggingFaceTokenizer):
+                encoder.tokenizer.close()
+
+    def encoder(self, model: str) -> PromptEncoder:
+        """Encodes the prompts of a model. One of which no tokenizer has been found has an estimate."""
+        encoder = self.encoders.get(model)
+        if encoder is None:
+            base = self._base(model)
+            if base not in self.encoders:
+                self._put(base, ESTIMATED, load_tokenizer(ESTIMATED, chat_template=self._template(base)))
+            encoder = self.encoders[base]
+        return encoder
+
+    def worker(self, model: str) -> TemplateWorker:
+        """Renders the templates of requests."""
+        base = self._base(model)
+        self.encoder(base)
+        with self._lock:
+            if base not in self._workers:
+                self._workers[base] = TemplateWorker(self.specifications[base], self._template(base))
+            return self._workers[base]
+
+    def fingerprint(self, model: str) -> TokenizerFingerprint | None:
+        """The fingerprint of a model's tokenizer. None for one that is no engine's: engines get texts in any case.
+
+        A model of which none was found has one that agrees with no engine: so its reports are not taken for exact.
+        """
+        return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if self.lacks(model) else None)
+
+    def lacks(self, model: str) -> bool:
+        """Whether the tokenizer of a base model is to be found, and has not been."""
+        return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED
+
+    def exact(self, model: str) -> Tokenizer | None:
+        """A base model's tokenizer, if its ids are to be the engines'."""
+        tokenizer = self.encoder(model).tokenizer
+        return tokenizer if tokenizer.exact else None
+
+    def chat_template(self, model: str) -> str | None:
+        """The text of the configured template; None: the tokenizer's own."""
+        path = self._template(model)
+        return None if path is None else read_template(Path(path).expanduser())
+
+    def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
+        """The tokenizer of a base model has been found; `found` is its fingerprint."""
+        self._put(model, specification, tokenizer, found)
+        with self._lock:
+            worker = self._workers.pop(model, None)
+        if worker is not None:
+            worker.close()
+        if self._config.server.trust_request_chat_template:
+            self.worker(model).start()
+
+    def _load(self, model: ModelConfig) -> Tokenizer:
+        """A configured tokenizer. One that an engine has offered, and `--save` has named, is not trusted more."""
+        folder, trusts = Path(model.tokenizer), self._config.server.trust_engine_templates
+        if folder.parent == cache_folder() and model.chat_template is None and not trusts:
+            return BoundedTemplates(model.tokenizer, folder)
+        return load_tokenizer(model.tokenizer, chat_template=model.chat_template)
+
+    def _template(self, model: str) -> str | None:
+        return self._config.model(model).chat_template
+
+    def _put(
+        self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None = None
+    ) -> None:
+        if tokenizer.exact:
+            self._fingerprints[model] = found or tokenizer.fingerprint
+        self.specifications[model] = specification
+        if self._words is not None:
+            self._words.prepare(tokenizer)
+        self.encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts, words=self._words)

@@ -135,9 +135,12 @@ def test_every_short_plain_word_is_divided_as_the_tokenizer_does(variant: str) -
         assert pieces.findall(word) == [piece.replace("\u0120", " ") for piece, _ in split], word
 
 
+@pytest.mark.parametrize("ignore_merges", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_plain_words_have_the_ids_that_the_tokenizer_gives_them(variant: str) -> None:
-    tokenizer = Files(variant, raw(files_of(variant)), frozenset())
+def test_plain_words_have_the_ids_that_the_tokenizer_gives_them(variant: str, ignore_merges: bool) -> None:
+    files = files_of(variant)
+    changed = files | {"model": files["model"] | {"ignore_merges": ignore_merges}}
+    tokenizer = Files(variant, raw(changed), frozenset())
 
     @given(words=st.lists(st.from_regex(r" ?([A-Z]?[a-z]{1,12}|[0-9]{1,12})[.é]?", fullmatch=True)))
     def are_exact(words: list[str]) -> None:

@@ -85,7 +85,7 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_latest_s", "_on_end"),
+        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_on_end"),
         *("_progress", "_response", "_sink", "_stream", "_upstream"),
     )
 
@@ -103,7 +103,6 @@ class Exchange:
         self._held: OpenAnswer | None = None  # counts this body where it is held for the call
         self._begun = False  # the client has been sent something of a stream
         self._is_written = False  # the client has to read the rest
-        self._latest_s = 0.0  # when a piece of the stream came last
         response.on_news, sink.on_room, booking.give_up = self._advance, self._on_room, self.forget
 
     def forget(self) -> None:
@@ -277,11 +276,8 @@ class Exchange:
 
     def _take(self, stream: EventStream) -> bytes:
         """The whole events of the piece that has come."""
-        now_s = loop_time_s()
         if self._begun:
-            self._progress.next_byte(self._booking, now_s)
-            self._gaps.observe(now_s - self._latest_s)
-        self._latest_s = now_s
+            self._gaps.observe(self._progress.next_byte(self._booking, loop_time_s()))
         return stream.feed(self._response.take())
 
     def _begin(self, stream: EventStream, events: bytes) -> bool:

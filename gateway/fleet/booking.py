@@ -192,11 +192,13 @@ class Progress:
         """Something came."""
         self.byte_s = max(self.byte_s, now_s)
 
-    def next_byte(self, booking: Booking, now_s: float) -> None:
-        """A further piece of a stream came."""
+    def next_byte(self, booking: Booking, now_s: float) -> float:
+        """A further piece of a stream came; returns the seconds since the one before. Every chunk comes here."""
         self.byte_s = max(self.byte_s, now_s)
-        booking.pause_s = max(booking.pause_s, now_s - booking.byte_s)
+        pause_s = now_s - booking.byte_s
+        booking.pause_s = max(booking.pause_s, pause_s)
         booking.byte_s = now_s
+        return pause_s
 
     def came(self, booking: Booking, now_s: float, *, is_whole: bool) -> None:
         """A call has its whole answer, or its first byte: then it streams from now on.

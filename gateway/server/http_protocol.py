@@ -233,6 +233,12 @@ class BoundedProtocol(PatientProtocol):
         if self._share is not None and self._is_counted:
             self._share.went()
 
+    def pause_writing(self) -> None:
+        """Of asyncio: the client has not read so much that no more should be written."""
+        super().pause_writing()
+        if self._client is not None:
+            self._client.has_no_room()
+
     def resume_writing(self) -> None:
         """Of asyncio: the client has read most of what was written."""
         super().resume_writing()
@@ -312,7 +318,8 @@ class BoundedProtocol(PatientProtocol):
                 self._look_at(idle_until_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running, self._client = cycle, ServedClient(served=self, cycle=cycle)
+        self._running = cycle
+        self._client = ServedClient(served=self, cycle=cycle, is_full=self.flow.write_paused)
         self.loop.call_soon(self._serve, cycle, app, self._client)  # once all of what came is parsed
 
     def _serve(self, cycle: RequestResponseCycle, app: Any, client: ServedClient) -> None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from plait.backends.http.client import HEADER_LINE
 from plait.gateway.asgi import PART_BYTES, Client, Headers
 
 if TYPE_CHECKING:
     import asyncio
+
 
 JOINED_BYTES = 64 * 1024
 """Longer bytes are written by themselves: copying them takes longer than a system call."""
@@ -56,17 +58,14 @@ class ServedClient(Client, eq=False):
     """Of the answer, until it goes out with the first bytes of its body."""
     rest: memoryview | None = None
     """Of a long answer, which goes out as the client reads it."""
+    is_full: bool = False
+    """Whether the client has to read before more is written."""
     answer_headers: Headers | None = None
 
     @property
     def sink(self) -> ServedClient:
         """The client itself."""
         return self
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
-        return self.rest is not None or self.served.flow.write_paused
 
     @property
     def is_drained(self) -> bool:
@@ -93,16 +92,11 @@ class ServedClient(Client, eq=False):
         cycle = self.cycle
         if self.requests is not None and self.requests.stopping:
             cycle.keep_alive = False
-        parts, lines = [STATUS_LINE[status]], 1
-        for given in (cycle.default_headers, headers):
-            lines += len(given)
-            for name, value in given:
-                parts += (name, b": ", value, b"\r\n")
+        given = [*cycle.default_headers, *headers]
         if not cycle.keep_alive:
-            parts.append(b"connection: close\r\n")
-            lines += 1
-        head = b"".join(parts)
-        if head.count(b"\n") != lines:
+            given.append((b"connection", b"close"))
+        head = STATUS_LINE[status] + b"".join(map(HEADER_LINE, given))
+        if head.count(b"\n") != 1 + len(given):
             raise ValueError("a header of an answer has a newline")
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.transport = self.served.transport
@@ -131,11 +125,15 @@ class ServedClient(Client, eq=False):
             head, self.head = self.head + b"content-length: %d\r\n\r\n" % len(body), b""
             if len(body) > JOINED_BYTES:
                 transport.write(head)
-                self.rest = memoryview(body)
+                self.rest, self.is_full = memoryview(body), True
                 self.has_room()
                 return
             transport.write(head + body)
         self._complete()
+
+    def has_no_room(self) -> None:
+        """The client has not read what was written."""
+        self.is_full = True
 
     def has_room(self) -> None:
         """The client has read what was written."""
@@ -147,6 +145,7 @@ class ServedClient(Client, eq=False):
             if not self.rest:
                 self.rest = None
                 self._complete()
+        self.is_full = self.rest is not None or self.served.flow.write_paused
         if self.on_room is not None and not self.is_full:
             self.on_room()
 

@@ -284,8 +284,12 @@ def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, 
 
 def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:
     """Compare the tokens that an answer counts with the gateway's: those of the prompt, and the cached ones."""
-    if booking.call.prompt_tokens != usage.prompt_tokens or "count" in engine.mismatches:
-        note_count(engine, booking.call, usage)
+    call, differed = booking.call, "count" in engine.mismatches
+    differs = call.prompt_tokens != usage.prompt_tokens
+    if differs is not differed:
+        note_count(engine, call, usage)
+    elif differs and call.prompt_hash is not None:  # that was told, and these are the latest numbers
+        engine.mismatches["count"] = OtherCount(usage.prompt_tokens, call.prompt_tokens)
     if usage.cached_tokens is not None and engine.cache.reports:
         note_cached(engine, booking.placement.cached_tokens, usage.cached_tokens, booking.booked_s, now_s)
 
@@ -320,8 +324,4 @@ def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
     if call.prompt_tokens == usage.prompt_tokens:
         note(engine, "count", None)
         return
-    count = OtherCount(usage.prompt_tokens, call.prompt_tokens)
-    if "count" in engine.mismatches:
-        engine.mismatches["count"] = count  # that was told
-    else:
-        note(engine, "count", count)
+    note(engine, "count", OtherCount(usage.prompt_tokens, call.prompt_tokens))

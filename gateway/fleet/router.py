@@ -8,7 +8,7 @@ in virtual time. `select` changes nothing. Each `book` is ended by exactly one `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from uuid import uuid4
@@ -107,7 +107,9 @@ class Router:
         calls. It goes to an engine to `avoid` only if there is no other, and before the waiting calls `passed`.
         """
         assert call.block_tokens == self.block_tokens
-        engines = self.models.eligible(call.model, route)
+        engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
+        if route is not None or not engines:
+            engines = self.models.eligible(call.model, route)
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)

@@ -52,9 +52,9 @@ class ModelNames:
 class ServedModels:
     """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
 
-    `on_change` is called then. `bases` has the base model of each LoRA adapter. `contexts` has the longest context that
-    an engine offers for each model, in tokens; None if an engine's context is not known. `direct` has the models for
-    which `check` gives the name itself.
+    `on_change` is called then. `bases` has the base model of each LoRA adapter. `takers` has the engines that take
+    calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
+    engine's context is not known. `direct` has the models for which `check` gives the name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -65,7 +65,7 @@ class ServedModels:
         self.given = names
         self.on_change: Callable[[], None] = lambda: None
         self.bases: Mapping[str, str] = {}
-        self._eligible: dict[str, list[EngineView]] = {}
+        self.takers: dict[str, list[EngineView]] = {}
         self.direct: Collection[str] = ()
         self.contexts: Mapping[str, int | None] = {}
 
@@ -79,8 +79,8 @@ class ServedModels:
         names = self.names
         offers = [engine.offer for engine in self._engines.values()]
         self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
-        self._eligible = {model: [engine.view for engine in self._able(model)] for model in names}
-        self.direct = {model for model in names if self._eligible[model] and model not in self.given.aliases}
+        self.takers = {model: [engine.view for engine in self._able(model)] for model in names}
+        self.direct = {model for model in names if self.takers[model] and model not in self.given.aliases}
         self.contexts = {model: self._longest_context(model) for model in names}
         self.on_change()
 
@@ -93,9 +93,9 @@ class ServedModels:
         if name in self.direct:
             return name
         model = self.given.meant(name, self.names.union(self.given.expected).difference(self.bases))
-        if self._eligible.get(model):
+        if self.takers.get(model):
             return model
-        return next((other for other in self.given.fallbacks.get(model, ()) if self._eligible.get(other)), model)
+        return next((other for other in self.given.fallbacks.get(model, ()) if self.takers.get(other)), model)
 
     def check(self, name: str) -> str:
         """The model that answers calls for `name`, for which some engine takes calls now.
@@ -105,7 +105,7 @@ class ServedModels:
         if name in self.direct:
             return name
         model = self.target(name)
-        if not self._eligible.get(model):
+        if not self.takers.get(model):
             if model not in self.names.union(self.given.expected) and (self.names or name not in UNNAMED):
                 _check_all_answered(self._engines.values(), name)
                 raise self.given.unknown(name, self.names)
@@ -119,9 +119,9 @@ class ServedModels:
         engine is better than none.
         Raises the errors of `check`, and `NotFoundError` if these engines do not have the route.
         """
-        views = self._eligible.get(model)
+        views = self.takers.get(model)
         if not views:
-            views = self._eligible[self.check(model)]
+            views = self.takers[self.check(model)]
         if route is None:
             return views
         having = [view for view in views if self._engines[view.engine_id].offer.has(route) is not False]
@@ -131,15 +131,15 @@ class ServedModels:
 
     def all_have(self, model: str, route: str) -> bool:
         """Whether each engine that takes calls for `model` is known to have `route`."""
-        return all(self._engines[view.engine_id].offer.has(route) for view in self._eligible.get(model, ()))
+        return all(self._engines[view.engine_id].offer.has(route) for view in self.takers.get(model, ()))
 
     def able(self, model: str) -> list[EngineView]:
         """As `eligible`, but empty if there is none."""
-        return self._eligible.get(model, [])
+        return self.takers.get(model, [])
 
     def eligible_ids(self) -> dict[str, list[str]]:
         """For each model, the engines that take calls for it."""
-        return {model: [view.engine_id for view in views] for model, views in self._eligible.items()}
+        return {model: [view.engine_id for view in views] for model, views in self.takers.items()}
 
     def peers(self) -> list[list[EngineView]]:
         """The engines that take calls, in groups that serve the same models."""
@@ -151,7 +151,7 @@ class ServedModels:
 
     def serving(self, model: str) -> int:
         """How many engines take calls for `model`."""
-        return len(self._eligible.get(model, ()))
+        return len(self.takers.get(model, ()))
 
     def may_eject(self, engine: FleetEngine) -> bool:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""

@@ -41,7 +41,8 @@ class Flow(Protocol):
 class Served(Protocol):
     """A connection of the server."""
 
-    transport: asyncio.Transport
+    @property
+    def transport(self) -> asyncio.Transport: ...  # noqa: D102
 
     @property
     def flow(self) -> Flow: ...  # noqa: D102

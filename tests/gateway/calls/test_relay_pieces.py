@@ -22,6 +22,7 @@ from tests.gateway.calls.scripted_engines import (
     FakeHttp,
     gateway,
 )
+from tests.gateway.server.fake_connection import FakeConnection, Read
 
 EVENTS = [
     b'data: {"choices":[{"index":0,"text":"w\xc3\xb6rld \xf0\x9f\x8c\x8d"}]}\n\n',
@@ -62,11 +63,64 @@ async def play(exchange: Exchange, answer: bytes, cuts: Sequence[tuple[int, int]
         size, pause = cuts[number % len(cuts)]
         await turns(pause)
         exchange.response.pieces.append(answer[at : at + size])
+        exchange.response.wake()
         at, number = at + size, number + 1
     if is_lost:
         exchange.response.fail(LOST)
     else:
         exchange.response.finish()
+
+
+class ServedReader:
+    """The same over a connection's own sink: the client does not read for some turns of the loop after each write."""
+
+    def __init__(self, patience: Sequence[int]) -> None:
+        self.connection = FakeConnection()
+        self._patience = patience
+
+    async def read(self) -> None:
+        """Read until the test ends."""
+        number = 0
+        while True:
+            self.connection.pause()
+            await turns(self._patience[number % len(self._patience)])
+            self.connection.resume()
+            number += 1
+            await asyncio.sleep(0)
+
+    @property
+    def answer(self) -> Read:
+        """What has come."""
+        return Read(b"".join(self.connection.transport.written))
+
+
+async def served(
+    answer: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    cuts: Sequence[tuple[int, int]],
+    patience: Sequence[int],
+    *,
+    leaves_after: int | None = None,
+    is_lost: bool = False,
+) -> ServedReader:
+    """As `delivered`, over a connection's own sink and without a task."""
+    exchange, reader, ended = Exchange(headers=headers, pieces=[None]), ServedReader(patience), asyncio.Event()
+    async with gateway(FakeHttp(exchange, exchange, exchange)) as made:
+        delivery = made.delivery()
+        reading = asyncio.create_task(reader.read())
+        made.relay.begin(delivery, reader.connection.client, lambda _error: ended.set())
+        engine = asyncio.create_task(play(exchange, answer, cuts, is_lost=is_lost))
+        if leaves_after is not None:
+            await turns(leaves_after)
+            if not ended.is_set():
+                reader.connection.transport.close()
+                made.relay.cancel(delivery)
+                ended.set()
+        await ended.wait()
+        reading.cancel()
+        engine.cancel()
+        await asyncio.gather(reading, engine, return_exceptions=True)
+    return reader
 
 
 async def delivered(
@@ -99,6 +153,44 @@ async def delivered(
 def test_a_stream_is_the_same_bytes(answer: bytes, cuts: list[tuple[int, int]], patience: list[int]) -> None:
     client = asyncio.run(delivered(answer, STREAM, cuts, patience))
     assert (client.body, client.ended) == (answer, True)
+
+
+@given(streams, cuts, patience)
+def test_a_stream_is_the_same_bytes_over_a_connection(
+    answer: bytes, cuts: list[tuple[int, int]], patience: list[int]
+) -> None:
+    read = asyncio.run(served(answer, STREAM, cuts, patience)).answer
+    assert (read.body, read.has_ended) == (answer, True)
+
+
+@given(cuts, patience)
+def test_a_whole_answer_is_the_same_bytes_over_a_connection(cuts: list[tuple[int, int]], patience: list[int]) -> None:
+    read = asyncio.run(served(WHOLE, JSON, cuts, patience)).answer
+    assert (read.body, read.has_ended) == (WHOLE, True)
+
+
+@given(streams, cuts, patience, st.integers(0, 60))
+def test_a_client_that_leaves_a_connection_has_whole_events(
+    answer: bytes, cuts: list[tuple[int, int]], patience: list[int], leaves_after: int
+) -> None:
+    reader = asyncio.run(served(answer, STREAM, cuts, patience, leaves_after=leaves_after))
+    body = reader.answer.body if reader.connection.transport.written else b""
+    assert answer.startswith(body)
+    assert body.endswith((b"\n\n", b"\r\n\r\n")) or not body
+
+
+@given(streams, cuts, patience)
+def test_a_stream_that_is_lost_ends_with_an_error_over_a_connection(
+    answer: bytes, cuts: list[tuple[int, int]], patience: list[int]
+) -> None:
+    lost = answer[: -len(FINISH + DONE)] + b"data: half of"
+    reader = asyncio.run(served(lost, STREAM, cuts, patience, is_lost=True))
+    if reader.connection.transport.written:
+        begun, error, _ = reader.answer.body.rpartition(b'data: {"error"')
+        assert error
+        assert reader.answer.has_ended
+        assert lost.startswith(begun)
+        assert b"half of" not in reader.answer.body
 
 
 @given(cuts, patience)

@@ -32,6 +32,9 @@ So a client that reads one byte a minute is dropped too.
 MAX_PIPELINED = 8
 """Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
 
+SHORT_BYTES = 16 * 1024
+"""A body of so many bytes is awaited by the server. The application reads longer ones as they come, and counts them."""
+
 LINGER_S = 1.0
 """Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
 make the system discard the answer."""
@@ -195,6 +198,7 @@ class BoundedProtocol(PatientProtocol):
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
         self._client: ServedClient | None = None  # of what runs
+        self._awaited: tuple[RequestResponseCycle, Any, ServedClient] | None = None  # its body is still coming
         self._begin = getattr(self.app, "begin", None)
         self._timer: asyncio.TimerHandle | None = None
         self._looks_s = inf  # when the timer is due
@@ -226,7 +230,7 @@ class BoundedProtocol(PatientProtocol):
             self._running.message_event.set()
             if self._client is not None:
                 self._client.gone()
-        self._client = None
+        self._client = self._awaited = None
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
@@ -291,6 +295,9 @@ class BoundedProtocol(PatientProtocol):
         """Of httptools."""
         self.bounds.part = Part.NOTHING
         super().on_message_complete()
+        if self._awaited is not None:
+            self.loop.call_soon(self._serve, *self._awaited)
+            self._awaited = None
         if self._closes:
             self.transport.close()
 
@@ -323,9 +330,14 @@ class BoundedProtocol(PatientProtocol):
         self.loop.call_soon(self._serve, cycle, app, self._client)  # once all of what came is parsed
 
     def _serve(self, cycle: RequestResponseCycle, app: Any, client: ServedClient) -> None:
-        """Have the application answer: without a task, if it can, and the whole request has come."""
-        if self._begin is not None and not cycle.more_body and not client.is_gone and self._begin(cycle.scope, client):
-            return
+        """Have the application answer: without a task if it can, once the whole request has come, if that is short."""
+        if self._begin is not None and not client.is_gone:
+            if cycle.more_body:
+                if _is_short(cycle):  # many clients send head and body apart
+                    self._awaited = cycle, app, client
+                    return
+            elif self._begin(cycle.scope, client):
+                return
         cycle.scope[CLIENT] = client  # type: ignore[typeddict-unknown-key]
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
@@ -382,6 +394,12 @@ class BoundedProtocol(PatientProtocol):
             self.loop.call_later(LINGER_S, self.transport.close)
         else:
             self.transport.close()
+
+
+def _is_short(cycle: RequestResponseCycle) -> bool:
+    """Whether the body that is still coming is short, and its client does not wait to be asked for it."""
+    length = next((value for name, value in cycle.scope["headers"] if name == b"content-length"), b"")
+    return not cycle.waiting_for_100_continue and length.isdigit() and int(length) <= SHORT_BYTES
 
 
 class _Trailers(list[Header]):

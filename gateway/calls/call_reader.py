@@ -316,16 +316,9 @@ class CallReader:
         return begun if isinstance(begun, Delivery) else await begun
 
     def _delivery(
-        self,
-        incoming: Incoming,
-        request: ChatRequest | CompletionRequest,
-        annotations: Annotations,
-        prompt: TokenizedPrompt,
-        *,
-        salt: str | None,
-        context_tokens: int | None,
-        renames: bool,
-    ) -> Delivery:
+        self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations,
+        prompt: TokenizedPrompt, *, salt: str | None, context_tokens: int | None, renames: bool,
+    ) -> Delivery:  # fmt: skip
         """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
 
         With `renames`, the client has asked for the model by another name.
@@ -342,33 +335,18 @@ class CallReader:
         if is_told and self.router.answers.answered.prompts:
             self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
         call = Call(
-            incoming.request_id,
-            request.model,
-            prompt.tokens,
-            self.router.block_tokens,
-            prompt.block_hashes,
-            slo=annotations.slo,
-            objective=annotations.objective,
-            priority=annotations.priority,
-            output_limit=limit,
-            streamed=bool(request.stream),
-            prompt_hash=prompt.whole_hash if is_told else None,
+            incoming.request_id, request.model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
+            slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
+            streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
             session=annotations.session or known_session(incoming.headers, request),
-        )
+        )  # fmt: skip
         takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
+        body = OutgoingBody(incoming.body, request, ids, salt, renames, self.router.gateway_id)
         return Delivery(
-            call,
-            incoming.path,
-            incoming.headers,
-            OutgoingBody(incoming.body, request, ids, salt, renames, self.router.gateway_id),
-            incoming.arrived_s,
-            annotations.session,
-            tenant=incoming.tenant,
-            choices=prompts * choices,
-            bounds=bounds,
-            turn_of=call.session,
-        )
+            call, incoming.path, incoming.headers, body, incoming.arrived_s, annotations.session,
+            tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,
+        )  # fmt: skip
 
     async def forwarded(
         self,

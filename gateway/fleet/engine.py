@@ -61,10 +61,10 @@ class FleetEngine:
     cache: EngineCache
     """What it holds, as far as that is known."""
 
+    progress: Progress
+
     offer: Offer = field(default_factory=Offer)
     """What it serves."""
-
-    progress: Progress = field(default_factory=Progress)
 
     draining: bool = False
     """It gets no new calls."""

@@ -200,7 +200,7 @@ class Router:
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
         progress = Progress(hang_s)
         cache = EngineCache(view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting)
-        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress=progress)
+        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress)
 
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
 
-JOINED_BYTES = 64 * 1024
+JOINED_BYTES = 16 * 1024
 """Longer bytes are written by themselves: copying them takes longer than a system call."""
 
 
@@ -107,11 +107,14 @@ class ServedClient(Client, eq=False):
         """A piece of the body, as a chunk."""
         if not body or self.served.transport.is_closing():
             return
-        head, chunk = self.head, b"%x\r\n%b\r\n" % (len(body), body)
-        if head:
+        begin = b"%x\r\n" % len(body)
+        if self.head:
+            begin = self.head + b"transfer-encoding: chunked\r\n\r\n" + begin
             self.cycle.chunked_encoding, self.head = True, b""
-            chunk = head + b"transfer-encoding: chunked\r\n\r\n" + chunk
-        self.served.transport.write(chunk)
+        if len(body) <= JOINED_BYTES:
+            self.served.transport.write(b"%b%b\r\n" % (begin, body))
+        else:
+            self.served.transport.writelines((begin, body, b"\r\n"))
 
     def end(self, body: bytes | bytearray = b"") -> None:
         """The last piece of the body, or all of it."""

@@ -46,6 +46,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/server/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
     "gateway/server/open_requests.py: begin": "a defect in a request has to be answered, not to end the server",
     "gateway/calls/relay.py: _step": "an event has no caller to raise to: whoever began the call is told",
+    "gateway/calls/relay.py: _answered": "an event has no caller to raise to: whoever began the call is told",
     "gateway/calls/relay.py: _send": "whatever keeps a call from being sent, its booking has to end",
     "gateway/calls/upstream.py: _advance": "an event has no caller to raise to: whoever began the call is told",
     "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",

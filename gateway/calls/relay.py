@@ -161,7 +161,7 @@ class Relay:
         else:
             exchange.close()
             assert booking is not None
-            delivery.outcome = delivery.ended or "client_gone"
+            delivery.exchange, delivery.outcome = None, delivery.ended or "client_gone"
             self._close(delivery, booking, None)
         self._finish(delivery)
 
@@ -247,7 +247,10 @@ class Relay:
         assert booking is not None
         delivery.exchange = None
         delivery.outcome = "failed" if failure is not None else delivery.ended or "client_gone"
-        self._close(delivery, booking, failure)
+        try:
+            self._close(delivery, booking, failure)
+        except Exception as defect:  # noqa: BLE001 - the call ends all the same, and whoever began it is told
+            failure, error = None, defect
         if failure is None:
             self._end(delivery, error)
         else:
@@ -272,11 +275,13 @@ class Relay:
         elif error is None and delivery.response_started:
             delivery.status = delivery.engine_status
         on_end = delivery.on_end
-        self._finish(delivery)
-        if error is not None or delivery.problem is not None:
-            error = _untold(delivery, error)
-        if on_end is not None:
-            on_end(error)
+        try:
+            self._finish(delivery)
+            if error is not None or delivery.problem is not None:
+                error = _untold(delivery, error)
+        finally:
+            if on_end is not None:
+                on_end(error)
 
     def _finish(self, delivery: Delivery) -> None:
         """A call leaves the books, is counted, and the log gets its line."""

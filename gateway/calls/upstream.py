@@ -143,8 +143,10 @@ class Exchange:
                 self._read_head()
         except EngineError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
-            self.end(error)
+        except Exception as error:
+            if self._on_end is None:  # the call has ended
+                raise
+            self.end(error)  # by a defect, or because the answer is not wanted
 
     def _read_head(self) -> None:
         """The head has come, or none will: then the error is raised."""

@@ -17,8 +17,9 @@ def prompts() -> PromptReader:
     return PromptReader(Config(models=models), 64)
 
 
-@pytest.fixture
-async def api(prompts: PromptReader) -> AsyncIterator[Api]:
-    api = Api(prompts)
+@pytest.fixture(params=[False, True], ids=["called", "begun"])
+async def api(prompts: PromptReader, request: pytest.FixtureRequest) -> AsyncIterator[Api]:
+    """The routes as any ASGI server calls them, and as Plait's own begins requests."""
+    api = Api(prompts, begins=request.param)
     yield api
     await api.http.aclose()

@@ -13,7 +13,7 @@ from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
 from plait.gateway.asgi import Sink
 from plait.gateway.calls.call_reader import CallReader, PromptReader
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.delivery import Delivery, OnEnd
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -28,6 +28,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.timer import at_loop_time
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from tests.gateway.server.fake_connection import FakeConnection, Read
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 MAX_BODY_BYTES = 100_000
@@ -52,11 +53,22 @@ class FakeRelay:
         sink.end(self.answer)
         await sink.flush()
 
+    def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
+        self.deliveries.append(delivery)
+        if self.error is None:
+            sink.start(200, [])
+            sink.end(self.answer)
+        on_end(self.error)
+
 
 class Api:
-    """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines."""
+    """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines.
 
-    def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False) -> None:
+    Where it `begins`, requests come as from Plait's own server: those that can be begun without a task are.
+    """
+
+    def __init__(self, prompts: PromptReader, *keys: str, isolate_tenants: bool = False, begins: bool = False) -> None:
+        self.begins = begins
         self.router = Router(names=ModelNames(["down"]))
         self.router.add_engine("a", COSTS)
         self.router.health.answered("a", {"m": 1_000, "bytes": 1_000})
@@ -64,18 +76,33 @@ class Api:
         relay, ring = cast("Relay", self.relay), KeyRing(keys)
         reader = CallReader(self.router, prompts, isolate_tenants)
         self.executor = Executor(SessionsConfig(), reader.router.predicted_s, at_loop_time)
-        bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
-        chained = ChainedCalls(self.executor, reader, relay, metrics, bodies, keep_alive_s=5.0)
+        self.bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
+        chained = ChainedCalls(self.executor, reader, relay, metrics, self.bodies, keep_alive_s=5.0)
         completions = CompletionApi(reader, relay, chained, Forwarding(ALONE))
         self.stored = StoredResponses(10_000, 60.0)
         forwarding = ForwardingApi(completions, self.stored)
-        app = CallApi(completions, forwarding, ring, bodies, RefusalMetrics(new_registry()), Starlette())
-        transport = httpx.ASGITransport(app)
+        self.app = CallApi(completions, forwarding, ring, self.bodies, RefusalMetrics(new_registry()), Starlette())
+        transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
-        return await self.http.post(path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        given = {k.replace("_", "-"): v for k, v in headers.items()}
+        begun = self._begun(path, content, given) if self.begins else None
+        return await self.http.post(path, content=content, headers=given) if begun is None else begun
+
+    def _begun(self, path: str, content: bytes, headers: dict[str, str]) -> httpx.Response | None:
+        """The answer to a request that is begun without a task; None if this one cannot be."""
+        connection, ended = FakeConnection(content), list[BaseException | None]()
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": given}
+        if self.app.begin(scope, connection.client, ended.append) is None:
+            assert (bytes(connection.cycle.body), ended, connection.transport.written) == (content, [], [])
+            assert self.bodies.bytes_of("") == 0
+            return None
+        assert ended == [None]
+        answer = Read(b"".join(connection.transport.written))
+        return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
     async def delivery(self, path: str, body: Any, **headers: str) -> Delivery:
         """What the relay gets of a good request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -197,3 +198,17 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
         with pytest.raises(LimitError):
             await task
         assert (held.size, exchange.aborted) == (0, True)
+
+
+async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        settle = made.router.settle
+
+        def defective(*arguments: Any) -> None:
+            settle(*arguments)
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(made.router, "settle", defective)
+        with pytest.raises(RuntimeError, match="a defect"):
+            await made.deliver(Client())
+        assert made.gate.admission.use("").running == 0

@@ -1,0 +1,112 @@
+"""Requests that are begun without a task: however they end or are cut, their client gets an answer, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog
+
+from plait.gateway.server.open_requests import OnEnd, OpenRequests
+from tests.gateway.server.fake_connection import FakeConnection, Read
+
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
+STREAM = [(b"content-type", b"text/event-stream")]
+JSON = [(b"content-type", b"application/json")]
+
+
+class Begun:
+    """An application that begins each request, or none, and does no more until the test does."""
+
+    def __init__(self, *, takes: bool = True, defect: Exception | None = None) -> None:
+        self.cancelled = 0
+        self.on_end: OnEnd | None = None
+        self._takes = takes
+        self._defect = defect
+
+    def begin(self, _scope: Any, _client: Any, on_end: OnEnd) -> Begun | None:
+        if self._defect is not None:
+            raise self._defect
+        self.on_end = on_end
+        return self if self._takes else None
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    async def __call__(self, _scope: Any, _receive: Any, _send: Any) -> None:
+        """Is not called here."""
+
+
+def begun(**options: Any) -> tuple[Begun, OpenRequests, FakeConnection]:
+    app, made = Begun(**options), FakeConnection()
+    requests = OpenRequests(app)
+    assert requests.begin(SCOPE, made.client) == options.get("takes", True)
+    return app, requests, made
+
+
+def read(made: FakeConnection) -> Read:
+    return Read(b"".join(made.transport.written))
+
+
+def test_one_that_is_cut_without_an_answer_gets_a_503() -> None:
+    app, requests, made = begun()
+    assert requests.cut() == 1
+    answer = read(made)
+    assert (answer.status, answer.has_ended, app.cancelled) == (503, True, 1)
+    assert (b"x-request-id", b"r-1") in answer.headers
+    assert b'"gateway_stopping"' in answer.body
+    assert requests.cut() == 0
+
+
+def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
+    _, requests, made = begun()
+    made.client.start(200, STREAM)
+    made.client.write(b"data: 1\n\n")
+    requests.cut()
+    answer = read(made)
+    assert answer.has_ended
+    assert answer.body.startswith(b'data: 1\n\ndata: {"error"')
+
+
+def test_the_connection_of_a_long_answer_that_is_cut_is_closed() -> None:
+    _, requests, made = begun()
+    made.pause()
+    made.client.start(200, JSON)
+    made.client.end(bytes(2**20))
+    requests.cut()
+    assert made.transport.closed
+    assert not read(made).has_ended
+
+
+def test_one_that_has_ended_is_not_cut() -> None:
+    app, requests, made = begun()
+    assert app.on_end is not None
+    app.on_end(None)
+    assert (requests.cut(), app.cancelled, made.transport.written) == (0, 0, [])
+
+
+def test_one_that_is_not_taken_leaves_nothing() -> None:
+    _, requests, made = begun(takes=False)
+    assert (requests.cut(), made.transport.written) == (0, [])
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_defect_is_logged_and_answered(is_late: bool) -> None:
+    defect = RuntimeError("a defect")
+    with structlog.testing.capture_logs() as lines:
+        app, requests, made = begun(**({} if is_late else {"defect": defect}))
+        if is_late:
+            assert app.on_end is not None
+            app.on_end(defect)
+    assert [(line["event"], line["request_id"], line["exc_info"]) for line in lines] == [("defect", "r-1", defect)]
+    answer = read(made)
+    assert (answer.status, requests.cut()) == (500, 0)
+    assert b"internal_error" in answer.body
+
+
+def test_while_stopping_the_answer_is_the_last_of_its_connection() -> None:
+    _, requests, made = begun()
+    requests.stopping = True
+    made.client.start(200, JSON)
+    made.client.end(b"{}")
+    assert (b"connection", b"close") in read(made).headers

@@ -114,14 +114,17 @@ class Sink(Protocol):
     def is_drained(self) -> bool:
         """Whether the client has been sent all that was written."""
 
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer, which gets its length. A long one is not drained until the client has read it."""
+
     def start(self, status: int, headers: Headers) -> None:
-        """The answer begins. Its head goes out with the first bytes of its body."""
+        """An answer begins whose length is not known. Its head goes out with the first bytes of its body."""
 
     def write(self, body: bytes) -> None:
-        """A piece of the body, which has no length that is known before."""
+        """A piece of its body."""
 
-    def end(self, body: bytes | bytearray = b"") -> None:
-        """The last piece of the body, or all of it. A long one makes the sink full until the client has read it."""
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of its body."""
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Send what is written, and what is written `until` then. Raises what the sending raises."""
@@ -136,7 +139,6 @@ class MessageSink(ABC):
 
     def __init__(self) -> None:
         self._on_room: Callable[[], None] | None = None
-        self._head: tuple[int, Headers] | None = None  # until the first piece of the body
 
     @property
     def on_room(self) -> Callable[[], None] | None:
@@ -161,21 +163,9 @@ class MessageSink(ABC):
         """Whether the client has been sent all that was written."""
         return True
 
-    def start(self, status: int, headers: Headers) -> None:
-        """The answer begins."""
-        self._head = status, headers
-
-    def write(self, body: bytes) -> None:
-        """A piece of the body."""
-        if self._head is not None:
-            self._begin(*self._head)
-        self.put({"type": "http.response.body", "body": body, "more_body": True})
-
-    def end(self, body: bytes | bytearray = b"") -> None:
-        """The last piece of the body, or all of it."""
-        if self._head is not None:
-            status, headers = self._head
-            self._begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer."""
+        self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         if len(body) <= PART_BYTES:
             self.put({"type": "http.response.body", "body": bytes(body)})
             return
@@ -184,15 +174,22 @@ class MessageSink(ABC):
             end = begin + PART_BYTES
             self.put({"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)})
 
+    def start(self, status: int, headers: Headers) -> None:
+        """An answer begins whose length is not known."""
+        self.put({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    def write(self, body: bytes) -> None:
+        """A piece of its body."""
+        self.put({"type": "http.response.body", "body": body, "more_body": True})
+
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of its body."""
+        self.put({"type": "http.response.body", "body": body})
+
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Wait `until` then: each message is taken where it is put."""
         if until is not None:
             await until
-
-    def _begin(self, status: int, headers: Headers) -> None:
-        """Put the head, before the first piece."""
-        self._head = None
-        self.put({"type": "http.response.start", "status": status, "headers": list(headers)})
 
 
 class AsgiSink(MessageSink):
@@ -276,14 +273,17 @@ class Nowhere:
     is_full: bool = False
     is_drained: bool = True
 
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer."""
+
     def start(self, status: int, headers: Headers) -> None:
-        """The answer begins."""
+        """An answer begins."""
 
     def write(self, body: bytes) -> None:
-        """A piece of the body."""
+        """A piece of its body."""
 
-    def end(self, body: bytes | bytearray = b"") -> None:
-        """The last piece of the body."""
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of its body."""
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Wait `until` then."""
@@ -407,8 +407,8 @@ async def send_error(send: Send, error: PlaitError, request_id: str, body: bytes
 
 def write_error(sink: Sink, error: PlaitError, request_id: str, body: bytes | None = None) -> None:
     """Write an error with its status: an OpenAI error object, or another `body`."""
-    sink.start(error.status, [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))])
-    sink.end(error.body() if body is None else body)
+    headers = [*error_headers(error), (b"x-request-id", request_id.encode("latin-1"))]
+    sink.whole(error.status, headers, error.body() if body is None else body)
 
 
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:

@@ -184,6 +184,14 @@ class HeldStream:
             self._sink.start(200, headers)
         self._sink.write(self._form.waiting_event(position, expected_s))
 
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer. Its client may have a status already."""
+        if self.has_begun:
+            self.start(status, headers)
+            self.end(bytes(body))
+        else:
+            self._sink.whole(status, headers, body)
+
     def start(self, status: int, headers: Headers) -> None:
         """An answer begins. Its client may have a status already."""
         if not self.has_begun:
@@ -201,7 +209,7 @@ class HeldStream:
         else:
             self._parts.append(body)
 
-    def end(self, body: bytes | bytearray = b"") -> None:
+    def end(self, body: bytes = b"") -> None:
         """The last piece of the body."""
         if self._failed_status is None:
             self._sink.end(body)

@@ -246,8 +246,7 @@ class Exchange:
         if text is not None:
             text.whole(answer)
             delivery.problem = delivery.problem or text.problem
-        self._sink.start(200, _start(delivery, self._response))
-        self._sink.end(answer)
+        self._sink.whole(200, _start(delivery, self._response), answer)
         self._written()
 
     # A stream.
@@ -332,8 +331,7 @@ def _refuse(delivery: Delivery, response: Response, answer: bytes, sink: Sink) -
         answer = error.body()
         headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
         headers.append((b"content-type", b"application/json"))
-    sink.start(status, headers)
-    sink.end(answer)
+    sink.whole(status, headers, answer)
     delivery.problem = f"refused with status {status}{said and f': {said}'}"
 
 

@@ -398,8 +398,7 @@ class UnstreamedAnswer(PassingSink):
                 return
             status, body = _refusal(error)
         headers = [item for item in self._headers if item[0] not in _OF_A_STREAM]
-        self._to.start(status, [*headers, (b"content-type", b"application/json")])
-        self._to.end(body)
+        self._to.whole(status, [*headers, (b"content-type", b"application/json")], body)
 
 
 def _refusal(error: object) -> tuple[int, bytes]:

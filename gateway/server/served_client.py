@@ -88,8 +88,48 @@ class ServedClient(Client, eq=False):
         self.cycle.body += body
         self.cycle.message_event.set()
 
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer. A long one goes out as the client reads it."""
+        transport = self.served.transport
+        if transport.is_closing():
+            return
+        head = self._begin(status, [*headers, (b"content-length", b"%d" % len(body))]) + b"\r\n"
+        self.cycle.chunked_encoding = False
+        if len(body) <= JOINED_BYTES:
+            transport.write(head + body)
+            self._complete()
+        else:
+            transport.write(head)
+            self.rest, self.is_full = memoryview(body), True
+            self.has_room()
+
     def start(self, status: int, headers: Headers) -> None:
-        """The answer begins. Its head goes out with the first bytes of its body."""
+        """An answer begins whose length is not known. Its head goes out with the first bytes of its body."""
+        self.head = self._begin(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+        self.cycle.chunked_encoding = True
+
+    def write(self, body: bytes) -> None:
+        """A piece of its body, as a chunk."""
+        if not body or self.served.transport.is_closing():
+            return
+        begin, self.head = self.head + b"%x\r\n" % len(body), b""
+        if len(body) <= JOINED_BYTES:
+            self.served.transport.write(b"%b%b\r\n" % (begin, body))
+        else:
+            self.served.transport.writelines((begin, body, b"\r\n"))
+
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of its body."""
+        transport = self.served.transport
+        if transport.is_closing():
+            return
+        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        transport.write(self.head + last)
+        self.head = b""
+        self._complete()
+
+    def _begin(self, status: int, headers: Headers) -> bytes:
+        """The head of an answer, without its last line."""
         cycle = self.cycle
         if self.requests is not None and self.requests.stopping:
             cycle.keep_alive = False
@@ -101,39 +141,8 @@ class ServedClient(Client, eq=False):
             raise ValueError("a header of an answer has a newline")
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.transport = self.served.transport
-        self.head, self.answer_headers = head, headers
-
-    def write(self, body: bytes) -> None:
-        """A piece of the body, as a chunk."""
-        if not body or self.served.transport.is_closing():
-            return
-        begin = b"%x\r\n" % len(body)
-        if self.head:
-            begin = self.head + b"transfer-encoding: chunked\r\n\r\n" + begin
-            self.cycle.chunked_encoding, self.head = True, b""
-        if len(body) <= JOINED_BYTES:
-            self.served.transport.write(b"%b%b\r\n" % (begin, body))
-        else:
-            self.served.transport.writelines((begin, body, b"\r\n"))
-
-    def end(self, body: bytes | bytearray = b"") -> None:
-        """The last piece of the body, or all of it."""
-        transport = self.served.transport
-        if transport.is_closing():
-            return
-        if not self.head:
-            last = b"0\r\n\r\n"
-            transport.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n", last)) if body else last)
-        else:
-            self.cycle.chunked_encoding = False
-            head, self.head = self.head + b"content-length: %d\r\n\r\n" % len(body), b""
-            if len(body) > JOINED_BYTES:
-                transport.write(head)
-                self.rest, self.is_full = memoryview(body), True
-                self.has_room()
-                return
-            transport.write(head + body)
-        self._complete()
+        self.answer_headers = headers
+        return head
 
     def has_no_room(self) -> None:
         """The client has not read what was written."""

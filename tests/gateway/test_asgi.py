@@ -4,9 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from plait.backends.errors import BodyTooLargeError, CallerError, LimitError, MethodNotAllowedError, NoEngineError
 from plait.gateway.asgi import (
+    HIGH_WATER_BYTES,
+    AsgiSink,
     Client,
     ClientGoneError,
     Headers,
@@ -169,3 +172,46 @@ async def test_a_cancellation_by_another_is_not_the_clients(watched: bool | None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_only_a_whole_answer_has_a_length() -> None:
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sink = AsgiSink(send)
+    sink.start(200, [(b"a", b"b")])
+    sink.end(b"all at once")
+    sink.whole(404, [], b"no")
+    await sink.flush()
+    heads = [message["headers"] for message in sent if message["type"] == "http.response.start"]
+    assert heads == [[(b"a", b"b")], [(b"content-length", b"2")]]
+
+
+async def test_a_sink_is_full_until_its_client_reads_and_nothing_is_sent_after_a_refusal() -> None:
+    sent, reads, room = list[Message](), asyncio.Event(), list[bool]()
+
+    async def send(message: Message) -> None:
+        await reads.wait()
+        if len(sent) == 2:
+            raise CallerError("no more")
+        sent.append(message)
+
+    sink = AsgiSink(send)
+    sink.on_room = lambda: room.append(sink.is_drained)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    flushing = asyncio.create_task(sink.flush(ended))
+    sink.start(200, [])
+    sink.write(bytes(HIGH_WATER_BYTES + 1))
+    await asyncio.sleep(0)
+    assert (sink.is_full, sink.is_drained, room) == (True, False, [])
+    reads.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (sink.is_full, room[-1]) == (False, True)
+    sink.write(b"refused")
+    sink.write(b"never sent")
+    with pytest.raises(CallerError):
+        await flushing
+    assert (len(sent), sink.is_drained) == (2, True)

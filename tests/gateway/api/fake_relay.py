@@ -49,15 +49,13 @@ class FakeRelay:
         self.deliveries.append(delivery)
         if self.error is not None:
             raise self.error
-        sink.start(200, [])
-        sink.end(self.answer)
+        sink.whole(200, [], self.answer)
         await sink.flush()
 
     def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
         self.deliveries.append(delivery)
         if self.error is None:
-            sink.start(200, [])
-            sink.end(self.answer)
+            sink.whole(200, [], self.answer)
         on_end(self.error)
 
 

@@ -75,8 +75,7 @@ class Engine:
             body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
             if delivery.text is not None:
                 delivery.text.whole(body)
-            sink.start(200, [(b"plait-engine", self.places[prompt].encode())])
-            sink.end(body)
+            sink.whole(200, [(b"plait-engine", self.places[prompt].encode())], body)
         await self._end(prompt, None)
 
     async def begin(self, prompt: str, piece: str) -> None:
@@ -93,8 +92,7 @@ class Engine:
         await self._end(prompt, lost)
 
     async def refuse(self, prompt: str, status: int = 400) -> None:
-        self.running[prompt][1].start(status, [])
-        self.running[prompt][1].end(b'{"error":{"message":"too long"}}')
+        self.running[prompt][1].whole(status, [], b'{"error":{"message":"too long"}}')
         await self._end(prompt, f"refused with status {status}: too long")
 
     async def lose(self, prompt: str) -> None:

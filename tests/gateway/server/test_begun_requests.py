@@ -71,8 +71,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
 def test_the_connection_of_a_long_answer_that_is_cut_is_closed() -> None:
     _, requests, made = begun()
     made.pause()
-    made.client.start(200, JSON)
-    made.client.end(bytes(2**20))
+    made.client.whole(200, JSON, bytes(2**20))
     requests.cut()
     assert made.transport.closed
     assert not read(made).has_ended
@@ -107,6 +106,5 @@ def test_a_defect_is_logged_and_answered(is_late: bool) -> None:
 def test_while_stopping_the_answer_is_the_last_of_its_connection() -> None:
     _, requests, made = begun()
     requests.stopping = True
-    made.client.start(200, JSON)
-    made.client.end(b"{}")
+    made.client.whole(200, JSON, b"{}")
     assert (b"connection", b"close") in read(made).headers

@@ -21,8 +21,7 @@ def read(made: FakeConnection) -> Read:
 
 def test_a_whole_answer_is_one_write_with_its_length() -> None:
     made = FakeConnection()
-    made.client.start(200, JSON)
-    made.client.end(b'{"a": 1}')
+    made.client.whole(200, JSON, b'{"a": 1}')
     (written,) = made.transport.written
     answer = Read(written)
     assert (answer.status, answer.body, answer.has_ended) == (200, b'{"a": 1}', True)
@@ -40,14 +39,14 @@ def test_the_pieces_of_a_stream_are_chunks(pieces: list[bytes], last: bytes) -> 
     made.client.end(last)
     answer = read(made)
     assert (answer.body, answer.has_ended, made.answered) == (b"".join(pieces) + last, True, 1)
+    assert b"content-length" not in dict(answer.headers), "whoever changes it on the way would have to know"
 
 
 @pytest.mark.parametrize(("keep_alive", "stopping"), [(False, False), (True, True)])
 def test_the_last_answer_of_a_connection_says_so_and_closes_it(keep_alive: bool, stopping: bool) -> None:
     made = FakeConnection(keep_alive=keep_alive)
     made.client.requests = SimpleNamespace(stopping=stopping)
-    made.client.start(200, JSON)
-    made.client.end(b"{}")
+    made.client.whole(200, JSON, b"{}")
     assert (b"connection", b"close") in read(made).headers
     assert made.transport.closed
 
@@ -63,8 +62,7 @@ def test_a_long_answer_goes_out_as_its_client_reads() -> None:
     made, answer, room = FakeConnection(), bytes(3 * PART_BYTES), list[bool]()
     made.client.on_room = lambda: room.append(made.client.is_drained)
     made.pause()
-    made.client.start(200, JSON)
-    made.client.end(answer)
+    made.client.whole(200, JSON, answer)
     assert (made.client.is_full, made.client.is_drained, made.answered) == (True, False, 0)
     assert sum(map(len, made.transport.written)) < JOINED_BYTES
     made.resume()

@@ -144,8 +144,8 @@ class _OpenRequest(WatchedReceive, eq=False):
         return self.to_client(message)
 
     def is_own(self, send: Send) -> bool:
-        """Whether what is sent so goes to this client as it is."""
-        return send == self.send
+        """Whether what is sent so goes to this client as it is, and nothing changes it on the way to the server."""
+        return send == self.send and isinstance(self.client, ServedClient) and self.to_client == self.client.cycle.send
 
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
 
+from plait.gateway.asgi import CLIENT, sink_of
 from plait.gateway.server.open_requests import OnEnd, OpenRequests
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
@@ -101,6 +102,21 @@ def test_a_defect_is_logged_and_answered(is_late: bool) -> None:
     answer = read(made)
     assert (answer.status, requests.cut()) == (500, 0)
     assert b"internal_error" in answer.body
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_only_who_sends_to_the_server_itself_may_write_to_its_connection(is_changed: bool) -> None:
+    sinks, made = list[Any](), FakeConnection()
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        sinks.append(sink_of(receive, send))
+
+    async def changed(_message: Any) -> None:
+        """As a middleware that adds headers."""
+
+    receive, send = cast("Any", (made.cycle.receive, changed if is_changed else made.cycle.send))
+    await OpenRequests(app)({**SCOPE, CLIENT: made.client}, receive, send)
+    assert (sinks == [made.client]) == (not is_changed)
 
 
 def test_while_stopping_the_answer_is_the_last_of_its_connection() -> None:

@@ -133,7 +133,7 @@ class Relay:
             delivery.exchange.end(error)
             await sink.flush(ended)
         finally:
-            if not ended.done():
+            if ended.cancelled() or not ended.done():  # with the task that waits for it
                 self.cancel(delivery)
         failure = ended.result()
         if failure is not None:

@@ -95,6 +95,8 @@ class ServedClient(Client, eq=False):
             return
         head = self._begin(status, [*headers, (b"content-length", b"%d" % len(body))]) + b"\r\n"
         self.cycle.chunked_encoding = False
+        if self.cycle.scope["method"] == "HEAD":
+            body = b""
         if len(body) <= JOINED_BYTES:
             transport.write(head + body)
             self._complete()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineError, LimitError
-from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers
+from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, Nowhere, Sink
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -25,6 +25,7 @@ from tests.gateway.calls.scripted_engines import (
     leaves,
     until_stuck,
 )
+from tests.gateway.server.fake_connection import FakeConnection
 
 POINTS: dict[str, tuple[int, Headers, list[bytes | None] | None, int | None]] = {
     "sending the request": (200, STREAM, None, None),
@@ -198,6 +199,19 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
         with pytest.raises(LimitError):
             await task
         assert (held.size, exchange.aborted) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "sink", [Nowhere(), AsgiSink(Client().send), FakeConnection().client], ids=lambda s: type(s).__name__
+)
+async def test_a_call_whose_owner_is_cancelled_leaves_its_engine(sink: Sink) -> None:
+    async with gateway(FakeHttp(None)) as made:
+        task = asyncio.create_task(made.relay.run(made.delivery(), sink))
+        await until_stuck()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert made.outcomes() == {("a", "client_gone"): 1}
 
 
 async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeypatch: pytest.MonkeyPatch) -> None:

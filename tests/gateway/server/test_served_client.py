@@ -29,6 +29,14 @@ def test_a_whole_answer_is_one_write_with_its_length() -> None:
     assert (made.answered, made.cycle.response_complete, made.transport.closed) == (1, True, False)
 
 
+def test_the_answer_to_a_head_has_no_body() -> None:
+    made = FakeConnection()
+    made.cycle.scope["method"] = "HEAD"
+    made.client.whole(405, JSON, b'{"error": 1}')
+    assert made.transport.written[0].endswith(b"content-length: 12\r\n\r\n")
+    assert made.answered == 1
+
+
 @given(st.lists(st.binary(max_size=20)), st.binary(max_size=20))
 def test_the_pieces_of_a_stream_are_chunks(pieces: list[bytes], last: bytes) -> None:
     made = FakeConnection()

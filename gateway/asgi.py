@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from secrets import token_hex
+from os import urandom
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -60,8 +60,8 @@ def id_of(headers: Headers) -> str:
     """The client's name for its request, or a new one: 128 random bits."""
     for name, value in headers:
         if name == b"x-request-id":
-            return value.decode("latin-1") or token_hex(16)
-    return token_hex(16)
+            return value.decode("latin-1") or urandom(16).hex()
+    return urandom(16).hex()
 
 
 async def read_body(

@@ -253,7 +253,9 @@ class CallMetrics:
         self._tenant_label = tenant_label
         by_engine = ["model", "engine"]
         self._calls = FastCounter("plait_calls", "Calls by model, engine and outcome", [*by_engine, "outcome"])
-        self._placements = FastCounter("plait_placements", "Placements by reason", [*by_engine, "reason"])
+        self._placements = FastCounter(
+            "plait_placements", "Placements of calls that left their engines, by reason", [*by_engine, "reason"]
+        )
         self._tokens = [FastCounter(f"plait_{name}", text, by_engine) for name, text in TOKENS.items()]
         for collector in (self._calls, self._placements, *self._tokens):
             registry.register(collector)

@@ -7,6 +7,7 @@ engine has sent a byte of an answer. Until then the call can move elsewhere.
 from __future__ import annotations
 
 from collections.abc import Container
+from contextlib import suppress
 from typing import Final
 
 from plait.backends.errors import (
@@ -16,6 +17,7 @@ from plait.backends.errors import (
     EngineError,
     EngineStatusError,
     EngineTimeoutError,
+    PlaitError,
 )
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
@@ -193,7 +195,8 @@ class Exchange:
     def _fail(self, error: EngineError, last: bytes = b"") -> None:
         """The engine is at fault. A client that has been told something gets the `last` events, and an error event."""
         if self._stream is not None and self._delivery.response_started:
-            self._sink.end(last + self._delivery.form.error_event(error))
+            with suppress(PlaitError):  # of a sink that takes no more
+                self._sink.end(last + self._delivery.form.error_event(error))
         self.end(error)
 
     # An answer that is not streamed.

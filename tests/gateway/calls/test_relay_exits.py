@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineError, LimitError
-from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, Nowhere, Sink
+from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, MessageSink, Nowhere, Sink
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -212,6 +212,43 @@ async def test_a_call_whose_owner_is_cancelled_leaves_its_engine(sink: Sink) -> 
         with pytest.raises(asyncio.CancelledError):
             await task
         assert made.outcomes() == {("a", "client_gone"): 1}
+
+
+class Refusing(MessageSink):
+    """Takes the head and one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def put(self, _message: Any) -> None:
+        if self.taken == 2:
+            raise LimitError("no more")
+        self.taken += 1
+
+
+@pytest.mark.parametrize("end", [FINISH, LOST], ids=["goes on", "lost"])
+async def test_a_sink_that_takes_no_more_ends_the_call(end: bytes | EngineError) -> None:
+    async with gateway(FakeHttp(Exchange(pieces=[]))) as made:
+        (exchange,) = made.engines["a"].answers
+        assert isinstance(exchange, Exchange)
+        exchange.response.source = exchange
+        exchange.response.pieces.append(FINISH)
+        sink, delivery = Refusing(), made.delivery()
+        running = asyncio.create_task(made.relay.run(delivery, sink))
+        await until_stuck()
+        assert sink.taken == 2
+        if isinstance(end, EngineError):
+            exchange.fail(end)
+        else:
+            exchange.response.pieces.append(end)
+            exchange.response.wake()
+        if isinstance(end, EngineError):
+            await running
+            assert delivery.problem is end
+        else:
+            with pytest.raises(LimitError):
+                await running
 
 
 async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeypatch: pytest.MonkeyPatch) -> None:

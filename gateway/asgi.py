@@ -229,6 +229,7 @@ class AsgiSink(MessageSink):
                     await self._send(message)
                 except PlaitError:  # whoever takes the messages takes no more of them
                     self._messages.clear()
+                    self._unsent_bytes = 0
                     raise
                 self._messages.popleft()
                 self._unsent_bytes -= len(message.get("body", b""))

@@ -189,6 +189,9 @@ class _Opening:
             connection = await connect()
         except EngineError as error:
             self._response.fail(error)
+        except Exception as defect:
+            self._response.fail(EngineError(f"the connection could not be opened: {defect}"))
+            raise
         else:
             connection.begin(self._response, head, body)
 

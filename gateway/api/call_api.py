@@ -37,7 +37,7 @@ from plait.gateway.asgi import (
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery, OnEnd
-from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
+from plait.gateway.calls.open_bodies import LARGE_BYTES, OpenBodies, OpenBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -68,8 +68,6 @@ class CompletionApi:
 
     def read(self, incoming: Incoming) -> Delivery | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
-        if b'"plait"' in incoming.body:  # it may be annotated
-            return None
         try:
             request = parse_request(incoming.body, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
@@ -267,30 +265,34 @@ class CallApi:
     def begin(self, scope: Scope, client: Client, on_end: OnEnd) -> PlainCall | None:
         """Answer a call that is alone, without a task. `on_end` is called once, with a defect or None.
 
-        None, and nothing has happened, for a request that has to wait, or is another one: `__call__` answers it.
+        None for a request that has to wait, or is another one: its body is given back, and `__call__` answers it.
         """
-        path, sink = scope["path"], client.sink
+        path, sink, headers = scope["path"], client.sink, scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or sink is None:
             return None
-        headers: Headers = scope["headers"]
+        body = client.take_body(min(LARGE_BYTES, self.bodies.max_bytes))
+        if body is None:
+            return None
+        if b'"plait"' in body:  # it may be annotated
+            client.give_back(body)
+            return None
         incoming = Incoming(path, headers, b"", id_of(headers), loop_time_s(), "")
         call = PlainCall(self, incoming, client, sink, on_end)
         try:
             tenant = self.keys.check(headers)
-            body = self.bodies.take(tenant, client)
-            if body is None:
-                return None
-            call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
-            call.delivery = delivery = self.completions.read(incoming)
-        except PlaitError as error:
+            if self.bodies.begin(tenant, len(body)):
+                call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
+                call.delivery = self.completions.read(incoming)
+                if call.delivery is None:
+                    self.bodies.remove(tenant, len(body))
+        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
             call.end(error)
             return call
-        if delivery is None:
-            self.bodies.remove(tenant, len(body))
+        if call.delivery is None:
             client.give_back(body)
             return None
         client.on_gone = call.gone
-        self.completions.relay.begin(delivery, sink, call.end)
+        self.completions.relay.begin(call.delivery, sink, call.end)
         return call
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
@@ -344,13 +346,17 @@ class PlainCall(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """End the call where it is. Its client is told by others."""
-        if self.delivery is not None:
-            self.api.completions.relay.cancel(self.delivery)
         self.client.on_gone = None
-        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
+        try:
+            if self.delivery is not None:
+                self.api.completions.relay.cancel(self.delivery)
+        finally:
+            self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
 
     def gone(self) -> None:
         """The client has gone."""
         log.info("client gone", request_id=self.incoming.request_id)
-        self.cancel()
-        self.on_end(None)
+        try:
+            self.cancel()
+        finally:
+            self.on_end(None)

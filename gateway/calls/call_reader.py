@@ -306,7 +306,7 @@ class CallReader:
             context_tokens=context_tokens,
             renames=asked != model,
         )
-        return _later(make, self._in_turns(incoming, request, salt, context_tokens, prompt))
+        return _later(make, partial(self._in_turns, incoming, request, salt, context_tokens, prompt))
 
     async def read(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
@@ -429,8 +429,10 @@ class CallReader:
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
 
-async def _later(make: Callable[[TokenizedPrompt], Delivery], prompt: Awaitable[TokenizedPrompt]) -> Delivery:
-    return make(await prompt)
+async def _later(
+    make: Callable[[TokenizedPrompt], Delivery], prompt: Callable[[], Awaitable[TokenizedPrompt]]
+) -> Delivery:
+    return make(await prompt())
 
 
 def _check_context(

@@ -24,7 +24,7 @@ from plait.gateway.timer import loop_time_s
 EXPECTED_OUTPUT_TOKENS = 128
 """Counted for a call whose output limit is larger or absent, until it has ended."""
 
-Resume = Callable[[PlaitError | None], None]
+Resume = Callable[[Exception | None], None]
 
 NOTICE_S = 10.0
 """Clients and proxies give up after a minute without a byte, some after less."""
@@ -93,7 +93,7 @@ class Gate:
                 if waiting.is_leased:
                     leases.put_back(waiting.tenant, waiting.tokens)
                 raise
-        except PlaitError as error:
+        except Exception as error:  # noqa: BLE001 - an error, or a defect: the call ends
             delivery.leasing = None
             resume(error)
         else:
@@ -124,8 +124,9 @@ class Gate:
 
     def _leave(self, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
         """The client has waited for long enough: it may come back."""
+        error = self.admission.leave(waiting, loop_time_s())
         delivery.timer = waiting.tell = None
-        resume(self.admission.leave(waiting, loop_time_s()))
+        resume(error)
 
     def _notice_later(self, delivery: Delivery, waiting: Waiting) -> None:
         delivery.timer = asyncio.get_running_loop().call_later(self._notice_s, self._notice, delivery, waiting)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive
 
 from plait.backends.errors import AnswerTooLargeError, LimitError
-from plait.gateway.asgi import Client, Headers, read_body
+from plait.gateway.asgi import Headers, read_body
 from plait.gateway.calls.delivery import HeldBytes
 from plait.gateway.calls.turns import LoopTurns
 from plait.gateway.timer import loop_time_s
@@ -58,17 +58,12 @@ class OpenBodies:
         """Those of the tenant's bodies that are open."""
         return self._bytes.get(tenant, 0)
 
-    def take(self, tenant: str, client: Client) -> bytes | None:
-        """The body of a request, if the server has all of it and the tenant's turn is now; it counts until `remove`.
-
-        Raises `LimitError` if it is too much.
-        """
+    def begin(self, tenant: str, size: int) -> bool:
+        """Whether the turn of a whole body is now: then it counts until `remove`. Raises `LimitError`."""
         if not self.turns.may_begin(tenant):
-            return None
-        body = client.take_body(min(LARGE_BYTES, self.max_bytes))
-        if body is not None:
-            self.add(tenant, len(body))
-        return body
+            return False
+        self.add(tenant, size)
+        return True
 
     def add(self, tenant: str, size: int) -> None:
         """So many bytes have come. Raises `LimitError`, and then counts nothing."""

@@ -154,16 +154,23 @@ class Relay:
         self._step(delivery, self._place)
 
     def cancel(self, delivery: Delivery) -> None:
-        """The client has gone, or the gateway stops: the call ends where it is, and `on_end` is not called."""
+        """The client has gone, or the gateway stops: the call ends where it is, and `on_end` is not called.
+
+        No effect on a call that has ended.
+        """
         exchange, booking = delivery.exchange, delivery.booking
-        if exchange is None:
-            self._gate.gone(delivery)
-        else:
-            exchange.close()
-            assert booking is not None
-            delivery.exchange, delivery.outcome = None, delivery.ended or "client_gone"
-            self._close(delivery, booking, None)
-        self._finish(delivery)
+        if delivery.on_end is None:
+            return
+        try:
+            if exchange is None:
+                self._gate.gone(delivery)
+            else:
+                exchange.close()
+                assert booking is not None
+                delivery.exchange, delivery.outcome = None, delivery.ended or "client_gone"
+                self._close(delivery, booking, None)
+        finally:
+            self._finish(delivery)
 
     # What comes next.
 
@@ -190,7 +197,7 @@ class Relay:
             assert waiting.booking is not None
             self._send(waiting.booking, delivery)
 
-    def _resume(self, delivery: Delivery, error: PlaitError | None) -> None:
+    def _resume(self, delivery: Delivery, error: Exception | None) -> None:
         """A call that has waited is to be sent, or has failed."""
         waiting = delivery.waiting
         if error is None:
@@ -230,13 +237,14 @@ class Relay:
     def _send(self, booking: Booking, delivery: Delivery) -> None:
         """Send the call to the engine that it is booked on."""
         engine_id, call, held = booking.placement.engine_id, delivery.call, delivery.held_stream
-        delivery.booking, delivery.link, delivery.engine_id = booking, self._links[engine_id], engine_id
-        if delivery.turn_of and not call.prompt_tokens:
-            self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
-        if self.watch is not None:
-            self.watch.placed(delivery)
-        sink = held if held is not None and held.has_begun else delivery.sink
+        delivery.booking, delivery.engine_id = booking, engine_id
         try:
+            delivery.link = self._links[engine_id]
+            if delivery.turn_of and not call.prompt_tokens:
+                self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
+            if self.watch is not None:
+                self.watch.placed(delivery)
+            sink = held if held is not None and held.has_begun else delivery.sink
             delivery.exchange = self._upstream.send(delivery, sink, partial(self._answered, delivery))
         except Exception as error:  # noqa: BLE001 - whatever it is, the booking has to end
             self._answered(delivery, error)
@@ -260,7 +268,7 @@ class Relay:
         """An attempt has failed: another one follows, or the call ends."""
         try:
             again = self._may_retry(delivery, error)
-        except PlaitError as final:
+        except Exception as final:  # noqa: BLE001 - an error, or a defect: the call ends
             self._end(delivery, final)
             return
         if again:
@@ -431,7 +439,7 @@ def _set(ended: asyncio.Future[BaseException | None], error: BaseException | Non
         ended.set_result(error)
 
 
-def _raise(error: PlaitError, _delivery: Delivery) -> None:
+def _raise(error: Exception, _delivery: Delivery) -> None:
     raise error
 
 

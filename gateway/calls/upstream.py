@@ -218,7 +218,9 @@ class Exchange:
             return
         if self._held is not None:
             self._held.end()
-        _refuse(delivery, response, bytes(answer), self._sink)
+        refused = _refused(delivery, response, bytes(answer))
+        self._is_written = True
+        self._sink.whole(*refused)
         self._written()
 
     def _hold(self, size_bytes: int) -> None:
@@ -249,6 +251,7 @@ class Exchange:
         if text is not None:
             text.whole(answer)
             delivery.problem = delivery.problem or text.problem
+        self._is_written = True  # from here on, room for more only means that the client has it
         self._sink.whole(200, _start(delivery, self._response), answer)
         self._written()
 
@@ -315,8 +318,8 @@ class Exchange:
         self._written()
 
 
-def _refuse(delivery: Delivery, response: Response, answer: bytes, sink: Sink) -> None:
-    """Pass on an error that is the caller's fault. Raises `EngineStatusError` for every other."""
+def _refused(delivery: Delivery, response: Response, answer: bytes) -> tuple[int, Headers, bytes]:
+    """The answer to an error that is the caller's fault. Raises `EngineStatusError` for every other."""
     link, status, (is_openai, said) = delivery.link, response.status, error_text(answer)
     assert link is not None
     ours = link.refused_ours(status)
@@ -334,8 +337,8 @@ def _refuse(delivery: Delivery, response: Response, answer: bytes, sink: Sink) -
         answer = error.body()
         headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
         headers.append((b"content-type", b"application/json"))
-    sink.whole(status, headers, answer)
     delivery.problem = f"refused with status {status}{said and f': {said}'}"
+    return status, headers, answer
 
 
 def _start(delivery: Delivery, response: Response) -> list[tuple[bytes, bytes]]:

@@ -21,7 +21,7 @@ from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsErr
 from plait.gateway.asgi import CLIENT, error_headers, id_of
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
-from plait.gateway.server.served_client import JOINED_BYTES, ServedClient
+from plait.gateway.server.served_client import JOINED_BYTES, ServedClient, nothing
 
 SLOWEST_BYTES = 64 * 1024
 """A client has to take this much in each time-out while as much waits for it: uvicorn's high-water mark.
@@ -228,9 +228,16 @@ class BoundedProtocol(PatientProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True  # uvicorn tells only the latest of several pipelined requests
             self._running.message_event.set()
-            if self._client is not None:
-                self._client.gone()
-        self._client = self._awaited = None
+        client, self._client, self._awaited = self._client, None, None
+        try:
+            if client is not None and self._running is not None and not self._running.response_complete:
+                client.gone()
+        finally:
+            self._forget_request(exc)
+
+    def _forget_request(self, exc: Exception | None) -> None:
+        if self._running is not None:
+            self._running.on_response = nothing
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)

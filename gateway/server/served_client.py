@@ -47,6 +47,13 @@ class Served(Protocol):
     @property
     def flow(self) -> Flow: ...  # noqa: D102
 
+    def close_after_request(self) -> None:
+        """Close when the client has sent the whole request."""
+
+
+def nothing() -> None:
+    """Takes the place of what a cycle calls at its end."""
+
 
 class ServedClient(Client, eq=False):
     """One request's client. It is a `Sink`: what it is written goes to the `served` connection."""
@@ -102,8 +109,8 @@ class ServedClient(Client, eq=False):
             self._complete()
         else:
             transport.write(head)
-            self.rest, self.is_full = memoryview(body), True
-            self.has_room()
+            self.rest = memoryview(body)
+            self._send_rest()
 
     def start(self, status: int, headers: Headers) -> None:
         """An answer begins whose length is not known. Its head goes out with the first bytes of its body."""
@@ -152,6 +159,12 @@ class ServedClient(Client, eq=False):
 
     def has_room(self) -> None:
         """The client has read what was written."""
+        self._send_rest()
+        if self.on_room is not None and not self.is_full:
+            self.on_room()
+
+    def _send_rest(self) -> None:
+        """Send what the client takes of a long answer."""
         while self.rest is not None and not self.served.flow.write_paused:
             if self.served.transport.is_closing():
                 return
@@ -161,8 +174,6 @@ class ServedClient(Client, eq=False):
                 self.rest = None
                 self._complete()
         self.is_full = self.rest is not None or self.served.flow.write_paused
-        if self.on_room is not None and not self.is_full:
-            self.on_room()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         """Wait `until` then: what is written goes out by itself."""
@@ -174,6 +185,9 @@ class ServedClient(Client, eq=False):
         cycle = self.cycle
         cycle.response_complete = True
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        if not cycle.keep_alive and cycle.more_body:  # else what is under way would make the system discard the answer
+            self.served.close_after_request()
+        elif not cycle.keep_alive:
             cycle.transport.close()
-        cycle.on_response()
+        on_response, cycle.on_response = cycle.on_response, nothing  # which knows the connection, as that the cycle
+        on_response()

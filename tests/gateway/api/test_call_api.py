@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import EngineError
+from plait.gateway.api.call_api import CompletionApi
 from plait.gateway.asgi import ClientGoneError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, PromptReader
 from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Placement, PlacementReason, Slo
 from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api
+from tests.gateway.server.fake_connection import FakeConnection
 
 
 async def test_a_chat_becomes_a_call_over_the_models_own_tokens(api: Api) -> None:
@@ -199,6 +201,23 @@ async def test_nobody_is_answered_who_has_gone(api: Api) -> None:
     api.relay.error = ClientGoneError()
     with pytest.raises(AssertionError):  # of the test's own transport, which got no answer
         await api.post(CHAT, {"messages": HI})
+
+
+async def test_a_defect_as_a_call_is_read_gives_its_body_back(
+    prompts: PromptReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, defect, ended = Api(prompts, begins=True), RuntimeError("a defect"), list[BaseException | None]()
+
+    def raising(*_: object) -> None:
+        assert api.bodies.bytes_of("") > 0
+        raise defect
+
+    monkeypatch.setattr(CompletionApi, "read", raising)
+    connection = FakeConnection(b'{"model": "m", "prompt": "hi"}')
+    scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
+    assert api.app.begin(scope, connection.client, ended.append) is not None
+    assert (ended, api.bodies.bytes_of("")) == ([defect], 0)
+    await api.http.aclose()
 
 
 async def test_a_key_is_asked_for_before_anything_is_read(prompts: PromptReader) -> None:

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.asgi import ClientGoneError
+from plait.gateway.asgi import PART_BYTES, ClientGoneError
+from plait.gateway.server.served_client import JOINED_BYTES
+from tests.gateway.calls import scripted_engines
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -167,6 +170,38 @@ def test_a_stream_is_the_same_bytes_over_a_connection(
 def test_a_whole_answer_is_the_same_bytes_over_a_connection(cuts: list[tuple[int, int]], patience: list[int]) -> None:
     read = asyncio.run(served(WHOLE, JSON, cuts, patience)).answer
     assert (read.body, read.has_ended) == (WHOLE, True)
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+@pytest.mark.parametrize("size_bytes", [JOINED_BYTES + 1, PART_BYTES, 3 * PART_BYTES + 7])
+async def test_a_long_whole_answer_is_written_once(
+    size_bytes: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client always has room: what it is told then comes while the answer is being written."""
+    monkeypatch.setattr(scripted_engines, "MAX_OPEN_ANSWER_BYTES", 2**21)
+    answer = WHOLE[:-1] + b',"more":"%s"}' % (b"x" * size_bytes)
+    step = len(answer) // pieces + 1
+    sent = [answer[at : at + step] for at in range(0, len(answer), step)]
+    connection, ended = FakeConnection(), list[BaseException | None]()
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=sent))) as made:
+        made.relay.begin(made.delivery(), connection.client, ended.append)
+        await turns(9)
+        assert (ended, connection.answered) == ([None], 1)
+        assert made.outcomes() == {("a", "ok"): 1}
+    read = Read(b"".join(connection.transport.written))
+    assert (read.body, read.has_ended) == (answer, True)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_client_that_leaves_as_its_call_ends_ends_it_once(status: int) -> None:
+    connection, ended = FakeConnection(), list[BaseException | None]()
+    async with gateway(FakeHttp(Exchange(status, JSON, [WHOLE]))) as made:
+        delivery = made.delivery()
+        made.relay.begin(delivery, connection.client, ended.append)
+        await turns(9)
+        outcomes = made.outcomes()
+        made.relay.cancel(delivery)
+        assert (ended, made.outcomes()) == ([None], outcomes)
 
 
 @given(streams, cuts, patience, st.integers(0, 60))

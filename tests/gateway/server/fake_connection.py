@@ -39,6 +39,7 @@ class FakeConnection:
         self.transport = FakeTransport()
         self.flow = FlowControl(self.transport)
         self.answered = 0
+        self.closes_later = False
         self.cycle = RequestResponseCycle(
             scope=cast("Any", {"type": "http", "method": "POST", "headers": []}),
             transport=self.transport,
@@ -55,6 +56,10 @@ class FakeConnection:
         self.cycle.body += body
         self.cycle.more_body = False
         self.client = ServedClient(served=self, cycle=self.cycle)
+
+    def close_after_request(self) -> None:
+        """The request is still on its way."""
+        self.closes_later = True
 
     def _on_response(self) -> None:
         self.answered += 1

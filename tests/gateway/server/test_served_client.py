@@ -59,6 +59,14 @@ def test_the_last_answer_of_a_connection_says_so_and_closes_it(keep_alive: bool,
     assert made.transport.closed
 
 
+def test_a_connection_whose_request_is_still_coming_closes_after_it() -> None:
+    """Closed at once, the system would discard the answer with what has not been read."""
+    made = FakeConnection(keep_alive=False)
+    made.cycle.more_body = True
+    made.client.whole(413, JSON, b"{}")
+    assert (made.closes_later, made.transport.closed, made.answered) == (True, False, 1)
+
+
 def test_a_header_with_a_newline_is_never_written() -> None:
     made = FakeConnection()
     with pytest.raises(ValueError, match="newline"):

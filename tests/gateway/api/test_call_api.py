@@ -14,7 +14,7 @@ from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, PromptReader
 from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Placement, PlacementReason, Slo
-from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api
+from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api, FakeRelay
 from tests.gateway.server.fake_connection import FakeConnection
 
 
@@ -217,6 +217,28 @@ async def test_a_defect_as_a_call_is_read_gives_its_body_back(
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
     assert api.app.begin(scope, connection.client, ended.append) is not None
     assert (ended, api.bodies.bytes_of("")) == ([defect], 0)
+    await api.http.aclose()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
+    prompts: PromptReader, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """Its client goes, or the gateway stops, which does not have to be told."""
+    api, ended, cancelled = Api(prompts, begins=True), list[BaseException | None](), list[object]()
+    monkeypatch.setattr(FakeRelay, "begin", lambda *_: None)
+    monkeypatch.setattr(FakeRelay, "cancel", lambda _, delivery: cancelled.append(delivery), raising=False)
+    connection = FakeConnection(b'{"model": "m", "prompt": "hi"}')
+    scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
+    call = api.app.begin(scope, connection.client, ended.append)
+    assert call is not None
+    assert api.bodies.bytes_of("") > 0
+    if leaves:
+        connection.client.gone()
+    else:
+        call.cancel()
+    assert (ended, cancelled, api.bodies.bytes_of("")) == ([None] * leaves, [call.delivery], 0)
+    assert connection.client.on_gone is None
     await api.http.aclose()
 
 

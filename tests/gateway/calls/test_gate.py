@@ -88,6 +88,56 @@ async def test_a_call_that_is_refused_has_not_used_what_was_leased_for_it() -> N
     assert len(drawn) == 1, "the second call has the lease of the first"
 
 
+def leased(made: Gateway, held: asyncio.Event | None = None) -> None:
+    """From now on the gateways' store has a part in the rates. It answers when `held` is set."""
+
+    async def draw(_tenant: str, _rates: Amounts, _least: Amounts, most: Amounts) -> Drawn:
+        if held is not None:
+            await held.wait()
+        return Drawn((1.0, most.tokens), (1.0, 0.0))
+
+    limits = TenantLimits(calls_per_s=1)
+    made.gate.leases = RateLeases(lambda _tenant: limits, draw)
+
+
+async def test_a_call_that_the_store_allows_is_sent_or_waits() -> None:
+    async with gateway(FakeHttp(whole(), whole())) as made:
+        leased(made)
+        await made.deliver(Client())
+        assert made.outcomes() == {("a", "ok"): 1}
+    async with gateway(FakeHttp(whole())) as made:
+        leased(made)
+        close_gate(made)
+        call = asyncio.create_task(made.deliver(Client()))
+        await until_stuck()
+        assert (call.done(), made.gate.admission.waiting("m")) == (False, 1)
+        open_gate(made)
+        await asyncio.wait_for(call, 2)
+        assert made.outcomes() == {("a", "ok"): 1}
+
+
+async def test_a_client_that_goes_while_the_store_is_asked_leaves_nothing() -> None:
+    async with gateway(FakeHttp()) as made:
+        held = asyncio.Event()
+        leased(made, held)
+        await leaves(made, Client())
+        made.gate.admission.check([])
+        held.set()
+        await until_stuck()  # the store is asked for all of a tenant's calls together, and answers
+
+
+async def test_a_defect_while_the_store_is_asked_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take(*_: object) -> bool:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(RateLeases, "take", take)
+    async with gateway(FakeHttp()) as made:
+        leased(made)
+        with pytest.raises(KeyError, match="a defect"):
+            await made.deliver(Client())
+        made.gate.admission.check([])
+
+
 async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
     async with gateway(FakeHttp()) as made:
         close_gate(made)

@@ -158,3 +158,29 @@ def test_an_adapter_has_the_tokenizer_of_its_base_model_and_prefixes_of_its_own(
     assert list(read(reader, CompletionRequest(model="adapter", prompt=ids), None).block_hashes) == list(
         chain(ids, 64, root_hash("adapter"))
     )
+
+
+def test_what_is_known_of_a_models_tokenizer() -> None:
+    tokenizers = PromptReader(Config(models=(*MODELS, ModelConfig(name="later"))), 64).tokenizers
+    known = tokenizers.exact("m")
+    assert known is not None
+    assert (tokenizers.fingerprint("m"), tokenizers.lacks("m"), tokenizers.chat_template("m")) == (
+        known.fingerprint,
+        False,
+        None,
+    )
+    assert (tokenizers.exact("later"), tokenizers.lacks("later")) == (None, True)
+    assert tokenizers.fingerprint("later") not in (None, known.fingerprint), "it agrees with no engine's"
+    tokenizers.learn("later", "embedded", load_tokenizer("embedded"), None)
+    assert (tokenizers.lacks("later"), tokenizers.fingerprint("later")) == (False, known.fingerprint)
+    tokenizers.close()
+
+
+def test_the_tokenizer_of_a_model_renders_its_requests_templates() -> None:
+    config = Config(models=MODELS[:1], server=ServerConfig(trust_request_chat_template=True))
+    tokenizers = PromptReader(config, 64).tokenizers
+    first = tokenizers.worker("m")
+    assert tokenizers.worker("m") is first
+    tokenizers.learn("m", "embedded", load_tokenizer("embedded"), None)
+    assert tokenizers.worker("m") is not first, "the new tokenizer has other templates"
+    tokenizers.close()

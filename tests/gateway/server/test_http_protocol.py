@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import structlog
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
 from plait.gateway.server.http_protocol import BoundedProtocol, ClientBounds
-from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.server.open_requests import OnEnd, OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
+from plait.gateway.server.served_client import ServedClient
 
 LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2)
 ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
@@ -86,15 +87,16 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0
+    limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0, application: ASGIApp = app
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     settings = uvicorn.Config(
-        OpenRequests(app),
+        OpenRequests(application),
         port=0,
         http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append, connections=ConnectionBounds(3))),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
+        proxy_headers=False,  # whose wrapper would hide what an application can begin
         log_config=None,
         timeout_graceful_shutdown=grace_s,
         timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # a test does not wait for a second
@@ -336,3 +338,89 @@ async def test_a_call_that_is_cut_at_shutdown_is_told(path: bytes, code: bytes) 
     answer = await asked
     assert answer.split()[1] == code
     assert b'"code":"gateway_stopping"' in answer
+
+
+# Requests that are begun without a task.
+
+
+class Begins:
+    """Begins each request that is whole, and answers with its body, as often as the path says. `app` answers others."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.cancelled = asyncio.Event()
+
+    def begin(self, scope: Scope, client: ServedClient, on_end: OnEnd) -> Begins | None:
+        body = client.take_body(10_000)
+        if body is None:
+            return None
+        self.begun += 1
+        if scope["path"] == "/waits":
+            client.on_gone = self.cancelled.set
+            return self
+        client.whole(200, [], body * int(scope["path"][1:]))
+        on_end(None)
+        return self
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+
+
+def posted(path: bytes, body: bytes, *headers: bytes) -> bytes:
+    head = [b"POST %s HTTP/1.1" % path, b"Host: a", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join([*head, b"", body])
+
+
+LAST = b"Connection: close"
+
+
+@pytest.mark.parametrize("cut", [0, 20, -3])
+async def test_a_short_request_is_begun_however_it_comes(cut: int) -> None:
+    begins, request = Begins(), posted(b"/1", b"hello", LAST)
+    pieces = (request[:cut], request[cut:]) if cut else (request,)
+    async with serving(ROOMY, application=begins) as running:
+        answer = await running.ask(*pieces, pause_s=0.02)
+    assert (answer.split()[1], answer[-5:], begins.begun) == (b"200", b"hello", 1)
+
+
+@pytest.mark.parametrize("body", [b"5\r\nhello\r\n0\r\n\r\n", b"5\r\nhello\r\n", b""])
+async def test_one_whose_length_is_not_known_is_served_in_any_case(body: bytes) -> None:
+    begins, head = Begins(), b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    whole = b"5\r\nhello\r\n0\r\n\r\n"
+    async with serving(ROOMY, application=begins) as running:
+        answer = await running.ask(head + body, whole[len(body) :], pause_s=0.05)
+    assert (answer.split()[1], answer[-5:]) == (b"200", b"hello")
+
+
+async def test_requests_in_a_row_are_answered_in_their_order() -> None:
+    begins, bodies = Begins(), [b"%05d" % n for n in range(9)]
+    requests = [posted(b"/1", body) for body in bodies[:-1]] + [posted(b"/1", bodies[-1], LAST)]
+    async with serving(ROOMY, application=begins) as running:
+        answer = await running.ask(b"".join(requests))
+    assert [head[:5] for head in answer.split(b"\r\n\r\n")[1:]] == bodies
+    assert begins.begun == 9
+
+
+async def test_a_long_answer_waits_for_its_client() -> None:
+    begins = Begins()
+    async with serving(ROOMY, application=begins) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=2**12)
+        writer.write(posted(b"/2000", bytes(5_000), LAST))
+        await asyncio.sleep(0.1)
+        answer = await asyncio.wait_for(reader.read(), 5.0)
+        writer.close()
+    assert answer.endswith(b"\r\n\r\n" + bytes(10_000_000))
+
+
+async def test_what_is_begun_is_told_that_its_client_has_gone() -> None:
+    begins = Begins()
+    async with serving(ROOMY, application=begins) as running:
+        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(posted(b"/waits", b"hello"))
+        await asyncio.sleep(0.05)
+        assert not begins.cancelled.is_set()
+        writer.close()
+        await asyncio.wait_for(begins.cancelled.wait(), 5.0)

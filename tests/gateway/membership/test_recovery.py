@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.fleet.health import HealthLimits, HealthState
+from plait.gateway.membership import recovery
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -99,3 +101,14 @@ async def test_an_engine_whose_streams_break_is_not_up() -> None:
         await until_up(made)
         changes = samples(made.registry)
         assert changes['plait_engine_health_changes_total{cause="broken",engine="a",state="ejected"}'] == 1
+
+
+async def test_a_call_that_its_engine_has_forgotten_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = asyncio.Event()
+    bookings = [SimpleNamespace(give_up=None), SimpleNamespace(give_up=given_up.set)]
+    monkeypatch.setattr(recovery, "HANG_CHECK_S", 0.001)
+    monkeypatch.setattr(recovery, "forgotten", lambda *_: bookings)
+    async with gateway(FakeHttp()) as made:
+        made.recovery.open()
+        await asyncio.wait_for(given_up.wait(), 2)
+        made.recovery.close()

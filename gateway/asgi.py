@@ -97,6 +97,10 @@ async def read_body(
             last = bytearray()
 
 
+OnEnd = Callable[[BaseException | None], None]
+"""Told that what was begun has ended, by an error or without one."""
+
+
 class Sink(Protocol):
     """Where the answer to a request goes. What is written waits in the sink until the client reads it.
 

@@ -27,6 +27,7 @@ from plait.gateway.asgi import (
     Client,
     ClientGoneError,
     Headers,
+    OnEnd,
     Sink,
     id_of,
     send_whole,
@@ -36,7 +37,7 @@ from plait.gateway.asgi import (
 )
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.delivery import Delivery, OnEnd
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import LARGE_BYTES, OpenBodies, OpenBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -12,7 +11,7 @@ from plait.backends.errors import EngineError, PlaitError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
-from plait.gateway.asgi import Headers, Nowhere, Sink
+from plait.gateway.asgi import Headers, Nowhere, OnEnd, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.membership.engine_link import EngineLink
@@ -51,7 +50,6 @@ class Closable(Protocol):
         """Give it up."""
 
 
-OnEnd = Callable[[BaseException | None], None]
 NOWHERE: Final = Nowhere()
 
 

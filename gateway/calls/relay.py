@@ -29,9 +29,9 @@ from plait.backends.errors import (
     NoEngineError,
     PlaitError,
 )
-from plait.gateway.asgi import Sink
+from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import CallWatch, Delivery, OnEnd
+from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate, HeldStream
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers

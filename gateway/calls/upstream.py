@@ -22,8 +22,8 @@ from plait.backends.errors import (
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
-from plait.gateway.asgi import Headers, Sink, presented_key
-from plait.gateway.calls.delivery import Delivery, OnEnd
+from plait.gateway.asgi import Headers, OnEnd, Sink, presented_key
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
 from plait.gateway.fleet.router import Router

@@ -233,9 +233,10 @@ class BoundedProtocol(PatientProtocol):
             if client is not None and self._running is not None and not self._running.response_complete:
                 client.gone()
         finally:
-            self._forget_request(exc)
+            self._end(exc)
 
-    def _forget_request(self, exc: Exception | None) -> None:
+    def _end(self, exc: Exception | None) -> None:
+        """Give back what the connection has."""
         if self._running is not None:
             self._running.on_response = nothing
         if self._timer is not None:

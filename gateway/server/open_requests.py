@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import CLIENT, Client, WatchedReceive, id_of, send_error, write_error
+from plait.gateway.asgi import CLIENT, Client, OnEnd, WatchedReceive, id_of, send_error, write_error
 from plait.gateway.server.served_client import ServedClient
 
 LAST_WORD_S = 1.5
@@ -30,7 +30,6 @@ class Cancellable(Protocol):
         """Give it up."""
 
 
-OnEnd = Callable[[BaseException | None], None]
 Begin = Callable[[Scope, Client, OnEnd], Cancellable | None]
 
 

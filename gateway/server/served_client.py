@@ -189,5 +189,5 @@ class ServedClient(Client, eq=False):
             self.served.close_after_request()
         elif not cycle.keep_alive:
             cycle.transport.close()
-        on_response, cycle.on_response = cycle.on_response, nothing  # which knows the connection, as that the cycle
+        on_response, cycle.on_response = cycle.on_response, nothing  # else cycle and connection would hold each other
         on_response()

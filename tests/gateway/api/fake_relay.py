@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
-from plait.gateway.asgi import Sink
+from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.call_reader import CallReader, PromptReader
-from plait.gateway.calls.delivery import Delivery, OnEnd
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses

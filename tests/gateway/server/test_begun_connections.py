@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from plait.gateway.server.open_requests import OnEnd
+from plait.gateway.asgi import OnEnd
 from plait.gateway.server.served_client import ServedClient
 from tests.gateway.server.serving import ROOMY, app, serving
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from plait.gateway.asgi import CLIENT, sink_of
-from plait.gateway.server.open_requests import OnEnd, OpenRequests
+from plait.gateway.asgi import CLIENT, OnEnd, sink_of
+from plait.gateway.server.open_requests import OpenRequests
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"r-1")]}

@@ -122,6 +122,7 @@ class RateLeases:
                 await self._ask_once(tenant, lease)
         finally:
             lease.asks = None
+            _tell(lease, is_leased=False)  # whom a defect has kept from being told
 
     async def _ask_once(self, tenant: str, lease: _Lease) -> None:
         least, most = (_more_than(lease, wanted) for wanted in (lease.waiting[0][0], _sum(lease.waiting)))

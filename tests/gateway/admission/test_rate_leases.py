@@ -138,6 +138,20 @@ async def test_without_the_store_or_a_rate_nothing_is_decided(bucket: Bucket) ->
     assert bucket.asked == 0
 
 
+async def test_a_defect_of_the_store_keeps_no_call_waiting() -> None:
+    async def broken(*_: object) -> Drawn:
+        await asyncio.sleep(0)
+        raise KeyError("a defect")
+
+    one = RateLeases(lambda _tenant: TenantLimits(calls_per_s=1), broken)
+    calls = [asyncio.create_task(one.take("t", 10)) for _ in range(3)]
+    await asyncio.sleep(0)
+    (asks,) = (task for task in asyncio.all_tasks() if task.get_name() == "rate-lease")
+    assert await asyncio.gather(*calls) == [False] * 3, "each gateway keeps the rate by itself"
+    with pytest.raises(KeyError):
+        await asks
+
+
 async def test_a_changed_rate_counts_at_once(bucket: Bucket) -> None:
     limits = TenantLimits(calls_per_s=1)
     one = RateLeases(lambda _tenant: limits, bucket.draw)

@@ -124,18 +124,20 @@ class Relay:
     async def _run(self, delivery: Delivery, sink: Sink, *, for_client: bool) -> None:
         """Begin to deliver a call, and send on what comes in the sink, until the call has ended. Raises its error."""
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        refused: PlaitError | None = None
         self.begin(delivery, sink, partial(_set, ended), for_client=for_client)
         try:
             await sink.flush(ended)
         except PlaitError as error:  # whoever takes the answer takes no more of it
             if not isinstance(delivery.exchange, Exchange):
                 raise
+            refused = error if for_client else None  # nobody else tells the client of it
             delivery.exchange.end(error)
             await sink.flush(ended)
         finally:
             if ended.cancelled() or not ended.done():  # with the task that waits for it
                 self.cancel(delivery)
-        failure = ended.result()
+        failure = ended.result() or refused
         if failure is not None:
             raise failure
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.errors import EngineError, LimitError
+from plait.backends.errors import EngineError, EngineGarbledError, LimitError
 from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, MessageSink, Nowhere, Sink
 from tests.gateway.calls.scripted_engines import (
     DONE,
@@ -225,6 +225,18 @@ class Refusing(MessageSink):
         if self.taken == 2:
             raise LimitError("no more")
         self.taken += 1
+
+
+async def test_what_a_client_cannot_be_sent_is_told_to_it() -> None:
+    """As by the translation of an answer that is none in the client's API."""
+
+    async def send(_message: Any) -> None:
+        raise EngineGarbledError("no answer")
+
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        with pytest.raises(EngineGarbledError):
+            await made.relay.deliver(made.delivery(), AsgiSink(send))
+        assert made.outcomes() == {("a", "failed"): 1}
 
 
 @pytest.mark.parametrize("end", [FINISH, LOST], ids=["goes on", "lost"])

@@ -245,8 +245,8 @@ class CallMetrics:
     """Counters and histograms that are updated when calls end.
 
     A call counts on each engine that it was sent to, when it has left that one. Its `outcome` there is `ok`, `refused`
-    (the caller's fault), `failed` (the engine's) or `client_gone`. For its tenant it counts once, when it has ended,
-    however often it was tried. `tenant_label` turns a tenant into what operators read.
+    (the caller's fault), `failed` (the engine's), `defect` (the gateway's) or `client_gone`. For its tenant it counts
+    once, when it has ended, however often it was tried. `tenant_label` turns a tenant into what operators read.
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:

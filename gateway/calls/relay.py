@@ -257,6 +257,8 @@ class Relay:
         assert booking is not None
         delivery.exchange = None
         delivery.outcome = "failed" if failure is not None else delivery.ended or "client_gone"
+        if error is not None and not isinstance(error, PlaitError):
+            delivery.outcome = delivery.ended or "defect"
         try:
             self._close(delivery, booking, failure)
         except Exception as defect:  # noqa: BLE001 - the call ends all the same, and whoever began it is told
@@ -282,7 +284,9 @@ class Relay:
         """The call has ended, with the error that is raised for it."""
         if isinstance(error, PlaitError):
             delivery.status = error.status
-        elif error is None and delivery.response_started:
+        elif error is not None:
+            delivery.status, delivery.outcome = 500, "defect"
+        elif delivery.response_started:
             delivery.status = delivery.engine_status
         on_end = delivery.on_end
         try:

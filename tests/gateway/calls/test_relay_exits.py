@@ -275,11 +275,15 @@ async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeyp
         with pytest.raises(RuntimeError, match="a defect"):
             await made.deliver(Client())
         assert made.gate.admission.use("").running == 0
+        assert made.outcomes() == {}, "it is in no engine's books, or twice"
 
 
 async def test_a_defect_as_a_call_is_sent_ends_its_booking(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway(FakeHttp()) as made:
         monkeypatch.setattr(made.relay, "_links", {})
+        delivery = made.delivery()
         with pytest.raises(KeyError):
-            await made.deliver(Client())
+            await made.relay.deliver(delivery, AsgiSink(Client().send))
         assert made.seconds_booked("a") == 0
+        assert made.outcomes() == {("a", "defect"): 1}
+        assert (delivery.status, delivery.outcome) == (500, "defect")

@@ -11,7 +11,7 @@ from os import urandom
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError, SessionWaitingError
 
@@ -56,12 +56,22 @@ def presented_key(headers: Headers) -> bytes:
     return (found.get(b"x-api-key") or found.get(b"api-key") or b"").strip()
 
 
-def id_of(headers: Headers) -> str:
-    """The client's name for its request, or a new one: 128 random bits."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            return value.decode("latin-1") or urandom(16).hex()
+ID: Final = "plait.id"
+"""In the scope of a request whose id was asked for."""
+
+
+def new_id() -> str:
+    """A name for a request: 128 random bits."""
     return urandom(16).hex()
+
+
+def id_of(scope: Scope) -> str:
+    """The client's name for its request, or a new one, which the request keeps."""
+    found: str | None = scope.get(ID)
+    if found is None:
+        given = header(scope["headers"], b"x-request-id")
+        found = scope[ID] = given or urandom(16).hex()
+    return found
 
 
 async def read_body(

@@ -45,6 +45,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
     "gateway/server/open_requests.py: __call__": "a defect in a request has to be answered, not to end the server",
     "gateway/server/open_requests.py: begin": "a defect in a request has to be answered, not to end the server",
+    "gateway/server/open_requests.py: cut": "a defect in a request must not keep the others from their end",
     "gateway/calls/relay.py: _step": "an event has no caller to raise to: whoever began the call is told",
     "gateway/calls/relay.py: _answered": "an event has no caller to raise to: whoever began the call is told",
     "gateway/calls/relay.py: _send": "whatever keeps a call from being sent, its booking has to end",

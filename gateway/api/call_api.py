@@ -277,7 +277,7 @@ class CallApi:
         if b'"plait"' in body:  # it may be annotated
             client.give_back(body)
             return None
-        incoming = Incoming(path, headers, b"", id_of(headers), loop_time_s(), "")
+        incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call = PlainCall(self, incoming, client, sink, on_end)
         try:
             tenant = self.keys.check(headers)
@@ -309,7 +309,7 @@ class CallApi:
             await self.rest(scope, receive, send)
             return
         headers: Headers = scope["headers"]
-        incoming = Incoming(path, headers, b"", id_of(headers), loop_time_s(), "")
+        incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         try:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":

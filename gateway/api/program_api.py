@@ -102,7 +102,7 @@ class ProgramApi:
                 for name, criteria in body.gets.items()
             ]
             values, getters = body.texts(), [one.getter for one in awaited]
-            incoming = Incoming(PATH, headers, raw, id_of(headers), loop_time_s(), tenant)
+            incoming = Incoming(PATH, headers, raw, id_of(request.scope), loop_time_s(), tenant)
             asked = AskedProgram(
                 incoming.request_id,
                 tenant,

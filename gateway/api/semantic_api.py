@@ -157,7 +157,7 @@ class SemanticApi:
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.inputs is not None:
             declared = DeclaredStep(name, body.inputs, body.seconds or 0.0)
-            self._natives.declare(session, declared, id_of(request.scope["headers"]), loop_time_s())
+            self._natives.declare(session, declared, id_of(request.scope), loop_time_s())
         if body.error is not None:
             self._natives.set_failed(session, name, FailureCause(message=body.error), loop_time_s())
         if body.value is not None:
@@ -186,7 +186,7 @@ class SemanticApi:
         with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body = decode_body(raw, _SUBMIT)
-        incoming = Incoming("/v1/submit", headers, raw, id_of(headers), loop_time_s(), tenant)
+        incoming = Incoming("/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant)
         asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
         await self._entrance.whole(tenant, body.session_id)
         durable = wants_durable(headers) and asked.annotations.durable is not False

@@ -83,7 +83,7 @@ class SessionRoutes:
         except ClientGoneError:
             log.info("client gone", path=scope["path"])
         except PlaitError as error:
-            request_id = id_of(scope["headers"])
+            request_id = id_of(scope)
             log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
             await send_error(send, error, request_id)
 

@@ -18,7 +18,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
-from plait.gateway.asgi import CLIENT, error_headers, id_of
+from plait.gateway.asgi import CLIENT, error_headers, new_id
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 from plait.gateway.server.served_client import JOINED_BYTES, ServedClient, nothing
@@ -424,7 +424,7 @@ class _Trailers(list[Header]):
 
 def _response(error: PlaitError, default_headers: Sequence[Header]) -> bytes:
     """The last answer on a connection. It is logged."""
-    request_id = id_of(())
+    request_id = new_id()
     log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
     body = error.body()
     headers = [

@@ -69,9 +69,8 @@ class OpenRequests:
         """A request that was begun without a task has ended, perhaps by a defect."""
         self._begun.pop(client, None)
         if error is not None:
-            request_id = id_of(scope["headers"])
-            log.error("defect", request_id=request_id, method=scope["method"], path=scope["path"], exc_info=error)
-            _tell(client, scope, _defect(request_id), request_id)
+            log.error("defect", request_id=id_of(scope), method=scope["method"], path=scope["path"], exc_info=error)
+            _tell(client, scope, _defect(scope))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -91,8 +90,8 @@ class OpenRequests:
         except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
             request.is_cut = True
         except Exception:
-            log.exception("defect", request_id=request.id, method=scope["method"], path=scope["path"])
-            defect = _defect(request.id)
+            log.exception("defect", request_id=id_of(scope), method=scope["method"], path=scope["path"])
+            defect = _defect(scope)
         finally:
             self._open.discard(request)
         if defect is not None:
@@ -111,9 +110,12 @@ class OpenRequests:
             request.task.cancel()
         begun, self._begun = self._begun, {}
         for client, (scope, call) in begun.items():
-            if call is not None:
-                call.cancel()
-            _tell(client, scope, GatewayStoppingError(), id_of(scope["headers"]))
+            try:
+                if call is not None:
+                    call.cancel()
+            except Exception:  # the others have to end too
+                log.exception("defect", request_id=id_of(scope), method=scope["method"], path=scope["path"])
+            _tell(client, scope, GatewayStoppingError())
         cut = len(left) + len(begun)
         if cut:
             log.warning("requests cut: the gateway is stopping", requests=cut)
@@ -130,7 +132,6 @@ class _OpenRequest(WatchedReceive, eq=False):
     head: Message | None = None  # the start of the answer, once it was sent
     is_ended: bool = False  # the whole answer was sent
     is_cut: bool = False
-    given_id: str | None = None  # once it was asked for
 
     def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send. It is not a coroutine of its own, because every piece of every stream comes here."""
@@ -150,24 +151,17 @@ class _OpenRequest(WatchedReceive, eq=False):
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""
         client = self.client
         if isinstance(client, ServedClient) and client.answer_headers is not None:
-            _tell(client, self.scope, error, self.id)
+            _tell(client, self.scope, error)
         elif self.head is None:
-            await send_error(self.to_client, error, self.id, error_body(self.scope["path"], error))
+            await send_error(self.to_client, error, id_of(self.scope), error_body(self.scope["path"], error))
         elif not self.is_ended and is_event_stream(list(self.head.get("headers", ()))):
             await self.to_client({"type": "http.response.body", "body": error_event(self.scope["path"], error)})
 
-    @property
-    def id(self) -> str:
-        """The client's name for the request, or a new one."""
-        if self.given_id is None:
-            self.given_id = id_of(self.scope["headers"])
-        return self.given_id
 
-
-def _tell(client: ServedClient, scope: Scope, error: PlaitError, request_id: str) -> None:
+def _tell(client: ServedClient, scope: Scope, error: PlaitError) -> None:
     """Answer with the error, or end the stream with it. A connection closes with an answer cut in the middle."""
     if client.answer_headers is None:
-        write_error(client, error, request_id, error_body(scope["path"], error))
+        write_error(client, error, id_of(scope), error_body(scope["path"], error))
     elif not client.cycle.response_complete:
         if is_event_stream(client.answer_headers):
             client.end(error_event(scope["path"], error))
@@ -175,6 +169,6 @@ def _tell(client: ServedClient, scope: Scope, error: PlaitError, request_id: str
             client.served.transport.close()
 
 
-def _defect(request_id: str) -> PlaitError:
-    message = f"The server has a defect. Report it with the request id {request_id}, or try again."
+def _defect(scope: Scope) -> PlaitError:
+    message = f"The server has a defect. Report it with the request id {id_of(scope)}, or try again."
     return PlaitError(message, code="internal_error")

@@ -7,11 +7,12 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from plait.gateway.asgi import CLIENT, OnEnd, sink_of
+from plait.gateway.asgi import CLIENT, OnEnd, id_of, sink_of
 from plait.gateway.server.open_requests import OpenRequests
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
-SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
+UNNAMED: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+SCOPE = {**UNNAMED, "headers": [(b"x-request-id", b"r-1")]}
 STREAM = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json")]
 
@@ -19,8 +20,9 @@ JSON = [(b"content-type", b"application/json")]
 class Begun:
     """An application that begins each request, or none, and does no more until the test does."""
 
-    def __init__(self, *, takes: bool = True, defect: Exception | None = None) -> None:
+    def __init__(self, *, takes: bool = True, defect: Exception | None = None, breaks_at: int = 0) -> None:
         self.cancelled = 0
+        self._breaks_at = breaks_at
         self.on_end: OnEnd | None = None
         self._takes = takes
         self._defect = defect
@@ -33,6 +35,8 @@ class Begun:
 
     def cancel(self) -> None:
         self.cancelled += 1
+        if self.cancelled == self._breaks_at:
+            raise RuntimeError("a defect")
 
     async def __call__(self, _scope: Any, _receive: Any, _send: Any) -> None:
         """Is not called here."""
@@ -102,6 +106,27 @@ def test_a_defect_is_logged_and_answered(is_late: bool) -> None:
     answer = read(made)
     assert (answer.status, requests.cut()) == (500, 0)
     assert b"internal_error" in answer.body
+
+
+def test_a_request_without_a_name_has_one_in_the_log_and_in_its_answer() -> None:
+    app, made, scope = Begun(defect=RuntimeError("a defect")), FakeConnection(), {**UNNAMED}
+    with structlog.testing.capture_logs() as lines:
+        assert OpenRequests(app).begin(scope, made.client)
+    name, answer = lines[0]["request_id"].encode(), read(made)
+    assert (b"x-request-id", name) in answer.headers
+    assert name in answer.body
+    assert id_of(scope).encode() == name
+
+
+def test_a_call_that_cannot_be_cancelled_keeps_no_other_from_its_end() -> None:
+    app, made = Begun(breaks_at=1), [FakeConnection() for _ in range(3)]
+    requests = OpenRequests(app)
+    for one in made:
+        assert requests.begin({**UNNAMED}, one.client)
+    with structlog.testing.capture_logs() as lines:
+        assert requests.cut() == 3
+    assert [read(one).status for one in made] == [503] * 3
+    assert (app.cancelled, lines[0]["event"]) == (3, "defect")
 
 
 @pytest.mark.parametrize("is_changed", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from os import urandom
 from typing import Any, Final, Protocol, TypeVar
@@ -180,13 +180,8 @@ class MessageSink(ABC):
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        if len(body) <= PART_BYTES:
-            self.put({"type": "http.response.body", "body": bytes(body)})
-            return
-        view = memoryview(body)
-        for begin in range(0, len(body), PART_BYTES):
-            end = begin + PART_BYTES
-            self.put({"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)})
+        for message in _in_parts(_body(body)):
+            self.put(message)
 
     def start(self, status: int, headers: Headers) -> None:
         """An answer begins whose length is not known."""
@@ -226,6 +221,11 @@ class AsgiSink(MessageSink):
         """Whether the client has been sent all that was written."""
         return not self._messages
 
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer. A long one is parted as it is sent, so that it is held once."""
+        self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.put(_body(body))
+
     def put(self, message: Message) -> None:
         """Take the next message."""
         self._messages.append(message)
@@ -240,7 +240,8 @@ class AsgiSink(MessageSink):
             while self._messages:
                 message = self._messages[0]
                 try:
-                    await self._send(message)
+                    for part in _in_parts(message):
+                        await self._send(part)
                 except PlaitError:  # whoever takes the messages takes no more of them
                     self._messages.clear()
                     self._unsent_bytes = 0
@@ -402,15 +403,10 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes | by
 
     A long one is sent as the client reads it: the connection would hold it otherwise, and what is held counts.
     """
-    length = (b"content-length", str(len(body)).encode())
+    length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    if len(body) <= PART_BYTES:
-        await send({"type": "http.response.body", "body": bytes(body)})
-        return
-    view = memoryview(body)
-    for begin in range(0, len(body), PART_BYTES):
-        end = begin + PART_BYTES
-        await send({"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)})
+    for message in _in_parts(_body(body)):
+        await send(message)
 
 
 async def send_error(send: Send, error: PlaitError, request_id: str, body: bytes | None = None) -> None:
@@ -439,6 +435,24 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
         headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
     return headers
+
+
+def _body(body: bytes | bytearray) -> Message:
+    """The message of a whole body."""
+    return {"type": "http.response.body", "body": bytes(body) if len(body) <= PART_BYTES else body}
+
+
+def _in_parts(message: Message) -> Iterator[Message]:
+    """The message, or several of a long body: a server copies what it is sent."""
+    body = message.get("body", b"")
+    if len(body) <= PART_BYTES:
+        yield message
+        return
+    view, is_last = memoryview(body), not message.get("more_body", False)
+    for begin in range(0, len(body), PART_BYTES):
+        end = begin + PART_BYTES
+        more_body = end < len(body) or not is_last
+        yield {"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": more_body}
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

@@ -9,6 +9,7 @@ from starlette.types import Message
 from plait.backends.errors import BodyTooLargeError, CallerError, LimitError, MethodNotAllowedError, NoEngineError
 from plait.gateway.asgi import (
     HIGH_WATER_BYTES,
+    PART_BYTES,
     AsgiSink,
     Client,
     ClientGoneError,
@@ -187,6 +188,22 @@ async def test_only_a_whole_answer_has_a_length() -> None:
     await sink.flush()
     heads = [message["headers"] for message in sent if message["type"] == "http.response.start"]
     assert heads == [[(b"a", b"b")], [(b"content-length", b"2")]]
+
+
+async def test_a_long_answer_is_held_once_while_its_client_reads_it() -> None:
+    sent, body = list[Message](), bytearray(range(256)) * (3 * PART_BYTES // 256) + b"x"
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        assert sum(len(one.get("body", b"")) for one in sink._messages) == len(body)
+
+    sink = AsgiSink(send)
+    sink.whole(200, [], body)
+    await sink.flush()
+    pieces = sent[1:]
+    assert b"".join(piece["body"] for piece in pieces) == body
+    assert [piece.get("more_body", False) for piece in pieces] == [True, True, True, False]
+    assert all(type(piece["body"]) is bytes and len(piece["body"]) <= PART_BYTES for piece in pieces)
 
 
 async def test_a_sink_is_full_until_its_client_reads_and_nothing_is_sent_after_a_refusal() -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from os import urandom
 from typing import Any, Final, Protocol, TypeVar
 
@@ -24,6 +25,9 @@ PART_BYTES = 512 * 1024
 """A body is gathered in parts. As one it would be copied as it grows. As single pieces it could take 40 times its
 size, if a client sends single bytes.
 """
+
+NAME: Final = itemgetter(0)
+"""Of a header."""
 
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 
@@ -44,12 +48,9 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 def presented_key(headers: Headers) -> bytes:
     """The API key of a request; empty if it has none. A bearer token counts first."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in _KEY_HEADERS:
-            found.setdefault(name, value)
-    if not found:
+    if _KEY_HEADERS.isdisjoint(map(NAME, headers)):
         return b""
+    found = dict(reversed(headers))  # the first of several
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()
@@ -69,8 +70,8 @@ def id_of(scope: Scope) -> str:
     """The client's name for its request, or a new one, which the request keeps."""
     found: str | None = scope.get(ID)
     if found is None:
-        given = header(scope["headers"], b"x-request-id")
-        found = scope[ID] = given or urandom(16).hex()
+        given = dict(reversed(scope["headers"])).get(b"x-request-id")  # the first of several
+        found = scope[ID] = given.decode("latin-1") if given else urandom(16).hex()
     return found
 
 

@@ -64,6 +64,28 @@ class _LongBody(msgspec.Struct, frozen=True):
     error: Any = None
 
 
+class _CachedTokens(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _UsualEnding(msgspec.Struct, frozen=True):
+    finish_reason: str
+
+
+class _UsualBody(msgspec.Struct, frozen=True):
+    """What matters of nearly all answers: one choice, and a usage in whole numbers."""
+
+    usage: _Counts
+    choices: tuple[_UsualEnding]
+    error: None = None
+
+
 class UsageBounds(msgspec.Struct, frozen=True):
     """The most tokens that a call can have used."""
 
@@ -74,6 +96,7 @@ class UsageBounds(msgspec.Struct, frozen=True):
 UNKNOWN = UsageBounds()
 _DECODER = msgspec.json.Decoder(CompletionBody)
 _LONG_DECODER = msgspec.json.Decoder(_LongBody)
+_USUAL_DECODER = msgspec.json.Decoder(_UsualBody)
 
 
 def decode(data: bytes | bytearray) -> CompletionBody | None:
@@ -395,6 +418,27 @@ class WholeAnswer(NamedTuple):
     finish: str | None = None
 
 
+def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
+    """What an answer says that is as nearly all are: its choice has ended, its usage is in bounds. None for others."""
+    try:
+        if not answer.isascii():
+            check_unicode(answer)
+        body = _USUAL_DECODER.decode(answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    counts, finish = body.usage, body.choices[0].finish_reason
+    prompt_tokens, output_tokens, details = counts.prompt_tokens, counts.completion_tokens, counts.prompt_tokens_details
+    cached_tokens = None if details is None else details.cached_tokens
+    if (
+        not 0 <= prompt_tokens <= bounds.prompt_tokens
+        or not 0 <= output_tokens <= bounds.output_tokens
+        or not (cached_tokens is None or 0 <= cached_tokens <= prompt_tokens)
+        or finish in FAILED_ENDINGS
+    ):
+        return None
+    return WholeAnswer(CallUsage(prompt_tokens, output_tokens, cached_tokens), finish=finish)
+
+
 class AnswerForm(Protocol):
     """One form of answers."""
 
@@ -416,6 +460,9 @@ class CompletionForm:
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer: each of its choices needs an ending."""
+        usual = _usual(answer, bounds)
+        if usual is not None:
+            return usual
         body = decode(answer) if len(answer) <= LONG_BYTES else _decode_long(answer)
         if body is None:
             raise garbled(engine_id, "an answer that is not JSON")

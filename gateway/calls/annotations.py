@@ -13,14 +13,13 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import Request
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import NAME, Headers
 from plait.policy.types import NO_SLO, Objective, Slo
 
 SESSION_ID: Final = r"[A-Za-z0-9._:-]{1,128}"
@@ -43,14 +42,12 @@ SESSION_HEADERS: Final = frozenset((
 ))  # fmt: skip
 """That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
 
-_NAME: Final = itemgetter(0)
 
 MAX_NAME_CHARACTERS: Final = 256
 """Longer ones are no names."""
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
-_PREFIXES = (b"plait-", b"x-slo-")
 # The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
 _ALIASES = {b"x-slo-ttft-ms": "slo_ttft_ms", b"x-slo-tpot-ms": "slo_tpot_ms"}
 _SESSION = re.compile(SESSION_ID)
@@ -142,13 +139,10 @@ def read_annotations(
     given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is the
     header (`plait-priority`) or the place in the body (`plait.priority`).
     """
-    given = []
-    for header in headers:
-        if header[0].startswith(_PREFIXES):
-            given.append(header)  # noqa: PERF401 - a comprehension is a call in Python 3.11
-    if not given and not body_annotations:
+    names = b"\n".join(map(NAME, headers))
+    if b"plait-" not in names and b"x-slo-" not in names and not body_annotations:
         return NO_ANNOTATIONS
-    values = _merged([*_from_headers(given), *_from_body(body_annotations or {})])
+    values = _merged([*_from_headers(headers), *_from_body(body_annotations or {})])
     if not values:
         return NO_ANNOTATIONS
     return Annotations(
@@ -190,7 +184,7 @@ def known_session(headers: Headers, request: Request) -> str:
     where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
     field, a user comes last.
     """
-    if not SESSION_HEADERS.isdisjoint(map(_NAME, headers)):
+    if not SESSION_HEADERS.isdisjoint(map(NAME, headers)):
         for name, value in headers:
             if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
                 return value.decode("latin-1")

@@ -6,9 +6,12 @@ engine has sent a byte of an answer. Until then the call can move elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from itertools import compress
 from typing import Final
+
+import msgspec
 
 from plait.backends.errors import (
     AnswerTooLargeError,
@@ -22,12 +25,13 @@ from plait.backends.errors import (
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
-from plait.gateway.asgi import Headers, OnEnd, Sink, presented_key
+from plait.gateway.asgi import NAME, Headers, OnEnd, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.metrics import FastHistogram
+from plait.gateway.calls.metrics import Buckets, FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
+from plait.gateway.fleet.booking import Booking, Progress
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
+from plait.gateway.membership.engine_link import TOO_EARLY, retry_after_s
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -67,45 +71,37 @@ class Upstream:
         body = delivery.body.for_engine(
             cache.kind, call, placement, age_s, delivery.handle, agreement=cache.agreement
         )  # fmt: skip
-        response = link.client.begin("POST", delivery.path, self._request_headers(delivery, link), body)
-        return Exchange(self, delivery, response, sink, on_end)
-
-    def _request_headers(self, delivery: Delivery, link: EngineLink) -> list[tuple[bytes, bytes]]:
         headers = passed(delivery.headers, link.passed.to_engines)
-        headers.append((b"x-request-id", delivery.call.call_id.encode("latin-1")))
+        headers.append((b"x-request-id", call.call_id.encode("latin-1")))
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
         elif self._forward_client_key and (key := presented_key(delivery.headers)):
             headers.append((b"authorization", b"Bearer " + key))
-        return headers
+        response = link.client.begin("POST", delivery.path, headers, body)
+        exchange = Exchange(self, delivery, booking, response, sink, on_end)
+        response.on_news, sink.on_room, booking.give_up = exchange.advance, exchange.has_room, exchange.forget
+        return exchange
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """An engine's `response` to a call, on its way to the client's `sink`.
 
     `on_end` is called once the client has all of the answer, or the error is known that the answer ended with.
     """
 
-    __slots__ = (
-        *("_begun", "_body", "_booking", "_delivery", "_gaps", "_held", "_is_written", "_on_end"),
-        *("_progress", "_response", "_sink", "_stream", "_upstream"),
-    )
-
-    def __init__(self, upstream: Upstream, delivery: Delivery, response: Response, sink: Sink, on_end: OnEnd) -> None:
-        booking = delivery.booking
-        assert booking is not None
-        self._on_end: OnEnd | None = on_end
-        self._upstream = upstream
-        self._delivery = delivery
-        self._booking = booking
-        self._response = response
-        self._sink = sink
-        self._stream: EventStream | None = None  # of a streamed answer
-        self._body: Gathered | None = None  # of another one
-        self._held: OpenAnswer | None = None  # counts this body where it is held for the call
-        self._begun = False  # the client has been sent something of a stream
-        self._is_written = False  # the client has to read the rest
-        response.on_news, sink.on_room, booking.give_up = self._advance, self._on_room, self.forget
+    _upstream: Upstream
+    _delivery: Delivery
+    _booking: Booking
+    _response: Response
+    _sink: Sink
+    _on_end: OnEnd | None
+    _stream: EventStream | None = None  # of a streamed answer
+    _gaps: Buckets | None = None  # take the times between its pieces
+    _progress: Progress | None = None  # of its engine
+    _body: Gathered | None = None  # of another one
+    _held: OpenAnswer | None = None  # counts this body where it is held for the call
+    _begun: bool = False  # the client has been sent something of a stream
+    _is_written: bool = False  # the client has to read the rest
 
     def forget(self) -> None:
         """The engine serves later calls: wait for its first byte no more."""
@@ -132,7 +128,7 @@ class Exchange:
 
     # Events.
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Something has come of the response, or it has ended, or the client has room for more."""
         try:
             if self._is_written:
@@ -173,10 +169,10 @@ class Exchange:
         elif response.error is not None:
             raise response.error
 
-    def _on_room(self) -> None:
+    def has_room(self) -> None:
         """The client has read what was written."""
         self._booking.client_is_slow = False
-        self._advance()
+        self.advance()
 
     def end(self, error: BaseException | None) -> None:
         """The answer has ended, perhaps with an error."""
@@ -284,6 +280,8 @@ class Exchange:
     def _take(self, stream: EventStream) -> bytes:
         """The whole events of the piece that has come."""
         if self._begun:
+            assert self._gaps is not None
+            assert self._progress is not None
             self._gaps.observe(self._progress.next_byte(self._booking, loop_time_s()))
         return stream.feed(self._response.take())
 
@@ -366,16 +364,11 @@ def _start(delivery: Delivery, response: Response) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def passed(headers: Headers, names: Container[bytes]) -> list[tuple[bytes, bytes]]:
+def passed(headers: Headers, names: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
     """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
-    found, hop = [], None
-    for item in headers:
-        name, value = item
-        if name in names:
-            found.append(item)
-        elif name == b"connection" and value.lower() not in _USUAL:
-            hop = value if hop is None else hop + b"," + value
-    if hop is None:
+    given = list(map(NAME, headers))
+    found = list(compress(headers, map(names.__contains__, given)))
+    if b"connection" not in given or (dict(headers)[b"connection"] in _USUAL and given.count(b"connection") == 1):
         return found
-    of_hop = {name.strip().lower() for name in hop.split(b",")}
+    of_hop = {one.strip().lower() for name, value in headers if name == b"connection" for one in value.split(b",")}
     return [item for item in found if item[0] not in of_hop]

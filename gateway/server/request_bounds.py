@@ -10,12 +10,14 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from math import inf
 from typing import Final
 
 import structlog
 
 from plait.backends.errors import CallerError, HeadersTooLargeError, RequestTimeoutError, TooManyConnectionsError
+from plait.gateway.asgi import NAME
 
 MIN_BODY_BYTES_S = 64 * 1024
 """A body may take `body_timeout_s`, and 1 s more for each of these bytes: half a megabit per second is a poor mobile
@@ -100,17 +102,13 @@ class RequestBounds:
         if self._head_bytes:  # of another request in the same piece of the network
             self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
         self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
-        size, hosts, encoding = len(target), 0, None
-        for name, value in headers:
-            size += len(name) + len(value) + LINE_END_BYTES
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                encoding = value.strip().lower() if encoding is None else b"several"
+        names = list(map(NAME, headers))
+        size = len(target) + LINE_END_BYTES * len(headers) + sum(map(len, chain.from_iterable(headers)))
         self._headers, self._head_bytes = len(headers), size
+        hosts = names.count(b"host")
         if hosts > 1 or (not hosts and version == "1.1"):
             raise CallerError("The request has no 'Host' header, or several. Send one.", code="invalid_http")
-        if encoding is not None and (encoding != b"chunked" or version != "1.1"):
+        if b"transfer-encoding" in names and (_encoding(headers) != b"chunked" or version != "1.1"):
             raise CallerError(
                 "The request's 'Transfer-Encoding' is not 'chunked' alone, or it is not HTTP/1.1. Send the body with a "
                 "'Content-Length' instead.",
@@ -189,6 +187,12 @@ class RequestBounds:
             f"The request's target, headers, trailers and chunk extensions have more than "
             f"{self._limits.max_header_bytes} bytes. Send less.",
         )
+
+
+def _encoding(headers: Sequence[Header]) -> bytes:
+    """The transfer encoding of a request that has one."""
+    first, *more = (value for name, value in headers if name == b"transfer-encoding")
+    return b"several" if more else first.strip().lower()
 
 
 class ConnectionBounds:

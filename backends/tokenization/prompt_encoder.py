@@ -177,7 +177,9 @@ class WordMemo:
         Then some of its words are kept all the same.
         """
         tokenizer, old = key[0], known.old
-        common, found, new = self._common.get(tokenizer, {}), dict[str, bytes](), list[str]()
+        common = self._common.get(tokenizer, {})
+        found: dict[str, bytes] = {}
+        new: list[str] = []
         for place in places:
             word = words[place]
             if word not in found:

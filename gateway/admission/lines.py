@@ -9,7 +9,7 @@ then the others' calls pass in the gateway.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
@@ -390,13 +390,16 @@ class Room:
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
         self._ahead_s = ahead_s
         self.active = ActiveTenants(shares.weights)
-        self.sent: Counter[tuple[str, str]] = Counter()
+        self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def left(self, engine_id: str, tenant: str) -> None:
         """A call that an engine was sent has ended."""
-        sent = self.sent[engine_id, tenant] = self.sent[engine_id, tenant] - 1
-        if not sent:
-            del self.sent[engine_id, tenant]
+        key = engine_id, tenant
+        sent = self.sent[key] - 1
+        if sent:
+            self.sent[key] = sent
+        else:
+            del self.sent[key]
 
     def has(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
         """Whether the engine is sent a further call of the tenant (None: of a tenant that has none there).
@@ -442,7 +445,7 @@ class Room:
         free = _free_slots(view)
         if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
             return free > 0
-        return free > 0 and self.sent[view.engine_id, tenant] < view.slots * self.active.share(tenant, now_s)
+        return free > 0 and self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s)
 
 
 def _free_slots(view: EngineView) -> int:

@@ -51,7 +51,9 @@ class Gate:
         to follow if its client goes before. It continues one that ran on the engine that it may `prefer`.
         """
         call = delivery.call
-        output_tokens = min(EXPECTED_OUTPUT_TOKENS, call.output_limit or EXPECTED_OUTPUT_TOKENS) * delivery.choices
+        limit = call.output_limit
+        each_tokens = limit if limit and limit < EXPECTED_OUTPUT_TOKENS else EXPECTED_OUTPUT_TOKENS
+        output_tokens = each_tokens * delivery.choices
         waiting = delivery.waiting = Waiting(
             delivery.tenant,
             call.prompt_tokens + output_tokens,

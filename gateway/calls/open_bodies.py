@@ -40,12 +40,13 @@ class BodyPace:
 class OpenBodies:
     """Counts each tenant's bytes, from the first one of a body until its request has ended.
 
-    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Bodies are read in their tenants' `turns`, large
-    ones at their tenant's `pace`.
+    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Bodies are read in their tenants' `turns`, and
+    those above `short_bytes` at their tenant's `pace`.
     """
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None) -> None:
         self.max_bytes = max_bytes
+        self.short_bytes = min(LARGE_BYTES, max_bytes)
         self.pace = pace or BodyPace()
         self.turns = LoopTurns()
         self._max_tenant_bytes = max_tenant_bytes

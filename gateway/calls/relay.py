@@ -393,7 +393,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
     tpot_s = None  # the mean time of a token after the first, where they were timed
     if usage is not None and first_s is not None and usage.output_tokens > 1:
         tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
-    log.info(
+    log.bind().info(  # `log` itself would look for `info` in vain first, and make the error of that
         "call",
         request_id=call.call_id,
         path=delivery.path,

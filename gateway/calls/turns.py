@@ -76,7 +76,7 @@ class Turns(Generic[JobT]):
     def sit(self, tenant: str) -> bool:
         """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
         seated = self._seated.get(tenant, 0)
-        if self._waiting or self._taken >= self.seats or seated >= max(1, self.seats - 1):
+        if self._waiting or self._taken >= self.seats or (seated and seated >= self.seats - 1):
             return False
         self._seated[tenant] = seated + 1
         self._taken += 1
@@ -219,8 +219,8 @@ class LoopTurns:
             took_s = min(took_s, time.process_time() - self._began_cpu_s)
         if took_s > LONG_PASS_S:
             seats = max(FEWEST, seats // 2)
-        elif took_s < LONG_PASS_S / 2:
-            seats = min(MOST, seats + 1)
+        elif took_s < LONG_PASS_S / 2 and seats < MOST:
+            seats += 1
         self._turns.seats = seats
         if self._turns.length and now_s - self._free_s > STANDING_S:
             self._refuse_late(now_s, REFUSED * seats)

@@ -173,6 +173,7 @@ class Progress:
         self.byte_s = -inf
         self._refuses = False
         self._hang_s = hang_s
+        self._late_s = min(LATE_S, hang_s)
         self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
@@ -185,8 +186,8 @@ class Progress:
         self.waiting[booking] = None
         self._prefill_s += booking.prefill.time_s
         booking.sent_s = now_s
-        booking.late_s = now_s + PATIENCE * (self._prefill_s + booking.answer_s) + min(LATE_S, self._hang_s)
-        booking.due_s = booking.late_s + self._hang_s - min(LATE_S, self._hang_s)
+        booking.late_s = now_s + PATIENCE * (self._prefill_s + booking.answer_s) + self._late_s
+        booking.due_s = booking.late_s + self._hang_s - self._late_s
 
     def byte(self, now_s: float) -> None:
         """Something came."""
@@ -194,9 +195,11 @@ class Progress:
 
     def next_byte(self, booking: Booking, now_s: float) -> float:
         """A further piece of a stream came; returns the seconds since the one before. Every chunk comes here."""
-        self.byte_s = max(self.byte_s, now_s)
+        if now_s > self.byte_s:
+            self.byte_s = now_s
         pause_s = now_s - booking.byte_s
-        booking.pause_s = max(booking.pause_s, pause_s)
+        if pause_s > booking.pause_s:
+            booking.pause_s = pause_s
         booking.byte_s = now_s
         return pause_s
 
@@ -205,7 +208,8 @@ class Progress:
 
         Calls that wait past their time were overtaken.
         """
-        self.byte_s = max(self.byte_s, now_s)
+        if now_s > self.byte_s:
+            self.byte_s = now_s
         self._refuses = False
         if is_whole:
             self._answer_s = now_s

@@ -66,8 +66,10 @@ class FairShares:
         """A call of the tenant is sent. If it has waited, `left` comes after this."""
         served = self._served.get(tenant, 0.0)
         if tenant not in self._waiting:
-            served = max(served, self._present() if self._order else self._latest)
-        self._latest = max(self._latest, served)
+            present = self._present() if self._order else self._latest
+            served = served if served > present else present
+        if served > self._latest:
+            self._latest = served
         self._served[tenant] = served + tokens / self.weights.get(tenant, 1.0)
 
     def correct(self, tenant: str, tokens: int) -> None:

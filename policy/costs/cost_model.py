@@ -120,7 +120,8 @@ class CostModel:
         is_long = new_tokens > 1 and new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
-        return (self.forward.at(new_tokens) + max(floor_s, attention_s) + long_s) / self.efficiency
+        context_s = attention_s if attention_s > floor_s else floor_s  # `max` takes longer than all of this
+        return (self.forward.at(new_tokens) + context_s + long_s) / self.efficiency
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
@@ -129,7 +130,8 @@ class CostModel:
         """
         mean_sequence = context_tokens + output_tokens / 2
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * mean_sequence
-        return output_tokens * (self._one_s + max(floor_s, attention_s)) / self.efficiency
+        context_s = attention_s if attention_s > floor_s else floor_s
+        return output_tokens * (self._one_s + context_s) / self.efficiency
 
     def added_s(self, new_tokens: int, context_tokens: int) -> tuple[float, float]:
         """What a prefill adds to large iterations, and the part of it that is attention."""
@@ -150,7 +152,8 @@ class CostModel:
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
         """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * context_tokens
-        return (self.forward.at(calls) + max(floor_s, attention_s)) / self.efficiency
+        context_s = attention_s if attention_s > floor_s else floor_s
+        return (self.forward.at(calls) + context_s) / self.efficiency
 
     def pivot(self) -> Pivot | None:
         """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.

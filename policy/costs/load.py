@@ -90,7 +90,8 @@ class LoadLedger:
 
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
         """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
-        prefill_s = self._cost_model.prefill_time_s(missed_tokens, max(0, prompt_tokens - missed_tokens))
+        cached_tokens = prompt_tokens - missed_tokens if prompt_tokens > missed_tokens else 0
+        prefill_s = self._cost_model.prefill_time_s(missed_tokens, cached_tokens)
         entry = LedgerEntry(now_s, leaf, prompt_tokens, missed_tokens, prefill_s)
         self._entries[entry] = None
         self._prefill_s += entry.prefill_s

@@ -6,7 +6,7 @@ engine is chosen. `engines` holds only eligible engines: healthy, not draining, 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import exp
@@ -141,10 +141,10 @@ class Demand:
         self._prior_output_tokens = prior_output_tokens
         self._nothing = Traffic(window_s, prior_output_tokens)
         self._traffic: dict[tuple[str, bool], Traffic] = {}
-        self._placed: Counter[str] = Counter()
+        self._placed: defaultdict[str, int] = defaultdict(int)
         self._arrivals: dict[str, Arrivals] = {}
         self._groups: Counter[str] = Counter()
-        self.active: Counter[str] = Counter()
+        self.active: defaultdict[str, int] = defaultdict(int)
 
     def placed(self, call: Call, now_s: float) -> None:
         """The call is on an engine from now on."""

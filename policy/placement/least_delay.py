@@ -261,7 +261,7 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
     for engine in engines:
         until_s, least_s, iteration_s, deepening, calls, slowness = engine.floor or engine.find_floor()
         queue_s = until_s - now_s
-        if queue_s < least_s:  # noqa: PLR1730 - a call of `max` would take a third of the loop
+        if queue_s < least_s:  # a call of `max` would take a third of the loop
             queue_s = least_s
         if passed.calls:
             queue_s, calls = _passing(engine, passed, queue_s)
@@ -271,12 +271,12 @@ def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], co
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
         own_s, half_s, added_s = prefills[most_blocks.get(engine.engine_id, 0)]
         wait_s = slowness * (queue_s + half_s)
-        if wait_s > most_wait_s:  # noqa: PLR1730
+        if wait_s > most_wait_s:
             wait_s = most_wait_s
         costs_s.append(slowness * (fixed_s + own_s + added_s * (stalled * calls + later * wait_s)))
         if copy_blocks:
             wait_s = slowness * (queue_s + copy_half_s)
-            if wait_s > most_wait_s:  # noqa: PLR1730
+            if wait_s > most_wait_s:
                 wait_s = most_wait_s
             delays_s = copy_own_s + copy_added_s * (stalled * calls + later * wait_s)
             with_copy_s.append(slowness * (fixed_s + delays_s))

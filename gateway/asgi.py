@@ -323,18 +323,17 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
         """The sink that the server offers for the answer; None: it takes ASGI's messages only."""
         return None
 
-    def take_body(self, _most_bytes: int) -> bytes | None:
-        """The body of the request, if the server has all of it and offers it so."""
-        return None
-
-    def give_back(self, body: bytes) -> None:
-        """The body is to be received as ASGI's messages all the same."""
-
     def gone(self) -> None:
         """The client has gone."""
         self.is_gone = True
         if self.on_gone is not None:
             self.on_gone()
+
+
+class WrittenClient(Sink, Protocol):
+    """A client that is the sink of its answer."""
+
+    on_gone: Callable[[], object] | None
 
 
 class WatchedReceive(msgspec.Struct, eq=False):

@@ -24,11 +24,11 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items
 from plait.gateway.asgi import (
-    Client,
     ClientGoneError,
     Headers,
     OnEnd,
     Sink,
+    WrittenClient,
     id_of,
     send_whole,
     sink_of,
@@ -263,22 +263,18 @@ class CallApi:
     refusals: RefusalMetrics
     rest: ASGIApp
 
-    def begin(self, scope: Scope, client: Client, on_end: OnEnd) -> PlainCall | None:
+    def begin(self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd) -> PlainCall | None:
         """Answer a call that is alone, without a task. `on_end` is called once, with a defect or None.
 
-        None for a request that has to wait, or is another one: its body is given back, and `__call__` answers it.
+        None for a request that has to wait, or is another one, or may be annotated: `__call__` answers it.
         """
-        path, sink, headers = scope["path"], client.sink, scope["headers"]
-        if path not in KINDS or scope["method"] != "POST" or sink is None:
+        path, headers = scope["path"], scope["headers"]
+        if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
-        body = client.take_body(self.bodies.short_bytes)
-        if body is None:
-            return None
-        if body.find(b'"plait"') >= 0:  # it may be annotated; `in` would make an error first, and drop it
-            client.give_back(body)
+        if body.find(b'"plait"') >= 0:  # `in` would make an error first, and drop it
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
-        call = PlainCall(self, incoming, client, sink, on_end)
+        call = PlainCall(self, incoming, client, on_end)
         try:
             tenant = self.keys.check(headers)
             if self.bodies.begin(tenant, len(body)):
@@ -290,10 +286,9 @@ class CallApi:
             call.end(error)
             return call
         if call.delivery is None:
-            client.give_back(body)
             return None
         client.on_gone = call.gone
-        self.completions.relay.begin(call.delivery, sink, call.end)
+        self.completions.relay.begin(call.delivery, client, call.end)
         return call
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
@@ -331,8 +326,7 @@ class PlainCall(msgspec.Struct, eq=False):
 
     api: CallApi
     incoming: Incoming
-    client: Client
-    sink: Sink
+    client: WrittenClient
     on_end: OnEnd
     delivery: Delivery | None = None
 
@@ -341,7 +335,7 @@ class PlainCall(msgspec.Struct, eq=False):
         self.client.on_gone = None
         self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
         if isinstance(error, PlaitError):
-            self.api.refuse(self.incoming, error, self.sink)
+            self.api.refuse(self.incoming, error, self.client)
             error = None
         self.on_end(error)
 

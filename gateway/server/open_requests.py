@@ -30,7 +30,7 @@ class Cancellable(Protocol):
         """Give it up."""
 
 
-Begin = Callable[[Scope, Client, OnEnd], Cancellable | None]
+Begin = Callable[[Scope, bytes, ServedClient, OnEnd], Cancellable | None]
 
 
 class OpenRequests:
@@ -50,11 +50,12 @@ class OpenRequests:
     def begin(self, scope: Scope, client: ServedClient) -> bool:
         """Begin to answer a request without a task, if the application can. Else call it as ASGI has it."""
         client.requests = self
-        if self._begin is None:
+        body = None if self._begin is None else client.take_body()
+        if self._begin is None or body is None:
             return False
         self._begun[client] = scope, None
         try:
-            begun = self._begin(scope, client, partial(self._ended, scope, client))
+            begun = self._begin(scope, body, client, partial(self._ended, scope, client))
         except Exception as error:  # noqa: BLE001 - a defect has to be answered, not to end the connection
             self._ended(scope, client, error)
             return True
@@ -62,6 +63,7 @@ class OpenRequests:
             self._begun[client] = scope, begun
             if begun is None:
                 del self._begun[client]
+                client.give_back(body)
                 return False
         return True
 

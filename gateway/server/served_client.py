@@ -22,6 +22,10 @@ JOINED_BYTES = 16 * 1024
 """Longer bytes are written by themselves: copying them takes longer than a system call."""
 
 
+LONG_BYTES = 64 * 1024
+"""A longer body is received as ASGI's messages."""
+
+
 class Requests(Protocol):
     """The requests of a server."""
 
@@ -80,10 +84,10 @@ class ServedClient(Client, eq=False):
         """Whether the client has been sent all that was written."""
         return self.rest is None
 
-    def take_body(self, most_bytes: int) -> bytes | None:
-        """The body of the request; None if it has not all come, or is longer."""
+    def take_body(self) -> bytes | None:
+        """The body of the request; None if it has not all come, or is long."""
         cycle = self.cycle
-        if cycle.more_body or len(cycle.body) > most_bytes:
+        if cycle.more_body or len(cycle.body) > LONG_BYTES:
             return None
         body = bytes(cycle.body)
         cycle.body.clear()

@@ -213,9 +213,9 @@ async def test_a_defect_as_a_call_is_read_gives_its_body_back(
         raise defect
 
     monkeypatch.setattr(CompletionApi, "read", raising)
-    connection = FakeConnection(b'{"model": "m", "prompt": "hi"}')
+    connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
-    assert api.app.begin(scope, connection.client, ended.append) is not None
+    assert api.app.begin(scope, body, connection.client, ended.append) is not None
     assert (ended, api.bodies.bytes_of("")) == ([defect], 0)
     await api.http.aclose()
 
@@ -228,9 +228,9 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
     api, ended, cancelled = Api(prompts, begins=True), list[BaseException | None](), list[object]()
     monkeypatch.setattr(FakeRelay, "begin", lambda *_: None)
     monkeypatch.setattr(FakeRelay, "cancel", lambda _, delivery: cancelled.append(delivery), raising=False)
-    connection = FakeConnection(b'{"model": "m", "prompt": "hi"}')
+    connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
-    call = api.app.begin(scope, connection.client, ended.append)
+    call = api.app.begin(scope, body, connection.client, ended.append)
     assert call is not None
     assert api.bodies.bytes_of("") > 0
     if leaves:

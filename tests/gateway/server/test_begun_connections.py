@@ -19,10 +19,7 @@ class Begins:
         self.begun = 0
         self.cancelled = asyncio.Event()
 
-    def begin(self, scope: Scope, client: ServedClient, on_end: OnEnd) -> Begins | None:
-        body = client.take_body(10_000)
-        if body is None:
-            return None
+    def begin(self, scope: Scope, body: bytes, client: ServedClient, on_end: OnEnd) -> Begins | None:
         self.begun += 1
         if scope["path"] == "/waits":
             client.on_gone = self.cancelled.set

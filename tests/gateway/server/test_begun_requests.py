@@ -27,7 +27,7 @@ class Begun:
         self._takes = takes
         self._defect = defect
 
-    def begin(self, _scope: Any, _client: Any, on_end: OnEnd) -> Begun | None:
+    def begin(self, _scope: Any, _body: bytes, _client: Any, on_end: OnEnd) -> Begun | None:
         if self._defect is not None:
             raise self._defect
         self.on_end = on_end
@@ -90,8 +90,10 @@ def test_one_that_has_ended_is_not_cut() -> None:
 
 
 def test_one_that_is_not_taken_leaves_nothing() -> None:
-    _, requests, made = begun(takes=False)
-    assert (requests.cut(), made.transport.written) == (0, [])
+    made, requests = FakeConnection(b"a body"), OpenRequests(Begun(takes=False))
+    assert not requests.begin(SCOPE, made.client)
+    assert (requests.cut(), made.transport.written, bytes(made.cycle.body)) == (0, [], b"a body")
+    assert made.cycle.message_event.is_set(), "it is received as ASGI has it"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -53,7 +53,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/calls/gate.py: _lease": "a task has no caller to raise to: whoever began the call is told",
     "gateway/api/call_api.py: begin": "a defect in a request has to be answered, and its body given back",
     "backends/http/client.py: _open": "a task has no caller to raise to: whoever waits for the response is told",
-    "gateway/calls/upstream.py: _advance": "an event has no caller to raise to: whoever began the call is told",
+    "gateway/calls/upstream.py: advance": "an event has no caller to raise to: whoever began the call is told",
     "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",
     "backends/adapter/engine_tokenizer.py: read_fingerprint": (
         "a model may bring its tokenizer's code: whatever that raises, the engine has to start"

@@ -187,9 +187,7 @@ class Relay:
 
     def _place(self, delivery: Delivery) -> None:
         """Place the call, and send it if it does not have to wait."""
-        prefer = delivery.continues_on
-        if prefer is None and delivery.turn_of and not delivery.call.prompt_tokens:
-            prefer = self._preferred(delivery)
+        prefer = self._preferred(delivery) if delivery.turn_of else delivery.continues_on
         try:
             waiting = self._gate.enter(delivery, prefer, partial(self._resume, delivery))
         except PlaitError as error:

@@ -88,6 +88,7 @@ class Soak:
     undocumented: list[str] = field(default_factory=list)
     steady: dict[str, int] = field(default_factory=lambda: {"good": 0, "failed": 0, "changes": -1})
     excess_gone: float = 0.0
+    defects: float = 0.0
     worst_s: float = 0.0
     not_retried: dict[str, float] = field(default_factory=dict)
     outstanding: float = -1.0
@@ -108,6 +109,7 @@ class Soak:
         yield _claim("calls that failed on the engine that is left alone", self.steady["failed"], 0)
         yield _claim("changes of that engine's health", self.steady["changes"], 0)
         yield _claim("calls whose client is gone, less clients that left", self.excess_gone, 0)
+        yield _claim("calls that a defect has ended", self.defects, 0)
         yield _claim("share of calls that failed, of those not refused", 1 - self.fates.get("good", 0) / judged, 0.05)
         yield _claim("calls left on the books", self.outstanding, 0)
         yield _claim("held calls left", self.held, 0)
@@ -210,6 +212,7 @@ async def _soak(soak: Soak, engines: Sequence[TroubledEngine], gateway: subproce
     soak.bad_clients, soak.undocumented = dict(sorted(bad.fates.items())), bad.undocumented
     soak.steady["changes"] = round(_sum(metrics, CHANGES, f'engine="e{ENGINES}"') - changes)
     soak.excess_gone = max(0.0, _sum(metrics, "plait_calls_total", 'outcome="client_gone"') - bad.gone)
+    soak.defects = _sum(metrics, "plait_calls_total", 'outcome="defect"')
     soak.worst_s = calls.worst_s
     soak.not_retried = {why: float(value) for why, value in _NOT_RETRIED.findall(metrics)}
     soak.outstanding, soak.held = _sum(metrics, "plait_engine_outstanding_calls"), _sum(metrics, "plait_held_calls")

@@ -57,10 +57,6 @@ def presented_key(headers: Headers) -> bytes:
     return (found.get(b"x-api-key") or found.get(b"api-key") or b"").strip()
 
 
-ID: Final = "plait.id"
-"""In the scope of a request whose id was asked for."""
-
-
 def new_id() -> str:
     """A name for a request: 128 random bits."""
     return urandom(16).hex()
@@ -71,7 +67,7 @@ def id_of(scope: Scope) -> str:
     found: str | None = scope.get(ID)
     if found is None:
         given = dict(reversed(scope["headers"])).get(b"x-request-id")  # the first of several
-        found = scope[ID] = given.decode("latin-1") if given else urandom(16).hex()
+        found = scope[ID] = given.decode("latin-1") if given else new_id()
     return found
 
 
@@ -181,7 +177,7 @@ class MessageSink(ABC):
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        for message in _in_parts(_body(body)):
+        for message in _in_parts(body):
             self.put(message)
 
     def start(self, status: int, headers: Headers) -> None:
@@ -225,7 +221,7 @@ class AsgiSink(MessageSink):
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer. A long one is parted as it is sent, so that it is held once."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        self.put(_body(body))
+        self.put({"type": "http.response.body", "body": memoryview(body)})
 
     def put(self, message: Message) -> None:
         """Take the next message."""
@@ -241,7 +237,8 @@ class AsgiSink(MessageSink):
             while self._messages:
                 message = self._messages[0]
                 try:
-                    for part in _in_parts(message):
+                    whole = message.get("body")
+                    for part in _in_parts(whole) if isinstance(whole, memoryview) else (message,):
                         await self._send(part)
                 except PlaitError:  # whoever takes the messages takes no more of them
                     self._messages.clear()
@@ -308,6 +305,9 @@ class Nowhere:
             await until
 
 
+ID: Final = "plait.id"
+"""In the scope of a request whose id was asked for."""
+
 CLIENT: Final = "plait.client"
 """In the scope of a request, if its server knows when its `Client` goes."""
 
@@ -348,6 +348,11 @@ class WatchedReceive(msgspec.Struct, eq=False):
 
     def is_own(self, _send: Send) -> bool:
         """Whether what is sent so goes to this client as it is."""
+        return False
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer has begun, as far as the server says."""
         return False
 
 
@@ -405,7 +410,7 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes | by
     """
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    for message in _in_parts(_body(body)):
+    for message in _in_parts(body):
         await send(message)
 
 
@@ -437,22 +442,15 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _body(body: bytes | bytearray) -> Message:
-    """The message of a whole body."""
-    return {"type": "http.response.body", "body": bytes(body) if len(body) <= PART_BYTES else body}
-
-
-def _in_parts(message: Message) -> Iterator[Message]:
-    """The message, or several of a long body: a server copies what it is sent."""
-    body = message.get("body", b"")
+def _in_parts(body: bytes | bytearray | memoryview) -> Iterator[Message]:
+    """The messages of a whole body: several if it is long, so that not all of it is copied at once."""
     if len(body) <= PART_BYTES:
-        yield message
+        yield {"type": "http.response.body", "body": bytes(body)}
         return
-    view, is_last = memoryview(body), not message.get("more_body", False)
+    view = memoryview(body)
     for begin in range(0, len(body), PART_BYTES):
         end = begin + PART_BYTES
-        more_body = end < len(body) or not is_last
-        yield {"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": more_body}
+        yield {"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)}
 
 
 def _too_large(max_bytes: int) -> BodyTooLargeError:

@@ -36,7 +36,7 @@ class Turns:
             self._collected_s, began_s = 0.0, time.thread_time()
             run_once(loop)
             took_s = time.thread_time() - began_s - self._collected_s
-            if took_s > self.longest_s:
+            if took_s > self.longest_s:  # the signal may come while `max` has its arguments
                 self.longest_s = took_s
 
         return timed

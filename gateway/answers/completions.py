@@ -419,7 +419,10 @@ class WholeAnswer(NamedTuple):
 
 
 def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
-    """What an answer says that is as nearly all are: its choice has ended, its usage is in bounds. None for others."""
+    """What an answer says that is as nearly all are: its choice has ended, its usage is in bounds. None for others.
+
+    What is not read, such as its text, is checked as JSON only.
+    """
     try:
         if not answer.isascii():
             check_unicode(answer)

@@ -28,6 +28,7 @@ from plait.gateway.asgi import (
     Headers,
     OnEnd,
     Sink,
+    WatchedReceive,
     WrittenClient,
     id_of,
     send_whole,
@@ -271,7 +272,7 @@ class CallApi:
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
-        if body.find(b'"plait"') >= 0:  # `in` would make an error first, and drop it
+        if body.find(b'"plait"') >= 0:  # `in` looks for a number first, and an error is made and dropped
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call = PlainCall(self, incoming, client, on_end)
@@ -298,7 +299,10 @@ class CallApi:
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one POST. Every failure before the first byte becomes an error object of the route's API."""
+        """Answer one POST. Every failure before the first byte becomes an error object of the route's API.
+
+        Raises `PlaitError` for a failure behind it.
+        """
         path: str = scope.get("path", "")
         if path not in ROUTES or scope["type"] != "http":
             await self.rest(scope, receive, send)
@@ -316,6 +320,8 @@ class CallApi:
         except ClientGoneError:
             log.info("client gone", request_id=incoming.request_id)
         except PlaitError as error:
+            if isinstance(receive, WatchedReceive) and receive.has_answer:
+                raise  # the server ends the answer, and knows how far it came
             sink = sink_of(receive, send)
             self.refuse(incoming, error, sink)
             await sink.flush()

@@ -358,7 +358,7 @@ class CallMetrics:
         key = (delivery.tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         tenant = mine.label
-        if booking is not None and delivery.outcome in {"ok", "failed"}:
+        if booking is not None and delivery.outcome in {"ok", "failed", "defect"}:
             met, objective = delivery.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):
                 met = self._count_slos(delivery, booking, tenant, objective, now_s)

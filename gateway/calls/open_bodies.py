@@ -63,25 +63,20 @@ class OpenBodies:
         """Whether the turn of a whole body is now: then it counts until `remove`. Raises `LimitError`."""
         if not self.turns.may_begin(tenant):
             return False
-        self._bytes[tenant] = held = self._bytes.get(tenant, 0) + size
-        if held > self._max_tenant_bytes:
-            self._refuse(tenant, size)
+        self.add(tenant, size)
         return True
 
     def add(self, tenant: str, size: int) -> None:
         """So many bytes have come. Raises `LimitError`, and then counts nothing."""
-        self._bytes[tenant] = held = self._bytes.get(tenant, 0) + size
+        held = self._bytes.get(tenant, 0) + size
         if held > self._max_tenant_bytes:
-            self._refuse(tenant, size)
-
-    def _refuse(self, tenant: str, size: int) -> None:
-        self.remove(tenant, size)
-        raise LimitError(
-            f"This key's requests that have not ended have more than {self._max_tenant_bytes} bytes. "
-            "Send fewer or shorter ones at one time.",
-            code="too_many_open_bytes",
-            retry_after_s=1.0,
-        )
+            raise LimitError(
+                f"This key's requests that have not ended have more than {self._max_tenant_bytes} bytes. "
+                "Send fewer or shorter ones at one time.",
+                code="too_many_open_bytes",
+                retry_after_s=1.0,
+            )
+        self._bytes[tenant] = held
 
     def remove(self, tenant: str, size: int) -> None:
         """The request of so many bytes has ended."""

@@ -109,20 +109,19 @@ class Relay:
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
 
-    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
-        """Place the call, send it, stream the answer back. Raises `PlaitError` only before the first byte."""
-        await self._run(delivery, sink, for_client=True)
-
     async def run(self, delivery: Delivery, sink: Sink) -> None:
         """Deliver a call whose client is told by others. How it ended is in its `problem`.
 
         In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
         it.
         """
-        await self._run(delivery, sink, for_client=False)
+        await self.deliver(delivery, sink, for_client=False)
 
-    async def _run(self, delivery: Delivery, sink: Sink, *, for_client: bool) -> None:
-        """Begin to deliver a call, and send on what comes in the sink, until the call has ended. Raises its error."""
+    async def deliver(self, delivery: Delivery, sink: Sink, *, for_client: bool = True) -> None:
+        """Begin a call, and send on what comes in the sink, until the call has ended. Raises its error.
+
+        That is raised behind the first byte only if whoever takes the answer has raised it.
+        """
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         refused: PlaitError | None = None
         self.begin(delivery, sink, partial(_set, ended), for_client=for_client)
@@ -131,7 +130,8 @@ class Relay:
         except PlaitError as error:  # whoever takes the answer takes no more of it
             if not isinstance(delivery.exchange, Exchange):
                 raise
-            refused = error if for_client else None  # nobody else tells the client of it
+            if for_client:  # nobody else tells the client of it
+                refused, delivery.engine_status = error, error.status
             delivery.exchange.end(error)
             await sink.flush(ended)
         finally:
@@ -163,6 +163,7 @@ class Relay:
         exchange, booking = delivery.exchange, delivery.booking
         if delivery.on_end is None:
             return
+        delivery.outcome = "client_gone"
         try:
             if exchange is None:
                 self._gate.gone(delivery)
@@ -254,9 +255,8 @@ class Relay:
         booking, failure = delivery.booking, error if isinstance(error, EngineError) else None
         assert booking is not None
         delivery.exchange = None
-        delivery.outcome = "failed" if failure is not None else delivery.ended or "client_gone"
-        if error is not None and not isinstance(error, PlaitError):
-            delivery.outcome = delivery.ended or "defect"
+        unfinished = "client_gone" if error is None or isinstance(error, PlaitError) else "defect"
+        delivery.outcome = "failed" if failure is not None else delivery.ended or unfinished
         try:
             self._close(delivery, booking, failure)
         except Exception as defect:  # noqa: BLE001 - the call ends all the same, and whoever began it is told
@@ -345,6 +345,7 @@ class Relay:
         if booking is None:  # no engine takes it
             if not delivery.failures:
                 raise error
+            delivery.outcome = "no_engine"
             self._give_up(delivery)
             return False
         delivery.failures += ((delivery.engine_id, error),)
@@ -355,10 +356,8 @@ class Relay:
         engine = self._router.engines[delivery.engine_id]
         went_out = engine.draining or engine.health.state not in TAKES_CALLS
         is_free = delivery.charged or went_out or booking.sent_s < engine.health.ejected_s
-        why = None
-        if len(delivery.failures) >= self._max_attempts:
-            why = "attempts"
-        elif not is_free:
+        why = "attempts" if len(delivery.failures) >= self._max_attempts else None
+        if why is None and not is_free:
             delivery.charged = self._router.retries.take(model)
             why = None if delivery.charged else "budget"
         if why is not None:
@@ -391,7 +390,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
     tpot_s = None  # the mean time of a token after the first, where they were timed
     if usage is not None and first_s is not None and usage.output_tokens > 1:
         tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
-    log.bind().info(  # `log` itself would look for `info` in vain first, and make the error of that
+    log.bind().info(  # of its own `log` has no `info`: each look-up makes an error and drops it
         "call",
         request_id=call.call_id,
         path=delivery.path,
@@ -406,7 +405,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
         objective=call.objective,
         slo_at_risk=(placement and placement.meets_ttft is False) or None,
         group=call.group and call.group.group_id.replace(delivery.tenant, tenant, 1),
-        outcome=delivery.outcome if booking or not delivery.failures else "no_engine",
+        outcome=delivery.outcome,
         finish_reason=delivery.finish,
         failed_on=_failed_on(delivery) if delivery.failures else None,
         prompt_tokens=call.prompt_tokens,

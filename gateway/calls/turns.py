@@ -76,7 +76,7 @@ class Turns(Generic[JobT]):
     def sit(self, tenant: str) -> bool:
         """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
         seated = self._seated.get(tenant, 0)
-        if self._waiting or self._taken >= self.seats or (seated and seated >= self.seats - 1):
+        if self._waiting or self._taken >= self.seats or seated >= max(1, self.seats - 1):
             return False
         self._seated[tenant] = seated + 1
         self._taken += 1

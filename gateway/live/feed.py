@@ -155,7 +155,7 @@ class Feed:
         row, booking, usage = self._row_of(delivery), delivery.booking, delivery.usage
         del self._open[delivery]
         row.state, row.status = "ended", delivery.status
-        row.outcome = delivery.outcome if booking or not delivery.failures else "no_engine"
+        row.outcome = delivery.outcome
         row.e2e_s = round(now_s - delivery.arrived_s, 4)
         if booking is not None:
             _place(row, delivery, booking)  # nobody may have watched when it was sent

@@ -167,6 +167,7 @@ class PeerFront:
         if port is not None:
             headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
             server = (scope["server"][0], port) if port else scope["server"]
+            id_of(scope)  # both scopes have it
             scope = {**scope, "headers": headers, "server": server, "plait.is_of_peer": True}
         before = OF_PEER.set(port is not None)
         try:

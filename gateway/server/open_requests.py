@@ -91,6 +91,9 @@ class OpenRequests:
             await self._app(scope, request, request.send)
         except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
             request.is_cut = True
+        except PlaitError as error:  # of an answer that had begun
+            log.info("refused", request_id=id_of(scope), status=error.status, code=error.code, message=error.message)
+            defect = error
         except Exception:
             log.exception("defect", request_id=id_of(scope), method=scope["method"], path=scope["path"])
             defect = _defect(scope)
@@ -148,6 +151,12 @@ class _OpenRequest(WatchedReceive, eq=False):
     def is_own(self, send: Send) -> bool:
         """Whether what is sent so goes to this client as it is, and nothing changes it on the way to the server."""
         return send == self.send and isinstance(self.client, ServedClient) and self.to_client == self.client.cycle.send
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer has begun."""
+        client = self.client
+        return self.head is not None or (isinstance(client, ServedClient) and client.answer_headers is not None)
 
     async def end(self, error: PlaitError) -> None:
         """Answer with the error, or end the stream with it. An answer cut in the middle is left to the server."""

@@ -206,6 +206,21 @@ async def test_a_long_answer_is_held_once_while_its_client_reads_it() -> None:
     assert all(type(piece["body"]) is bytes and len(piece["body"]) <= PART_BYTES for piece in pieces)
 
 
+async def test_no_piece_of_a_stream_is_parted() -> None:
+    """Whoever reads the messages gets whole events."""
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sink = AsgiSink(send)
+    sink.start(200, [])
+    sink.write(bytes(PART_BYTES + 1))
+    sink.end(bytes(PART_BYTES + 2))
+    await sink.flush()
+    assert [len(piece["body"]) for piece in sent[1:]] == [PART_BYTES + 1, PART_BYTES + 2]
+
+
 async def test_a_sink_is_full_until_its_client_reads_and_nothing_is_sent_after_a_refusal() -> None:
     sent, reads, room = list[Message](), asyncio.Event(), list[bool]()
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import structlog
 
 from plait.backends.errors import EngineError, EngineGarbledError, LimitError
 from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, MessageSink, Nowhere, Sink
@@ -234,9 +235,26 @@ async def test_what_a_client_cannot_be_sent_is_told_to_it() -> None:
         raise EngineGarbledError("no answer")
 
     async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        delivery = made.delivery()
         with pytest.raises(EngineGarbledError):
-            await made.relay.deliver(made.delivery(), AsgiSink(send))
+            await made.relay.deliver(delivery, AsgiSink(send))
         assert made.outcomes() == {("a", "failed"): 1}
+        assert delivery.status == EngineGarbledError.status
+
+
+async def test_a_defect_as_a_call_is_placed_again_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(FakeHttp(LOST), FakeHttp()) as made:
+
+        def defective(*_: Any, **__: Any) -> None:
+            raise KeyError("a defect")
+
+        delivery = made.delivery()
+        delivered = asyncio.create_task(made.relay.deliver(delivery, AsgiSink(Client().send)))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(made.router, "select", defective)
+        with structlog.testing.capture_logs() as lines, pytest.raises(KeyError):
+            await delivered
+        assert [(line["outcome"], line["status"]) for line in lines if line["event"] == "call"] == [("defect", 500)]
 
 
 @pytest.mark.parametrize("end", [FINISH, LOST], ids=["goes on", "lost"])

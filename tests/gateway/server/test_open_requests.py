@@ -9,6 +9,8 @@ import pytest
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.backends.errors import LimitError
+from plait.gateway.asgi import WatchedReceive
 from plait.gateway.server.open_requests import OpenRequests
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -111,6 +113,26 @@ async def test_a_defect_is_answered_unless_a_whole_answer_has_begun(messages: li
     assert [line["event"] for line in logged] == ["defect"]
     told = b"".join(message.get("body", b"") for message in sent)
     assert (b'"internal_error"' in told) == (messages != [WHOLE])
+
+
+async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def refusing(_scope: Scope, receive: Receive, send: Send) -> None:
+        assert isinstance(receive, WatchedReceive)
+        assert not receive.has_answer
+        await send(HEAD)
+        assert receive.has_answer
+        raise LimitError("no more")
+
+    with structlog.testing.capture_logs() as logged:
+        await OpenRequests(refusing)({"type": "http", "method": "POST", "path": "/", "headers": []}, nothing, send)
+    assert [(line["event"], line["status"]) for line in logged] == [("refused", 429)]
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[-1]["body"].startswith(b'data: {"error":')
 
 
 async def test_while_stopping_each_answer_closes_its_connection() -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 
+from plait.gateway.asgi import id_of
+from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.membership import OF_PEER
 from plait.gateway.peers.peers import ALONE, PEER_HEADER, Peers
+from plait.gateway.peers.session_routes import PeerFront
 
 URLS = {str(number): f"http://127.0.0.1:{9_000 + number}" for number in range(4)}
 SESSIONS = [("tenant", f"session-{number}") for number in range(2_000)]
@@ -46,3 +51,17 @@ def test_a_signed_header_is_known_by_its_key(port: int | None, read: int) -> Non
     assert name == PEER_HEADER
     assert Peers(URLS, "1", "key").signed_port(value) == read
     assert Peers(URLS, "1", "other").signed_port(value) is None
+
+
+async def test_a_request_of_another_gateway_is_known_and_has_one_id() -> None:
+    class Ours:
+        peers = Peers(URLS, "1", "key")
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append((dict(scope["headers"]), scope["server"], OF_PEER.get(), id_of(scope)))
+
+    seen, header = list[Any](), Peers(URLS, "0", "key").sign(8000)
+    scope: dict[str, Any] = {"type": "http", "headers": [header, (b"a", b"b")], "server": ("host", 1)}
+    await PeerFront(app, cast("Forwarding", Ours()))(scope, cast("Any", None), cast("Any", None))
+    assert seen == [({b"a": b"b"}, ("host", 8000), True, id_of(scope))]
+    assert not OF_PEER.get()

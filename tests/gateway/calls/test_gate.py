@@ -165,8 +165,9 @@ async def told_stream(made: Gateway, client: Client) -> asyncio.Task[None]:
     made.gate._notice_s = 0.01
     close_gate(made)
     task = asyncio.create_task(made.deliver(client, body=STREAMED))
-    await asyncio.sleep(0.05)
-    assert len(client.sent) >= 3
+    async with asyncio.timeout(5):
+        while len(client.sent) < 3:  # noqa: ASYNC110 - of another task
+            await asyncio.sleep(0.001)
     return task
 
 

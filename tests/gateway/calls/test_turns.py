@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import LimitError
 from plait.gateway.calls import turns as module
-from plait.gateway.calls.turns import FEWEST, MOST, LoopTurns, Turns
+from plait.gateway.calls.turns import FEWEST, MOST, STANDING_S, LoopTurns, Turns
 
 
 def test_tenants_take_turns_and_so_do_their_jobs() -> None:
@@ -79,18 +78,38 @@ def test_no_tenant_waits_for_more_than_one_turn_of_each_other(seats: int, events
                     assert len(set(passed_over[other])) == len(passed_over[other])
 
 
-@pytest.fixture
-def _short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short bound for passes, so that a test needs little time."""
-    monkeypatch.setattr(module, "LONG_PASS_S", 0.002)
+class Clock:
+    """Time that passes by work alone, and whatever a test adds: a busy machine changes nothing."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.worked_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return self.worked_s
+
+    def work(self, time_s: float) -> None:
+        self.now_s += time_s
+        self.worked_s += time_s
 
 
-async def _request(turns: LoopTurns, tenant: str, log: list[str], work_s: float = 0.0) -> None:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+async def _request(
+    turns: LoopTurns, tenant: str, log: list[str], clock: Clock | None = None, work_s: float = 0.0
+) -> None:
     await turns.begin(tenant)
     log.append(tenant)
-    until_s = time.process_time() + work_s
-    while work_s and time.process_time() < until_s:
-        pass
+    if clock is not None:
+        clock.work(work_s)
 
 
 async def test_an_idle_loop_lets_a_request_begin_at_once() -> None:
@@ -103,10 +122,9 @@ async def test_an_idle_loop_lets_a_request_begin_at_once() -> None:
     assert repr(turns) == "LoopTurns(Turns(waiting={}, seated={}))"
 
 
-@pytest.mark.usefixtures("_short_passes")
-async def test_one_tenants_burst_leaves_a_turn_to_another_in_each_pass() -> None:
+async def test_one_tenants_burst_leaves_a_turn_to_another_in_each_pass(clock: Clock) -> None:
     turns, log = LoopTurns(), list[str]()
-    burst = [asyncio.create_task(_request(turns, "many", log, 0.001)) for _ in range(MOST + 100)]
+    burst = [asyncio.create_task(_request(turns, "many", log, clock, 0.005)) for _ in range(MOST + 100)]
     await asyncio.sleep(0)
     await _request(turns, "one", log)
     assert len(log) <= MOST + 1
@@ -114,10 +132,9 @@ async def test_one_tenants_burst_leaves_a_turn_to_another_in_each_pass() -> None
     assert log.count("many") == MOST + 100
 
 
-@pytest.mark.usefixtures("_short_passes")
-async def test_long_passes_let_fewer_begin() -> None:
+async def test_long_passes_let_fewer_begin(clock: Clock) -> None:
     turns, log = LoopTurns(), list[str]()
-    burst = [asyncio.create_task(_request(turns, "a", log, 0.003)) for _ in range(MOST * 2)]
+    burst = [asyncio.create_task(_request(turns, "a", log, clock, 0.015)) for _ in range(MOST * 2)]
     passes = []
     while len(log) < MOST * 2:
         before = len(log)
@@ -128,38 +145,37 @@ async def test_long_passes_let_fewer_begin() -> None:
     assert passes[-2] <= FEWEST
 
 
-async def test_passes_in_which_others_have_the_cpu_are_not_long() -> None:
+async def test_passes_in_which_others_have_the_cpu_are_not_long(clock: Clock) -> None:
     turns, log = LoopTurns(), list[str]()
     burst = [asyncio.create_task(_request(turns, "a", log)) for _ in range(MOST * 3)]
     passes = []
     while len(log) < MOST * 3:
         before = len(log)
         await asyncio.sleep(0)
-        time.sleep(2 * module.LONG_PASS_S)  # noqa: ASYNC251 - the loop does not run meanwhile
+        clock.now_s += 2 * module.LONG_PASS_S
         passes.append(len(log) - before)
     await asyncio.gather(*burst)
     assert len(passes) <= 5
 
 
-async def _burst(turns: LoopTurns, requests: int, work_s: float, tenant: str = "a") -> tuple[int, list[LimitError]]:
+async def _burst(
+    turns: LoopTurns, requests: int, clock: Clock, work_s: float, tenant: str = "a"
+) -> tuple[int, list[LimitError]]:
     """How many of so many requests at once begin, and the errors of the others."""
     log = list[str]()
     ended = await asyncio.gather(
-        *(_request(turns, tenant, log, work_s) for _ in range(requests)), return_exceptions=True
+        *(_request(turns, tenant, log, clock, work_s) for _ in range(requests)), return_exceptions=True
     )
     return len(log), [error for error in ended if isinstance(error, LimitError)]
 
 
-async def test_a_burst_waits_and_a_standing_queue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_WAIT_S", 0.01)
-    monkeypatch.setattr(module, "LONG_PASS_S", 0.01)
+async def test_a_burst_waits_and_a_standing_queue_is_refused(clock: Clock) -> None:
     turns = LoopTurns()
     await turns.begin("a")
-    monkeypatch.setattr(module, "STANDING_S", 1.0)
-    await asyncio.sleep(1.1)
-    assert await _burst(turns, MOST * 3, 0.001) == (MOST * 3, []), "nobody waited meanwhile"
-    monkeypatch.setattr(module, "STANDING_S", 0.05)
-    begun, refused = await _burst(LoopTurns(), MOST * 3, 0.01)
+    await asyncio.sleep(0)
+    clock.now_s += 1.1 * STANDING_S
+    assert await _burst(turns, MOST * 3, clock, 0.02) == (MOST * 3, []), "nobody waited meanwhile"
+    begun, refused = await _burst(LoopTurns(), MOST * 3, clock, 0.1)
     assert begun + len(refused) == MOST * 3
     assert refused
     assert {(error.status, error.code) for error in refused} == {(429, "gateway_busy")}
@@ -167,7 +183,7 @@ async def test_a_burst_waits_and_a_standing_queue_is_refused(monkeypatch: pytest
 
 @pytest.mark.parametrize(("others", "begun"), [((), MOST - 1 + 30), (("b",), MOST - 1 + 10)])
 async def test_what_waits_is_bounded_and_more_so_beside_others(
-    monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], begun: int
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, others: tuple[str, ...], begun: int
 ) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 30)
     monkeypatch.setattr(module, "MOST_SHARED", 10)
@@ -175,9 +191,9 @@ async def test_what_waits_is_bounded_and_more_so_beside_others(
     for other in others:
         await turns.begin(other)
         await asyncio.sleep(0)
-    found, refused = await _burst(turns, 200, 0.0)
+    found, refused = await _burst(turns, 200, clock, 0.0)
     assert (found, len(refused)) == (begun, 200 - begun)
-    assert await _burst(turns, 1, 0.0, "c") == (1, [])
+    assert await _burst(turns, 1, clock, 0.0, "c") == (1, [])
 
 
 async def test_a_request_whose_client_goes_gives_its_turn_up() -> None:

@@ -419,9 +419,9 @@ class WholeAnswer(NamedTuple):
 
 
 def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
-    """What an answer says that is as nearly all are: its choice has ended, its usage is in bounds. None for others.
+    """Read an answer of the usual form: one choice, which has ended, and a usage within the bounds. None for others.
 
-    What is not read, such as its text, is checked as JSON only.
+    The text, and whatever else is not read, only has to be JSON.
     """
     try:
         if not answer.isascii():

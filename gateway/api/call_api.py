@@ -272,7 +272,7 @@ class CallApi:
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
-        if body.find(b'"plait"') >= 0:  # `in` looks for a number first, and an error is made and dropped
+        if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call = PlainCall(self, incoming, client, on_end)

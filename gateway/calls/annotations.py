@@ -140,7 +140,7 @@ def read_annotations(
     header (`plait-priority`) or the place in the body (`plait.priority`).
     """
     names = b"\n".join(map(NAME, headers))
-    # `in` would look for a number first: an error is made and dropped.
+    # `in` would raise a TypeError and catch it first.
     if names.find(b"plait-") < 0 and names.find(b"x-slo-") < 0 and not body_annotations:
         return NO_ANNOTATIONS
     values = _merged([*_from_headers(headers), *_from_body(body_annotations or {})])

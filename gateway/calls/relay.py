@@ -109,18 +109,10 @@ class Relay:
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
 
-    async def run(self, delivery: Delivery, sink: Sink) -> None:
-        """Deliver a call whose client is told by others. How it ended is in its `problem`.
-
-        In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
-        it.
-        """
-        await self.deliver(delivery, sink, for_client=False)
-
     async def deliver(self, delivery: Delivery, sink: Sink, *, for_client: bool = True) -> None:
-        """Begin a call, and send on what comes in the sink, until the call has ended. Raises its error.
+        """Place the call, send it, send on what comes in the sink. Raises the error that ended the call.
 
-        That is raised behind the first byte only if whoever takes the answer has raised it.
+        Once the answer has begun, only an error of the sink itself is raised.
         """
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         refused: PlaitError | None = None
@@ -140,6 +132,14 @@ class Relay:
         failure = ended.result() or refused
         if failure is not None:
             raise failure
+
+    async def run(self, delivery: Delivery, sink: Sink) -> None:
+        """Deliver a call whose client is told by others. How it ended is in its `problem`.
+
+        In the end it leaves the books, is counted, and the log gets its line. Raises `PlaitError` if no engine can take
+        it.
+        """
+        await self.deliver(delivery, sink, for_client=False)
 
     def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd, *, for_client: bool = True) -> None:
         """Place the call, send it, pass the answer on. `on_end` is called once, with the error that ended it.
@@ -390,7 +390,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
     tpot_s = None  # the mean time of a token after the first, where they were timed
     if usage is not None and first_s is not None and usage.output_tokens > 1:
         tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
-    log.bind().info(  # of its own `log` has no `info`: each look-up makes an error and drops it
+    log.bind().info(  # `log.info` would raise an AttributeError and catch it, in each call
         "call",
         request_id=call.call_id,
         path=delivery.path,

@@ -50,8 +50,7 @@ class OpenRequests:
     def begin(self, scope: Scope, client: ServedClient) -> bool:
         """Begin to answer a request without a task, if the application can. Else call it as ASGI has it."""
         client.requests = self
-        body = None if self._begin is None else client.take_body()
-        if self._begin is None or body is None:
+        if self._begin is None or (body := client.take_body()) is None:
             return False
         self._begun[client] = scope, None
         try:

@@ -217,6 +217,7 @@ class Gateway:
             self._supervisor,
             HealthMetrics(self._registry),
             trial_timeout_s=self.config.upstream.probe_timeout_s,
+            hang_timeout_s=self.config.upstream.hang_timeout_s,
         )
 
     def _new_monitor(self) -> Monitor:

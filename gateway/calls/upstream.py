@@ -79,7 +79,7 @@ class Upstream:
             headers.append((b"authorization", b"Bearer " + key))
         response = link.client.begin("POST", delivery.path, headers, body)
         exchange = Exchange(self, delivery, booking, response, sink, on_end)
-        response.on_news, sink.on_room, booking.give_up = exchange.advance, exchange.has_room, exchange.forget
+        response.on_news, sink.on_room, booking.give_up = exchange.advance, exchange.has_room, exchange.give_up
         return exchange
 
 
@@ -103,11 +103,10 @@ class Exchange(msgspec.Struct, eq=False):
     _begun: bool = False  # the client has been sent something of a stream
     _is_written: bool = False  # the client has to read the rest
 
-    def forget(self) -> None:
-        """The engine serves later calls: wait for its first byte no more."""
-        said = f"engine {self._delivery.engine_id} serves later calls and has forgotten this one"
+    def give_up(self, why: str) -> None:
+        """Wait for more of the answer no longer."""
         if self._response.source is not None:
-            self._response.source.fail(EngineTimeoutError(said))
+            self._response.source.fail(EngineTimeoutError(f"engine {self._delivery.engine_id} {why}"))
 
     def close(self) -> None:
         """The exchange is over, whether or not the answer has ended. What the engine has said of itself is kept."""
@@ -344,7 +343,7 @@ def _start(delivery: Delivery, response: Response) -> list[tuple[bytes, bytes]]:
     booking, link = delivery.booking, delivery.link
     assert booking is not None
     assert link is not None
-    delivery.response_started, booking.give_up = True, None
+    delivery.response_started = True
     booking.client_is_slow = True  # until it has taken what is sent
     placement = booking.placement
     headers = passed(response.headers, link.passed.to_clients)

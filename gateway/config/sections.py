@@ -151,8 +151,9 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
     """`[upstream]`: how long the gateway waits for engines, and when it gives one up.
 
     connect_timeout_s: for a connection (default 2). first_byte_timeout_s: from the request to the answer's first byte,
-    which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream (default 45).
-    hang_timeout_s: shortest silence of a whole engine that counts as a hang, while an answer is due (default 8).
+    which includes queueing and prefill (default 600). idle_timeout_s: between two pieces of a stream whose engine
+    computes (default 600). hang_timeout_s: how long a silent engine that owes answers may leave a trial without one
+    until it counts as hung (default 8).
     report_wait_ms: milliseconds an engine may hold a `/cache_state` poll while nothing changes (default 1000).
     probe_timeout_s: for the answer to a probe; an engine that misses two is down (default 4). probe_interval_s: between
     health probes of an engine (default 1). probe_max_interval_s: the interval doubles up to this while an engine is
@@ -164,7 +165,7 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 
     connect_timeout_s: Seconds = 2.0
     first_byte_timeout_s: Seconds = 600.0
-    idle_timeout_s: Seconds = 45.0
+    idle_timeout_s: Seconds = 600.0
     hang_timeout_s: Seconds = 8.0
     report_wait_ms: NotNegative = 1000
     probe_timeout_s: Seconds = 4.0

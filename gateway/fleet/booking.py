@@ -1,11 +1,11 @@
 """Bookings: each is one call on the engine that it was placed on, from the decision to its end.
 
 `Progress` watches how one engine's answers come along: which calls wait for their first byte, and when the last byte
-came. An engine is hung if it owes bytes and none come. Its queue and its prompts are not held against it: a call's
-first byte is due only `PATIENCE` times as late as predicted. A call is forgotten if its first byte is late and the
-engine goes on to serve later calls that are about as large, unless the engine says that it has all its calls. An engine
-is stalled if it begins streams and does not go on with them. It should get no new calls: each first byte would hide for
-a time that the engine hangs.
+came. An engine is quiet if a first byte is late and no other byte comes, or if it begins streams and does not go on
+with them. Its queue and its prompts are not held against it: a call's first byte is late only `PATIENCE` times after
+the prediction. A tool parser holds arguments back for minutes, so a quiet engine may be well. A trial asks it
+(`fleet_health`). A call is forgotten if its first byte is late and the engine goes on to serve later calls that are
+about as large, unless the engine says that it has all its calls.
 """
 
 from __future__ import annotations
@@ -24,18 +24,30 @@ from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 
 DEFAULT_HANG_S = 8.0
-"""The shortest silence that counts as a hang. Engines under load were seen silent for up to some seconds."""
+"""A quiet engine hangs if it leaves a trial without an answer for so long, and nothing else comes of it.
+
+Engines under load were seen silent for up to some seconds.
+"""
 
 PATIENCE = 3.0
-"""A first byte is due after this many times its predicted time, which may rest on the wrong profile."""
+"""A first byte is late after this many times its predicted time, which may rest on the wrong profile."""
 
 LATE_S = 2.0
-"""A first byte that is later than patience allows by this much is late: from then on the call can be overtaken."""
+"""A first byte is late this much after patience ends. Then the engine is asked if it is quiet, and the call can be
+overtaken.
+"""
 
 STALL_S = 1.0
-"""Streams are stalled after this much more than their longest pause so far and the prompts that are computed meanwhile.
+"""Streams stand still after this much more than their longest pause so far and the prompts that are computed meanwhile.
 
-A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones.
+A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones. A quiet
+engine is stalled if it has not answered a trial within this time.
+"""
+
+UNHEARD_S = 45.0
+"""So long an engine may send nothing to any call, until those that are late move, and streams end unless trials pass.
+
+Compiling kernels or a grammar takes 30 s.
 """
 
 SLOTS = 64
@@ -116,9 +128,6 @@ class Booking(msgspec.Struct, eq=False):
     late_s: float = inf
     """From when on the first byte of the answer is late."""
 
-    due_s: float = inf
-    """When the first byte has to be there, or the engine hangs."""
-
     byte_s: float = -inf
     """When the latest piece of the answer came."""
 
@@ -131,8 +140,8 @@ class Booking(msgspec.Struct, eq=False):
     overtaken: int = 0
     """Later calls that were served first although they are about as large."""
 
-    give_up: Callable[[], None] | None = None
-    """Ends the wait for the first byte."""
+    give_up: Callable[[str], None] | None = None
+    """Ends the wait for more of the answer, for a reason that people can read."""
 
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""
@@ -173,6 +182,7 @@ class Progress:
         self.byte_s = -inf
         self._refuses = False
         self._hang_s = hang_s
+        self._proved_s = -inf  # when a trial last showed that the engine computes
         self._late_s = min(LATE_S, hang_s)
         self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
@@ -187,7 +197,6 @@ class Progress:
         self._prefill_s += booking.prefill.time_s
         booking.sent_s = now_s
         booking.late_s = now_s + PATIENCE * (self._prefill_s + booking.answer_s) + self._late_s
-        booking.due_s = booking.late_s + self._hang_s - self._late_s
 
     def byte(self, now_s: float) -> None:
         """Something came."""
@@ -255,19 +264,48 @@ class Progress:
         """Seconds since the last byte."""
         return now_s - self.byte_s
 
-    def is_hung(self, now_s: float) -> bool:
-        """Whether the engine is silent although it owes bytes: a first byte is due, or a client waits for the next one.
+    @property
+    def open_streams(self) -> int:
+        """The streams that have begun, and those that have not."""
+        return len(self._streaming) + sum(booking.call.streamed for booking in self.waiting)
 
-        A stream whose client does not read is owed nothing.
+    def proved(self, now_s: float) -> None:
+        """A trial has shown that the engine computes. Until the next one, the engine may be silent for a time."""
+        self._proved_s = now_s
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Whether only a trial can tell if the engine computes."""
+        return now_s - self._proved_s > self._hang_s and (self._owes_first_byte(now_s) or self._stands_still(now_s))
+
+    def has_hung(self, now_s: float) -> bool:
+        """Whether an engine that has left a trial without an answer hangs: nothing else has come of it either.
+
+        New calls may have got their first bytes until they went to other engines.
         """
-        if self.silent_s(now_s) <= self._hang_s:
-            return False
-        if self.waiting:
-            running = max(1, SLOTS - len(self._streaming))
-            return any(booking.due_s < now_s for booking in islice(self.waiting, running))
-        return any(not booking.client_is_slow for booking in self._streaming)
+        return self.is_quiet(now_s) and self.silent_s(now_s) > self._hang_s - 2 * STALL_S
 
-    def is_stalled(self, now_s: float) -> bool:
+    def abandoned(self, now_s: float, *, may_move: bool) -> list[Booking]:
+        """The calls that nobody waits for any longer, because the engine has sent nothing to any call for `UNHEARD_S`.
+
+        Passed trials keep streams that have begun. A late call without a byte goes to another engine if it `may_move`.
+        """
+        since_s = now_s - UNHEARD_S
+        if self.byte_s > since_s:
+            return []
+        streams = [] if self._proved_s > since_s else self._streaming
+        return [
+            *(booking for booking in self.waiting if may_move and booking.late_s < since_s),
+            *(booking for booking in streams if booking.byte_s < since_s and not booking.client_is_slow),
+        ]
+
+    def _owes_first_byte(self, now_s: float) -> bool:
+        """Whether a first byte is late and no byte of any answer comes."""
+        if self.silent_s(now_s) <= self._late_s:
+            return False
+        running = max(1, SLOTS - len(self._streaming))
+        return any(booking.late_s < now_s for booking in islice(self.waiting, running))
+
+    def _stands_still(self, now_s: float) -> bool:
         """Whether no stream goes on and no answer ends for longer than prompts and the streams' own pauses explain.
 
         New calls may have got their first bytes meanwhile. A stream whose client does not read is owed nothing.

@@ -69,8 +69,11 @@ class FleetEngine:
     draining: bool = False
     """It gets no new calls."""
 
+    asked_s: float = inf
+    """Since when a trial asks it whether it computes, because it is quiet."""
+
     stalled: bool = False
-    """It gets new calls if there is no other engine."""
+    """It has not answered the trial so far, and gets new calls if there is no other engine."""
 
     reported_s: float = -inf
     """When the last report was asked for."""

@@ -1,15 +1,20 @@
 """The health of all engines: the part of the router that takes calls away from sick engines and gives them back.
 
 Each event returns the change that it made, if any. The asyncio shell acts on it (`recovery`).
+
+A quiet engine is asked by a trial whether it computes. The question is open until the engine goes on by itself or the
+trial passes (`proved`). New calls go elsewhere while it is open. Only a trial that stays without an answer shows that
+the engine hangs (`hung`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from time import time
 
 from plait.backends.errors import EngineTimeoutError
-from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.booking import STALL_S, Booking, Failure
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, Aborts, HealthChange, HealthEvent, HealthState, Offer
 from plait.gateway.fleet.served_models import ServedModels
@@ -98,32 +103,68 @@ class FleetHealth:
         before = engine.health.state
         if failure is None:
             engine.health.try_passed(now_s)
+            engine.progress.proved(now_s)
         else:
             engine.last_error = failure.said or failure.cause
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
         return self._change(engine, before)
 
-    def hung(self, now_s: float) -> list[HealthChange]:
-        """Eject the engines that owe bytes and are silent. Called about once a second."""
-        changes = [
-            self._eject(engine, Failure("hung", said="it owes answers and sends nothing"), now_s, Aborts.ALL)
-            for engine in self._engines.values()
-            if engine.health.state in TAKES_CALLS and engine.progress.is_hung(_heard_s(engine, self.lag, now_s))
-        ]
-        return [change for change in changes if change is not None]
+    # Quiet engines.
+
+    def quiet(self, now_s: float) -> list[FleetEngine]:
+        """Open a question for each engine that is quiet now, and close those of engines that go on.
+
+        Returns the engines that a trial has to ask. Called about twice a second.
+        """
+        asked = []
+        for engine in self._engines.values():
+            is_quiet = engine.health.state in TAKES_CALLS and engine.progress.is_quiet(
+                _heard_s(engine, self.lag, now_s)
+            )
+            if not is_quiet:
+                engine.asked_s = inf
+            elif engine.asked_s == inf:
+                engine.asked_s = now_s
+                asked.append(engine)
+        return asked
 
     def stalled(self, now_s: float) -> list[FleetEngine]:
-        """Note which engines are stalled. Returns those for which that has changed. Called about once a second."""
-        changed = [
-            engine
-            for engine in self._engines.values()
-            if engine.progress.is_stalled(_heard_s(engine, self.lag, now_s)) != engine.stalled
-        ]
+        """Note which engines leave their trials without an answer. Returns those for which that has changed."""
+        changed = [engine for engine in self._engines.values() if (engine.asked_s + STALL_S < now_s) != engine.stalled]
         for engine in changed:
             engine.stalled = not engine.stalled
         if changed:
             self._on_fleet_change()
         return changed
+
+    def proved(self, engine_id: str, now_s: float) -> None:
+        """A trial has shown that a quiet engine computes."""
+        engine = self._engines[engine_id]
+        engine.asked_s = inf
+        engine.progress.proved(now_s)
+
+    def hung(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
+        """A trial of a quiet engine has had no answer since `asked_s`. The engine is ejected with all its calls.
+
+        They stay if the other engines are silent, too: then nothing shows that they would be computed elsewhere.
+        """
+        engine = self._engines[engine_id]
+        if engine.asked_s == inf or self.lag.hides(asked_s, now_s):
+            return None
+        if not engine.progress.has_hung(_heard_s(engine, self.lag, now_s)):
+            return None
+        failure = Failure("hung", said="it owes answers, and does not answer a trial")
+        return self._eject(engine, failure, now_s, Aborts.ALL, helps=self._models.have_another(engine))
+
+    def abandoned(self, now_s: float) -> list[Booking]:
+        """The calls that are not worth waiting for: their engines have sent nothing to any call for long."""
+        return [
+            booking
+            for engine in self._engines.values()
+            for booking in engine.progress.abandoned(
+                _heard_s(engine, self.lag, now_s), may_move=self._models.have_another(engine)
+            )
+        ]
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
         """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""
@@ -167,10 +208,12 @@ class FleetHealth:
         engine.health.on(HealthEvent.UNREACHABLE, cause)
         return self._change(engine, before, aborts)
 
-    def _eject(self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts) -> HealthChange | None:
-        """Eject the engine. If its models need it, it is only suspect."""
+    def _eject(
+        self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts, *, helps: bool = True
+    ) -> HealthChange | None:
+        """Eject the engine. If its models need it, or if that does not help its calls, it is only suspect."""
         before, engine.last_error = engine.health.state, failure.said or failure.cause
-        if self._models.may_eject(engine):
+        if helps and self._models.may_eject(engine):
             engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
         else:
             engine.health.on(HealthEvent.FAILED, failure.cause)
@@ -183,6 +226,8 @@ class FleetHealth:
         if after is before:
             return None
         engine.health_since = time()
+        if after not in TAKES_CALLS:
+            engine.asked_s = inf
         if after is not HealthState.PROBATION:
             self._end_trial(engine)
         self._on_fleet_change()

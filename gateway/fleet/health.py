@@ -35,11 +35,15 @@ class Offer:
 
 
 class EngineCounts(NamedTuple):
-    """Calls that run and wait in an engine, and its KV cache in tokens (None: it does not say)."""
+    """Calls that run and wait in an engine, and its KV cache in tokens (None: it does not say).
+
+    `work` is a number that changes whenever the engine computes.
+    """
 
     running: int
     waiting: int
     kv_tokens: int | None
+    work: float = 0.0
 
 
 class HealthState(StrEnum):

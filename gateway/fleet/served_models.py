@@ -163,6 +163,17 @@ class ServedModels:
                 return False
         return True
 
+    def have_another(self, engine: FleetEngine) -> bool:
+        """Whether for each of the engine's models another one takes calls, and is not stalled."""
+        return all(
+            any(
+                other is not engine and other.takes_calls and not other.stalled
+                for other in self._engines.values()
+                if model in other.offer.models
+            )
+            for model in engine.offer.models
+        )
+
     def _able(self, model: str) -> list[FleetEngine]:
         serving = [engine for engine in self._engines.values() if model in engine.offer.models]
         able = [engine for engine in serving if engine.takes_calls]

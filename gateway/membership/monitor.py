@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -59,10 +60,30 @@ MOST_KV: Final = 2**28
 SKEW: Final = 1
 """So many calls may have come to an engine, or left it, since it has counted."""
 
+_KINDS: Final[Mapping[bytes, str]] = {
+    b"vllm:num_requests_running": "running",
+    b"vllm:num_requests_waiting": "waiting",
+    b"vllm:cache_config_info": "blocks",
+    b"vllm:prompt_tokens_total": "work",
+    b"vllm:generation_tokens_total": "work",
+    b"vllm:kv_cache_usage_perc": "work",
+    b"vllm:gpu_cache_usage_perc": "work",
+    b"sglang:num_running_reqs": "running",
+    b"sglang:num_queue_reqs": "waiting",
+    b"sglang:max_total_num_tokens": "kv_tokens",
+    b"sglang:prompt_tokens_total": "work",
+    b"sglang:generation_tokens_total": "work",
+    b"sglang:num_used_tokens": "work",
+    b"llamacpp:requests_processing": "running",
+    b"llamacpp:requests_deferred": "waiting",
+    b"llamacpp:prompt_tokens_total": "work",
+    b"llamacpp:n_decode_total": "work",
+}
+"""What the samples count. Counters of tokens grow at the end of a prompt, the cache's usage with each chunk of it."""
+
 _SAMPLE: Final = re.compile(
-    rb"^(?:vllm:num_requests_(?P<vllm>running|waiting)|sglang:num_(?P<sglang>running|queue)_reqs|"
-    rb"sglang:(?P<tokens>max_total_num_tokens)|vllm:(?P<cache>cache_config_info))"
-    rb"(?:\{(?P<labels>[^}\n]*)\})? (?P<value>[0-9]{1,12}(?:\.[0-9]{1,12})?(?:e\+0[0-9])?)$",
+    rb"^(?P<name>%b)(?:\{(?P<labels>[^}\n]*)\})? (?P<value>[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?)$"
+    % b"|".join(map(re.escape, _KINDS)),
     re.MULTILINE,
 )
 _BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
@@ -82,27 +103,29 @@ log = structlog.get_logger(__name__)
 
 def read_counts(text: bytes | bytearray) -> EngineCounts | None:
     """The counts in an exposition of metrics, summed over an engine's cores; None if there are none."""
-    running = waiting = 0
-    kv_tokens, found = 0, False
+    totals: defaultdict[str, float] = defaultdict(float)
     for sample in _SAMPLE.finditer(text):
-        kind, value = sample["vllm"] or sample["sglang"], float(sample["value"])
-        if kind is not None:
-            found = True
-            running, waiting = (
-                (running + int(value), waiting) if kind == b"running" else (running, waiting + int(value))
-            )
-        elif sample["tokens"] is not None:
-            kv_tokens += int(value)
-        else:
+        kind = _KINDS[sample["name"]]
+        if kind == "blocks":
             blocks = {name: int(number) for name, number in _BLOCKS.findall(sample["labels"] or b"")}
-            kv_tokens += blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
-    return EngineCounts(min(running, MOST), min(waiting, MOST), min(kv_tokens, MOST_KV) or None) if found else None
+            totals["kv_tokens"] += blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
+        else:
+            totals[kind] += float(sample["value"])
+    if totals.keys().isdisjoint(("running", "waiting")):
+        return None
+    running, waiting = (min(int(totals[kind]), MOST) for kind in ("running", "waiting"))
+    return EngineCounts(running, waiting, min(int(totals["kv_tokens"]), MOST_KV) or None, totals["work"])
 
 
-def apply_counts(engine: FleetEngine, counts: EngineCounts | None) -> None:
-    """Take over what an engine counts (None: nothing any more). One in which calls wait runs as many as it can."""
-    engine.counts = counts
-    view = engine.view
+def apply_counts(engine: FleetEngine, counts: EngineCounts | None, asked_s: float) -> None:
+    """Take over what an engine counted after `asked_s` (None: nothing any more).
+
+    An engine in which calls wait runs as many as it can. Work that was done since the last look is a sign of life, as
+    a byte of an answer is.
+    """
+    view, before, engine.counts = engine.view, engine.counts, counts
+    if counts is not None and before is not None and counts.work != before.work:
+        engine.progress.byte(asked_s)
     if counts is None:
         view.use_report()
         return
@@ -116,7 +139,7 @@ async def follow_counts(router: Router, config: EngineConfig, upstream: Upstream
     """Read the counts of an engine while it takes calls and does not report, until cancelled."""
     with EngineRequests(config, upstream) as requests:
         while True:
-            engine, counts = router.engines[config.name], None
+            engine, counts, asked_s = router.engines[config.name], None, loop_time_s()
             cache = engine.cache
             is_asked = cache.reports is False and cache.kind is None and engine.health.takes_calls
             if is_asked:
@@ -125,7 +148,9 @@ async def follow_counts(router: Router, config: EngineConfig, upstream: Upstream
                         counts = read_counts(await requests.get(PATH, accept=b"text/plain", max_bytes=MAX_BYTES))
             if cache.kind is None and (counts is not None or engine.counts is not None):
                 apply_counts(
-                    engine, counts if config.kv_tokens is None or counts is None else counts._replace(kv_tokens=None)
+                    engine,
+                    counts if config.kv_tokens is None or counts is None else counts._replace(kv_tokens=None),
+                    asked_s,
                 )
                 router.on_room(config.name)
             pause_s = WITHOUT_S if counts is None else INTERVAL_S

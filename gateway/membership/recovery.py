@@ -1,7 +1,7 @@
 """Acts on changes of the engines' health: the asyncio shell of `FleetHealth`.
 
-The calls of an engine that went out are aborted, so that they move elsewhere. An ejected engine is tried with one-token
-calls, over the connections that real calls use, until it takes calls again.
+The calls of an engine that went out are aborted, so that they move elsewhere. A trial asks a quiet engine whether it
+computes, and an ejected one until it takes calls again.
 """
 
 from __future__ import annotations
@@ -9,30 +9,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 
-import msgspec
 import structlog
 
-from plait.backends.errors import EngineError, EngineStatusError, EngineTimeoutError
-from plait.gateway.answers.completions import CompletionStream, decode, ending_problem, endings, garbled
-from plait.gateway.fleet.booking import Failure
+from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.gateway.fleet.booking import UNHEARD_S, Failure
 from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import Aborts, HealthChange, HealthState
 from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
+from plait.gateway.membership.engine_link import EngineLink
+from plait.gateway.membership.trial import try_engine
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 HANG_CHECK_S = 0.5
-MAX_TRIAL_BYTES = 2**20
+
+ASK_AGAIN_S = 1.0
+"""The pause after a trial of a quiet engine that shows neither that the engine computes nor that it hangs."""
+
+SEVERAL_STREAMS = 8
+"""With fewer open streams, a whole answer shows that a quiet engine is well: a few answers whose tools' arguments are
+held back may well come together. With as many, a stream has to show that the engine's streams go on.
+"""
+
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
 log = structlog.get_logger(__name__)
 
 
 class Recovery:
-    """Looks after the engines of `router`, from `open` on. A one-token call may take `trial_timeout_s`."""
+    """Looks after the engines of `router`, from `open` on.
+
+    A trial of an ejected engine may take `trial_timeout_s`. A quiet engine hangs if a trial takes `hang_timeout_s`.
+    """
 
     def __init__(
         self,
@@ -42,16 +53,19 @@ class Recovery:
         metrics: HealthMetrics,
         *,
         trial_timeout_s: float,
+        hang_timeout_s: float,
     ) -> None:
         self._router = router
         self._links = links
         self._supervisor = supervisor
         self._metrics = metrics
         self._trial_timeout_s = trial_timeout_s
+        self._hang_timeout_s = hang_timeout_s
         self._on_trial: set[str] = set()
+        self._asked: set[str] = set()
 
     def open(self) -> None:
-        """Start to look for hung engines, and at how late the loop is."""
+        """Start to look for quiet engines, and at how late the loop is."""
         self._router.health.lag.measure(self._metrics.loop_lag.observe)
         self._supervisor.start("hang-check", self._watch)
 
@@ -77,74 +91,69 @@ class Recovery:
     def remove(self, engine_id: str) -> None:
         """Stop to try an engine, which has left the router."""
         self._supervisor.cancel(f"trial:{engine_id}")
+        self._supervisor.cancel(f"question:{engine_id}")
         self._on_trial.discard(engine_id)
+        self._asked.discard(engine_id)
 
     async def _watch(self) -> None:
+        health, engines = self._router.health, self._router.engines
         while True:
             await asyncio.sleep(HANG_CHECK_S)
-            for change in self._router.health.hung(loop_time_s()):
-                self.on_change(change)
-            for engine in self._router.health.stalled(loop_time_s()):
+            for engine in health.quiet(loop_time_s()):
+                engine_id = engine.view.engine_id
+                if engine_id not in self._asked:
+                    self._asked.add(engine_id)
+                    self._supervisor.start(f"question:{engine_id}", partial(self._ask, engine_id))
+            for engine in health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
                 log.info(event, engine=engine.view.engine_id)
-            for booking in forgotten(self._router.engines.values(), self._router.health.lag, loop_time_s()):
+            for booking in forgotten(engines.values(), health.lag, loop_time_s()):
                 if booking.give_up is not None:
-                    booking.give_up()
+                    booking.give_up("serves later calls and has forgotten this one")
+            for booking in health.abandoned(loop_time_s()):
+                if booking.give_up is not None:
+                    booking.give_up(f"has sent nothing to any call for {UNHEARD_S:g} s")
+
+    async def _ask(self, engine_id: str) -> None:
+        """Try a quiet engine until it computes, or goes on by itself, or is out."""
+        health, engine = self._router.health, self._router.engines[engine_id]
+        try:
+            while engine.asked_s < inf:
+                begun_s, is_asked_stream = loop_time_s(), engine.progress.open_streams >= SEVERAL_STREAMS
+                computed, failure = await self._try(engine_id, self._hang_timeout_s, streamed=is_asked_stream)
+                if computed:
+                    health.proved(engine_id, loop_time_s())
+                elif failure is not None and failure.cause == EngineTimeoutError.cause:
+                    self.on_change(health.hung(engine_id, begun_s, loop_time_s()))
+                else:
+                    await asyncio.sleep(ASK_AGAIN_S)
+        finally:
+            self._asked.discard(engine_id)
 
     async def _try_until_up(self, engine_id: str) -> None:
-        """Try an engine until it is up, or down: then the monitor finds out when it is back."""
+        """Try an engine until it is up, or down: then the monitor finds out when it is back.
+
+        The first trial asks for a whole answer, the next one for a stream.
+        """
         self._on_trial.add(engine_id)
         health = self._router.engines[engine_id].health
         try:
             while health.state in _OUT:
                 await asyncio.sleep(max(0.0, health.next_probe_s - loop_time_s()))
                 if health.state in _OUT:
-                    begun_s = loop_time_s()
-                    failure = await self._try(engine_id)
+                    begun_s, streamed = loop_time_s(), health.state is HealthState.PROBATION
+                    _, failure = await self._try(engine_id, self._trial_timeout_s, streamed=streamed)
                     self.on_change(self._router.health.tried(engine_id, failure, begun_s, loop_time_s()))
         finally:
             self._on_trial.discard(engine_id)
 
-    async def _try(self, engine_id: str) -> Failure | None:
-        """Ask for one token. Returns the failure; None if the engine answered. A refusal is an answer too."""
+    async def _try(self, engine_id: str, within_s: float, *, streamed: bool) -> tuple[bool, Failure | None]:
+        """Whether the engine has computed two tokens, and how it has failed; neither if it refuses the trial."""
+        link, offer = self._links[engine_id], self._router.engines[engine_id].offer
         try:
-            async with asyncio.timeout(self._trial_timeout_s):
-                await self._one_token(engine_id)
+            async with asyncio.timeout(within_s):
+                return await try_engine(engine_id, link, offer, streamed=streamed), None
         except TimeoutError:
-            return Failure(EngineTimeoutError.cause, said="one token did not come in time")
+            return False, Failure(EngineTimeoutError.cause, said="two tokens did not come in time")
         except EngineError as error:
-            return Failure(error.cause, retry_after_s=error.retry_after_s, said=error.message)
-        return None
-
-    async def _one_token(self, engine_id: str) -> None:
-        """Ask for one token: in a whole answer first, and on probation as a stream."""
-        link, engine = self._links[engine_id], self._router.engines[engine_id]
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", b"plait-trial")]
-        if link.authorization is not None:
-            headers.append((b"authorization", link.authorization))
-        streamed = engine.health.state is HealthState.PROBATION
-        asked = {"model": min(engine.offer.models, default=""), "prompt": "Hello", "max_tokens": 1, "stream": streamed}
-        response = await link.client.request("POST", "/v1/completions", headers, msgspec.json.encode(asked))
-        try:
-            answer = await response.read(MAX_TRIAL_BYTES)
-        finally:
-            response.abort()
-        if response.status in TOO_EARLY or response.status >= 500 or link.refused_ours(response.status):
-            message = f"engine {engine_id} answered with status {response.status}"
-            raise EngineStatusError(message, response.status, retry_after_s=retry_after_s(response.headers))
-        problem = _problem(engine_id, answer, streamed=streamed) if response.status == 200 else None
-        if isinstance(problem, EngineError):
-            raise problem
-
-
-def _problem(engine_id: str, answer: bytes, *, streamed: bool) -> EngineError | str | None:
-    """Why the answer to a trial is not a whole completion."""
-    if streamed:
-        stream = CompletionStream(engine_id, withhold=False)
-        stream.feed(answer)
-        stream.end()
-        return stream.problem
-    body = decode(answer)
-    if body is None or not body.choices:
-        return garbled(engine_id, "an answer without choices")
-    return ending_problem(engine_id, [reason for _, reason in endings(body)], 1)
+            return False, Failure(error.cause, retry_after_s=error.retry_after_s, said=error.message)

@@ -150,7 +150,9 @@ class Gateway:
         links = {name: EngineLink(cast("HttpClient", http), key) for name, http in engines.items()}
         self.supervisor = Supervisor(self.registry)
         health_metrics = HealthMetrics(self.registry)
-        self.recovery = Recovery(self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1)
+        self.recovery = Recovery(
+            self.router, links, self.supervisor, health_metrics, trial_timeout_s=0.1, hang_timeout_s=0.1
+        )
         admission = Admission(self.router, at_loop_time, lambda _: UNLIMITED, max_wait_s=120.0)
         self.gate = Gate(admission, hold_s=60.0)
         self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)

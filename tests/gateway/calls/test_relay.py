@@ -263,7 +263,7 @@ async def test_a_call_that_its_engine_has_forgotten_goes_to_another(pieces: list
         await until_stuck()
         (booking,) = made.router.engines["a"].progress.waiting
         assert booking.give_up is not None
-        booking.give_up()
+        booking.give_up("has forgotten it")
         await task
         assert client.headers[b"plait-engine"] == b"b"
         assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}

@@ -100,7 +100,7 @@ async def test_a_gateway_that_stops_while_it_gives_a_call_up() -> None:
         await until_stuck()
         (booking,) = made.router.engines["a"].progress.waiting
         assert booking.give_up is not None
-        booking.give_up()
+        booking.give_up("has forgotten it")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -60,20 +60,29 @@ def sent(router: Router, now_s: float, engine_id: str = "a") -> Booking:
     return router.book(call, router.select(call, now_s, prefer=engine_id), now_s)
 
 
-@pytest.mark.parametrize(("lag_s", "is_hung"), [(0.0, True), (0.2, True), (80.0, True), (95.0, False)])
-def test_an_engine_is_not_hung_while_the_gateway_does_not_listen(lag_s: float, is_hung: bool) -> None:
+@pytest.mark.parametrize(("lag_s", "is_asked"), [(0.0, True), (0.2, True), (80.0, True), (98.0, False)])
+def test_an_engine_is_not_quiet_while_the_gateway_does_not_listen(lag_s: float, is_asked: bool) -> None:
     router = new_router("a", "b")
     sent(router, 0.0)
     late(router.health.lag, 100.0 - lag_s, 100.0)
-    assert bool(router.health.hung(100.0)) is is_hung
+    assert bool(router.health.quiet(100.0)) is is_asked
 
 
 def test_a_lag_before_the_call_was_sent_excuses_nothing() -> None:
     router = new_router("a", "b")
     late(router.health.lag, 1.0, 60.0)
     sent(router, 70.0)
-    assert not router.health.hung(78.0)
-    assert router.health.hung(79.0)
+    assert not router.health.quiet(72.0)
+    assert router.health.quiet(73.0)
+
+
+@pytest.mark.parametrize(("lag_s", "is_hung"), [(0.0, True), (1.0, True), (4.0, False)])
+def test_a_trial_without_an_answer_counts_only_if_the_gateway_was_there(lag_s: float, is_hung: bool) -> None:
+    router = new_router("a", "b")
+    sent(router, 0.0)
+    assert router.health.quiet(50.0)
+    late(router.health.lag, 58.0 - lag_s, 58.0)
+    assert (router.health.hung("a", 50.0, 58.0) is not None) is is_hung
 
 
 @pytest.mark.parametrize(("lag_s", "state"), [(0.0, HealthState.EJECTED), (1.0, HealthState.UP)])

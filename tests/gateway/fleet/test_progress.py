@@ -1,4 +1,4 @@
-"""When an engine is hung: it owes bytes and none come."""
+"""Quiet engines: when a trial asks them, and what follows. Calls that their engines have forgotten."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet import fleet_health
-from plait.gateway.fleet.booking import SLOTS, Booking, CallUsage, Failure
+from plait.gateway.fleet.booking import LATE_S, SLOTS, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
@@ -37,96 +37,192 @@ def booked(
     return router.book(call, placement, now_s)
 
 
-def is_hung(router: Router, now_s: float) -> bool:
+def is_quiet(router: Router, now_s: float) -> bool:
     router.check()
-    return router.engines["a"].progress.is_hung(now_s)
+    return router.engines["a"].progress.is_quiet(now_s)
 
 
 def test_an_idle_engine_owes_nothing(router: Router) -> None:
-    assert not is_hung(router, 1e6)
+    assert not is_quiet(router, 1e6)
 
 
-def test_a_first_byte_is_due_after_the_patience_for_all_prompts_before_it(router: Router) -> None:
+def test_a_first_byte_is_late_after_the_patience_for_all_prompts_before_it(router: Router) -> None:
     for _ in range(10):
         booking = booked(router, 0.0, tokens=1_000)
-    assert booking.due_s == pytest.approx(HANG_S + 3 * 10 * 1.0)
-    assert not is_hung(router, HANG_S + 3.0), "the first call of the queue is due then"
-    assert is_hung(router, HANG_S + 3.1)
+    assert booking.late_s == pytest.approx(LATE_S + 3 * 10 * 1.0)
+    assert not is_quiet(router, LATE_S + 3.0), "the first call of the queue is late then"
+    assert is_quiet(router, LATE_S + 3.1)
 
 
-def test_an_answer_that_is_not_streamed_is_due_at_its_end(router: Router) -> None:
+def test_an_answer_that_is_not_streamed_is_late_at_its_end(router: Router) -> None:
     booking = booked(router, 0.0, streamed=False, limit=5_000)
-    assert booking.due_s == pytest.approx(HANG_S + 3 * (0.1 + 5.0))
-    assert booked(router, 0.0, streamed=False, limit=None).due_s == float("inf")
+    assert booking.late_s == pytest.approx(LATE_S + 3 * (0.1 + 5.0))
+    assert booked(router, 0.0, streamed=False, limit=None).late_s == float("inf")
 
 
 def test_slots_that_long_answers_take_are_no_silence(router: Router) -> None:
     for _ in range(SLOTS):
         booked(router, 0.0, tokens=1, streamed=False, limit=60_000)
-    assert booked(router, 0.0, tokens=1).due_s < 10.0
-    assert not is_hung(router, 60.0), "the last one waits for an answer to end"
-    assert is_hung(router, 200.0)
+    assert booked(router, 0.0, tokens=1).late_s < 10.0
+    assert not is_quiet(router, 60.0), "the last one waits for an answer to end"
+    assert is_quiet(router, 200.0)
 
 
 def test_bytes_of_any_call_show_progress(router: Router) -> None:
     waiting, streaming = booked(router, 0.0), booked(router, 0.0)
     router.first_token(streaming, 1.0)
     router.engines[streaming.placement.engine_id].progress.next_byte(streaming, 20.0)
-    assert not is_hung(router, 28.0)
-    assert is_hung(router, 28.1)
-    router.release(waiting, 28.1, delivered=False)
-    assert is_hung(router, 28.1), "the stream goes on and says nothing"
+    assert not is_quiet(router, 22.0)
+    assert is_quiet(router, 22.1)
+    router.release(waiting, 22.1, delivered=False)
+    assert not is_quiet(router, 22.2), "the stream has paused for 19 s before"
+    assert is_quiet(router, 40.1), "the stream goes on and says nothing"
     streaming.client_is_slow = True
-    assert not is_hung(router, 28.1), "the silence is the client's"
+    assert not is_quiet(router, 40.1), "the silence is the client's"
 
 
-def test_a_hung_engine_is_ejected_with_all_its_calls_if_there_is_another(router: Router) -> None:
+# Questions.
+
+
+def asked(router: Router, now_s: float) -> list[str]:
+    """The engines that a trial has to ask from now on."""
+    return [engine.view.engine_id for engine in router.health.quiet(now_s)]
+
+
+def stalled(router: Router, now_s: float) -> list[str]:
+    """The engines whose trials have no answer for long enough."""
+    router.health.stalled(now_s)
+    return [engine_id for engine_id, engine in router.engines.items() if engine.stalled]
+
+
+def hung(router: Router, now_s: float, asked_s: float = 8.0, engine_id: str = "a") -> list[tuple[str, str]]:
+    """What becomes of an engine of which a trial since `asked_s` had no answer: its state, and which calls it loses."""
+    change = router.health.hung(engine_id, asked_s, now_s)
+    return [] if change is None else [(change.after.value, change.aborts.value)]
+
+
+def test_a_quiet_engine_is_asked_once_and_gets_no_new_calls_until_it_answers(router: Router) -> None:
     booked(router, 0.0)
-    assert [(change.cause, change.aborts.value) for change in router.health.hung(30.0)] == [("hung", "all")]
-    assert router.health.hung(31.0) == []
+    assert asked(router, 2.0) == []
+    assert asked(router, 8.0) == ["a"]
+    assert asked(router, 8.5) == [], "a trial is under way"
+    assert stalled(router, 9.0) == []
+    assert stalled(router, 9.1) == ["a"]
+    assert [engine.view.engine_id for engine in router.health.stalled(9.1)] == [], "told once"
+    assert router.select(Call("next", "m", 10, 64, []), 9.1, prefer="a").engine_id == "b"
+    router.health.proved("a", 9.2)
+    assert stalled(router, 9.2) == []
+    assert asked(router, 9.2 + HANG_S) == [], "so long it may be silent"
+    assert asked(router, 9.3 + HANG_S) == ["a"]
+
+
+def test_a_question_is_over_if_the_engine_goes_on_by_itself(router: Router) -> None:
+    booking = booked(router, 0.0)
+    assert asked(router, 8.0) == ["a"]
+    router.first_token(booking, 8.5)
+    assert asked(router, 9.0) == []
+    assert stalled(router, 9.5) == []
+    assert hung(router, 16.5) == []
+
+
+def test_an_engine_that_answers_no_trial_is_ejected_with_all_its_calls_if_there_is_another(router: Router) -> None:
+    booked(router, 0.0)
+    assert asked(router, 8.0) == ["a"]
+    assert hung(router, 16.0) == [("ejected", "all")]
+    assert hung(router, 16.1) == []
+    assert asked(router, 17.0) == []
     assert router.models.serving("m") == 1
 
 
 def test_the_only_engine_is_waited_for(router: Router) -> None:
     router.health.unreachable("b")
     booked(router, 0.0)
-    assert [change.after.value for change in router.health.hung(30.0)] == ["suspect"]
-    assert router.health.hung(31.0) == []
+    assert asked(router, 8.0) == ["a"]
+    assert hung(router, 16.0) == [("suspect", "none")]
+    assert hung(router, 24.0, 16.0) == []
     assert router.models.serving("m") == 1
 
 
-def stalled(router: Router, now_s: float) -> list[str]:
-    """The engines that are stalled now."""
-    router.health.stalled(now_s)
-    return [engine_id for engine_id, engine in router.engines.items() if engine.stalled]
+def test_calls_are_not_moved_to_an_engine_that_is_as_silent(router: Router) -> None:
+    for engine_id in "ab":
+        call = Call("c", "m", 100, 64, [], streamed=True)
+        router.book(call, router.select(call, 0.0, prefer=engine_id), 0.0)
+    assert asked(router, 8.0) == ["a", "b"]
+    assert stalled(router, 9.1) == ["a", "b"]
+    assert hung(router, 16.0) == [("suspect", "none")]
+    router.health.proved("b", 16.1)
+    assert stalled(router, 16.1) == ["a"]
+    assert hung(router, 24.0, 16.0) == [("ejected", "all")]
 
 
-def test_first_bytes_of_new_calls_do_not_hide_streams_that_stall(router: Router) -> None:
+def test_what_the_engine_counts_or_reports_shows_that_it_computes(router: Router) -> None:
+    stream = booked(router, 0.0)
+    router.first_token(stream, 0.1)
+    assert asked(router, 8.0) == ["a"]
+    router.engines["a"].progress.byte(12.0)
+    assert hung(router, 16.0) == []
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "client_is_slow", "are_over"), [(0.1, False, True), (9.0, False, False), (0.1, True, False)]
+)
+def test_streams_end_if_nothing_is_heard_of_their_engine(
+    router: Router, heard_s: float, *, client_is_slow: bool, are_over: bool
+) -> None:
+    stream = booked(router, 0.0)
+    router.first_token(stream, 0.1)
+    stream.client_is_slow = client_is_slow
+    router.engines["a"].progress.byte(heard_s)
+    assert abandoned(router, 45.0) == []
+    assert abandoned(router, 45.2) == [stream] * are_over
+
+
+def abandoned(router: Router, now_s: float) -> list[Booking]:
+    """The calls that are not waited for any longer."""
+    return router.health.abandoned(now_s)
+
+
+def test_passed_trials_keep_streams_and_not_calls_that_can_move(router: Router) -> None:
+    waiting, streaming = booked(router, 0.0), booked(router, 0.0)
+    router.first_token(streaming, 0.1)
+    for second in range(8, 80, 8):
+        router.health.proved("a", float(second))
+    assert waiting.late_s < 3.0
+    assert abandoned(router, 47.0) == []
+    assert abandoned(router, 48.0) == [waiting]
+    assert booked(router, 100.0) not in abandoned(router, 101.0), "it is not late so far"
+    router.health.unreachable("b")
+    assert abandoned(router, 101.0) == [], "there is no other engine"
+
+
+# Streams that stand still.
+
+
+def test_first_bytes_of_new_calls_do_not_hide_streams_that_stand_still(router: Router) -> None:
     for number in range(20):
         begun = booked(router, number / 10, tokens=10)
         router.first_token(begun, number / 10)
         router.engines[begun.placement.engine_id].progress.next_byte(begun, number / 10 + 0.05)
-    assert stalled(router, 2.0) == []
-    assert stalled(router, 2.5) == ["a"]
-    call = Call("next", "m", 10, 64, [], streamed=True)
-    assert router.select(call, 2.5, prefer="a").engine_id == "b"
-    assert is_hung(router, 10.0), "which it is only because the new calls go elsewhere"
+    assert asked(router, 2.0) == []
+    assert asked(router, 2.5) == ["a"]
+    router.first_token(booked(router, 3.0, tokens=10), 3.5)
+    assert asked(router, 4.0) == []
+    assert stalled(router, 4.0) == ["a"], "the question is still open"
+    assert hung(router, 10.5, 2.5) == [("ejected", "all")]
 
 
-def test_a_stalled_engine_goes_on_with_a_further_byte_or_an_answer(router: Router) -> None:
+def test_a_stream_that_goes_on_or_an_answer_that_ends_shows_that_the_engine_decodes(router: Router) -> None:
     streams = [booked(router, 0.0) for _ in range(2)]
     for stream in streams:
         router.first_token(stream, 0.0)
-    assert stalled(router, 2.5) == ["a"]
-    assert [engine.view.engine_id for engine in router.health.stalled(2.5)] == [], "told once"
+    assert is_quiet(router, 2.5)
     router.engines[streams[0].placement.engine_id].progress.next_byte(streams[0], 2.6)
-    assert [engine.view.engine_id for engine in router.health.stalled(2.7)] == ["a"]
-    assert stalled(router, 6.1) == [], "it has paused for 2.6 s before"
-    assert stalled(router, 6.3) == ["a"]
+    assert not is_quiet(router, 6.1), "it has paused for 2.6 s before"
+    assert is_quiet(router, 6.3)
     router.settle(streams[0], CallUsage(100, 10), 6.4)
-    assert stalled(router, 6.5) == []
+    assert not is_quiet(router, 6.5)
     streams[1].client_is_slow = True
-    assert stalled(router, 30.0) == []
+    assert not is_quiet(router, 30.0)
 
 
 def test_a_stream_may_pause_as_long_as_before(router: Router) -> None:
@@ -135,8 +231,8 @@ def test_a_stream_may_pause_as_long_as_before(router: Router) -> None:
     router.first_token(stream, 0.0)
     for event in range(1, 4):
         router.engines["a"].progress.next_byte(stream, 1.5 * event)
-    assert stalled(router, 6.9) == []
-    assert stalled(router, 7.1) == ["a"]
+    assert not is_quiet(router, 6.9)
+    assert is_quiet(router, 7.1)
 
 
 def test_prompts_that_are_computed_explain_why_streams_wait(router: Router) -> None:
@@ -144,15 +240,19 @@ def test_prompts_that_are_computed_explain_why_streams_wait(router: Router) -> N
     begun = booked(router, 0.2, tokens=2_000)
     booked(router, 0.2, tokens=1_000)
     router.first_token(begun, 2.2)
-    assert stalled(router, 4.0) == []
-    assert stalled(router, 4.2) == ["a"]
+    assert not is_quiet(router, 4.0)
+    assert is_quiet(router, 4.2)
 
 
 def test_a_stalled_engine_gets_calls_if_there_is_no_other(router: Router) -> None:
     router.health.unreachable("b")
     router.first_token(booked(router, 0.0), 0.0)
-    assert stalled(router, 2.5) == ["a"]
-    assert booked(router, 2.6).placement.engine_id == "a"
+    assert asked(router, 2.5) == ["a"]
+    assert stalled(router, 3.6) == ["a"]
+    assert booked(router, 3.6).placement.engine_id == "a"
+
+
+# Calls that are forgotten.
 
 
 def forgotten(router: Router, now_s: float) -> list[Booking]:

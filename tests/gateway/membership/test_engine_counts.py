@@ -27,14 +27,20 @@ SGLANG = b"""sglang:num_running_reqs{model_name="m",tp_rank="0"} 1.2e+01
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 0.0
 sglang:max_total_num_tokens{model_name="m"} 42000.0
 """
+LLAMACPP = b"""llamacpp:prompt_tokens_total 1500
+llamacpp:n_decode_total 30
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 0
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "counts"),
     [
-        (VLLM, EngineCounts(5, 1, 16_000)),
+        (VLLM, EngineCounts(5, 1, 16_000, 0.25)),
         (SGLANG, EngineCounts(12, 0, 42_000)),
         (b"vllm:num_requests_running 1\n", EngineCounts(1, 0, None)),
+        (LLAMACPP, EngineCounts(1, 0, None, 1_530.0)),
         (b"", None),
         (b"python_gc_objects_collected_total 9.0\n", None),
         (b'vllm:num_requests_running{a="b"} many\n<html>', None),
@@ -54,12 +60,21 @@ def test_calls_of_others_and_a_queue_count_in_placement_and_room() -> None:
     call = Call("r", "m", 100, 64, array("Q"))
     router.book(call, router.select(call, 0.0), 0.0)
     assert knowledge_of(engine) == "estimated"
-    apply_counts(engine, EngineCounts(1, 0, 5_000))
+    apply_counts(engine, EngineCounts(1, 0, 5_000), 0.0)
     assert (view.calls, view.slots, engine.cache.estimated_tokens) == (1, 0, 5_000)
-    apply_counts(engine, EngineCounts(6, 2, None))
+    apply_counts(engine, EngineCounts(6, 2, None), 0.0)
     assert (view.calls, view.slots, view.others) == (7, 6, 6), "one may have come since"
     assert knowledge_of(engine) == "counts"
     router.no_reports("a")
     assert view.slots == 6, "the next probe finds no report again"
-    apply_counts(engine, None)
+    apply_counts(engine, None, 0.0)
     assert (view.calls, view.slots) == (1, 0)
+
+
+def test_work_that_is_counted_is_a_sign_of_life() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    engine = router.engines["a"]
+    for second, work in enumerate((0.0, 0.0, 7.0, 7.0)):
+        apply_counts(engine, EngineCounts(1, 0, None, work), float(second))
+    assert engine.progress.silent_s(3.0) == 1.0

@@ -1,9 +1,11 @@
-"""An engine that was ejected: it is tried with one token until it answers, over the connections of real calls."""
+"""Trials of engines that were ejected, and of engines that are quiet, over the connections of real calls."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.fleet.health import HealthLimits, HealthState
 from plait.gateway.membership import recovery
+from plait.gateway.timer import loop_time_s
+from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
+    HASHES,
     JSON,
     LOST,
     WHOLE,
@@ -75,15 +80,15 @@ async def test_trials_go_on_until_one_passes_twice(bad: EngineError | Exchange |
         await until_up(made)
         path, headers, body = sick.requests[-1]
         assert (path, headers[b"authorization"]) == ("/v1/completions", b"Bearer k")
-        assert json.loads(body) == {"model": "m", "prompt": "Hello", "max_tokens": 1, "stream": True}
+        assert json.loads(body) == {"model": "m", "prompt": "Hello", "max_tokens": 2, "stream": True}
         assert (len(sick.requests), sick.answers) == (6, [])
         changes = {name: n for name, n in samples(made.registry).items() if "health_changes" in name and n}
         assert {name.split('"')[5] for name in changes} == {"suspect", "ejected", "probation", "up"}
 
 
 async def test_an_engine_that_refuses_the_trial_itself_is_well() -> None:
-    """An engine for embeddings has no completions."""
-    refused = [Exchange(404, JSON, [b'{"detail":"Not Found"}']) for _ in range(2)]
+    """An engine for embeddings has no completions, and no chat."""
+    refused = [Exchange(404, JSON, [b'{"detail":"Not Found"}']) for _ in range(4)]
     async with gateway(FakeHttp(LOST, LOST, LOST, *refused), FakeHttp(*(whole() for _ in range(3)))) as made:
         await eject(made)
         await until_up(made)
@@ -111,12 +116,105 @@ async def test_an_engine_whose_streams_break_is_not_up() -> None:
         assert changes['plait_engine_health_changes_total{cause="broken",engine="a",state="ejected"}'] == 1
 
 
-async def test_a_call_that_its_engine_has_forgotten_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_up = asyncio.Event()
-    bookings = [SimpleNamespace(give_up=None), SimpleNamespace(give_up=given_up.set)]
+@pytest.mark.parametrize("verdict", ["forgotten", "abandoned"])
+async def test_a_call_without_a_hope_is_given_up(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    bookings = [SimpleNamespace(give_up=None), SimpleNamespace(give_up=given_up.set_result)]
     monkeypatch.setattr(recovery, "HANG_CHECK_S", 0.001)
-    monkeypatch.setattr(recovery, "forgotten", lambda *_: bookings)
     async with gateway(FakeHttp()) as made:
+        owner = recovery if verdict == "forgotten" else made.router.health
+        monkeypatch.setattr(owner, verdict, lambda *_: [] if given_up.done() else bookings)
         made.recovery.open()
-        await asyncio.wait_for(given_up.wait(), 2)
+        assert "forgotten" in await asyncio.wait_for(given_up, 2) or verdict == "abandoned"
+        made.recovery.close()
+
+
+# Quiet engines.
+
+
+def quiet_engine(made: Gateway, *, streams: int = 1) -> None:
+    """The engine has begun streams, and does not go on with them."""
+    for _ in range(streams):
+        call = Call("c", "m", 10, 64, HASHES[:0])
+        begun_s = loop_time_s() - 9.0
+        made.router.first_token(made.router.book(call, made.router.select(call, begun_s, prefer="a"), begun_s), begun_s)
+
+
+def end_streams(made: Gateway) -> None:
+    for booking in [*made.router.engines["a"].progress._streaming]:
+        made.router.release(booking, loop_time_s(), delivered=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(2):
+        while not holds():  # noqa: ASYNC110 - of the task that asks
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are looked at all the time, and asked again at once."""
+    monkeypatch.setattr(recovery, "HANG_CHECK_S", 0.001)
+    monkeypatch.setattr(recovery, "ASK_AGAIN_S", 0.001)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(("streams", "answer"), [(7, whole()), (8, streamed())])
+async def test_a_quiet_engine_that_computes_keeps_its_streams(streams: int, answer: Exchange) -> None:
+    """Where many streams are silent at the same time, the trial is one, too."""
+    sick = FakeHttp(answer)
+    async with gateway(sick, FakeHttp()) as made:
+        quiet_engine(made, streams=streams)
+        made.recovery.open()
+        await until(lambda: bool(sick.requests))
+        await until(lambda: made.router.engines["a"].asked_s == inf)
+        _, headers, body = sick.requests[0]
+        assert headers[b"x-request-id"] == b"plait-trial"
+        assert json.loads(body)["stream"] is (streams >= recovery.SEVERAL_STREAMS)
+        assert (made.router.engines["a"].health.state, sick.lost) == (HealthState.UP, [])
+        end_streams(made)
+        made.recovery.close()
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_quiet_engine_that_answers_no_trial_is_ejected_with_all_its_calls() -> None:
+    sick = FakeHttp(*[None] * 100)
+    async with gateway(sick, FakeHttp()) as made:
+        quiet_engine(made)
+        made.recovery.open()
+        await until(lambda: made.router.engines["a"].health.state is HealthState.EJECTED)
+        assert sick.lost == [("hung", False)]
+        end_streams(made)
+        made.recovery.close()
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("said", [Exchange(401, JSON, [b"{}"]), Exchange(500, JSON, [b"{}"]), LOST])
+async def test_an_engine_that_cannot_be_asked_is_asked_again_and_keeps_its_streams(
+    said: Exchange | EngineError,
+) -> None:
+    sick = FakeHttp(said, whole())
+    async with gateway(sick, FakeHttp()) as made:
+        quiet_engine(made)
+        made.recovery.open()
+        await until(lambda: len(sick.requests) == 2)
+        await until(lambda: made.router.engines["a"].asked_s == inf)
+        assert (made.router.engines["a"].health.state, sick.lost) == (HealthState.UP, [])
+        end_streams(made)
+        made.recovery.close()
+
+
+@pytest.mark.usefixtures("often")
+async def test_an_engine_without_completions_is_asked_for_a_chat() -> None:
+    sick = FakeHttp(Exchange(404, JSON, [b"{}"]), whole(), whole())
+    async with gateway(sick, FakeHttp()) as made:
+        quiet_engine(made)
+        made.recovery.open()
+        await until(lambda: len(sick.requests) == 2)
+        await until(lambda: made.router.engines["a"].asked_s == inf)
+        made.router.health.answered("a", {"m": None}, routes=["/v1/chat/completions"])
+        made.router.engines["a"].progress.proved(-inf)
+        await until(lambda: len(sick.requests) == 3)
+        assert [path for path, _, _ in sick.requests] == ["/v1/completions", *["/v1/chat/completions"] * 2]
+        end_streams(made)
         made.recovery.close()

@@ -1,0 +1,71 @@
+"""Trials: calls of two tokens that show whether an engine computes, over the connections that calls use.
+
+The first token shows that it computes prompts, the second that it decodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from plait.backends.errors import EngineError, EngineStatusError
+from plait.gateway.answers.completions import CompletionStream, decode, ending_problem, endings, garbled
+from plait.gateway.fleet.health import Offer
+from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
+
+MAX_BYTES: Final = 2**20
+ID: Final = b"plait-trial"
+"""The request id of all trials."""
+
+_TOKENS: Final = 2
+_COMPLETIONS: Final = "/completions"
+_CHAT: Final = "/chat/completions"
+_NO_ROUTE: Final = frozenset((404, 405))
+
+
+async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed: bool) -> bool:
+    """Whether the engine has computed two tokens; False if it refuses the trial as a wrong request.
+
+    Raises the `EngineError` of an engine that fails. An engine that computes nothing may never answer.
+    """
+    model = min(offer.models, default="")
+    asked: dict[str, Any] = {"model": model, "max_tokens": _TOKENS, "stream": streamed}
+    prompt, messages = {"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]}
+    status = 404 if offer.has(_COMPLETIONS) is False else await _ask(engine_id, link, _COMPLETIONS, asked | prompt)
+    if status in _NO_ROUTE and offer.has(_CHAT) is not False:
+        status = await _ask(engine_id, link, _CHAT, asked | messages)
+    return status == 200
+
+
+async def _ask(engine_id: str, link: EngineLink, route: str, fields: dict[str, Any]) -> int:
+    """The status of the answer. Raises `EngineError` for one that is the engine's fault, or not whole."""
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", ID)]
+    if link.authorization is not None:
+        headers.append((b"authorization", link.authorization))
+    response = await link.client.request("POST", f"/v1{route}", headers, msgspec.json.encode(fields))
+    try:
+        answer = await response.read(MAX_BYTES)
+    finally:
+        response.abort()
+    status = response.status
+    if status in TOO_EARLY or status >= 500 or link.refused_ours(status):
+        message = f"engine {engine_id} answered with status {status}"
+        raise EngineStatusError(message, status, retry_after_s=retry_after_s(response.headers))
+    problem = _problem(engine_id, answer, streamed=fields["stream"]) if status == 200 else None
+    if isinstance(problem, EngineError):
+        raise problem
+    return status
+
+
+def _problem(engine_id: str, answer: bytes, *, streamed: bool) -> EngineError | str | None:
+    """Why the answer to a trial is not a whole completion."""
+    if streamed:
+        stream = CompletionStream(engine_id, withhold=False)
+        stream.feed(answer)
+        stream.end()
+        return stream.problem
+    body = decode(answer)
+    if body is None or not body.choices:
+        return garbled(engine_id, "an answer without choices")
+    return ending_problem(engine_id, [reason for _, reason in endings(body)], 1)

@@ -191,6 +191,7 @@ class Gateway:
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
         )
+        self._silent_streams = relay.silent_streams
         self._feed = Feed(self.router, relay, self._tenants.label)
         return relay
 
@@ -289,6 +290,7 @@ class Gateway:
         self._monitor.open()
         self._recovery.open()
         self._discovery.open()
+        self._supervisor.start("silent-streams", self._silent_streams.watch)
         self._supervisor.start("sessions-expire", self._chained.expire)
         if self._save_to is not None:
             found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)

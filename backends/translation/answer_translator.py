@@ -229,6 +229,10 @@ class Turn(Protocol):
         """The turn's first events. `model` is the one that the engine names."""
         ...
 
+    def wait(self) -> Iterable[Event]:
+        """Tell that the turn goes on, although nothing comes. The turn may not have begun."""
+        ...
+
     def take(self, part: Part) -> Iterable[Event]:
         """Add a part."""
         ...
@@ -271,7 +275,7 @@ class TurnTranslator:
         written = bytearray()
         for comments, data in read_events(events):
             written += write_comments(comments)
-            for event in self._events(data) if data is not None and not self._ended else ():
+            for event in () if self._ended else self._turn.wait() if data is None else self._events(data):
                 written += write_event(event)
         return bytes(written)
 

@@ -75,6 +75,10 @@ class MessageTurn:
             self._message["model"] = model
         return [{"type": "message_start", "message": self.answer()}]
 
+    def wait(self) -> Iterable[Event]:
+        """Anthropic's own sign of life, which may come before `message_start`."""
+        return [{"type": "ping"}]
+
     def take(self, part: Part) -> Iterable[Event]:
         """A new block where the part does not continue the last one, and the part's delta."""
         block, events = self._block_for(part)

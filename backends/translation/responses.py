@@ -274,10 +274,14 @@ class ResponseTurn:
         return {**self._response, "output": [item.body() for item in self._items]}
 
     def begin(self, model: str) -> Iterable[Event]:
-        """`response.created` and `response.in_progress`."""
+        """`response.created` and `response.in_progress`, unless the client has had them."""
         if model:
             self._response["model"] = model
-        return [self._lifecycle("created"), self._lifecycle("in_progress")]
+        return [] if self._number else [self._lifecycle("created"), self._lifecycle("in_progress")]
+
+    def wait(self) -> Iterable[Event]:
+        """OpenAI's own sign of life. The first event of a stream has to be `response.created`."""
+        return self._numbered([{"type": "keepalive"}]) if self._number else self.begin("")
 
     def take(self, part: Part) -> Iterable[Event]:
         """A new item where the part does not continue the last one, and the part's delta."""

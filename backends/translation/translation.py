@@ -25,8 +25,9 @@ class AnswerTranslator(Protocol):
     def feed(self, events: bytes) -> bytes:
         """The API's events for whole events of a chat stream. The bytes do not depend on how the stream is cut.
 
-        Comments stay comments. An error event becomes the API's error event; what comes after it is dropped. `[DONE]`
-        becomes the stream's ending. No bytes if the events mean nothing in the API.
+        Comments stay comments, and a comment alone becomes the API's own sign of life, too. An error event becomes the
+        API's error event; what comes after it is dropped. `[DONE]` becomes the stream's ending. No bytes if the events
+        mean nothing in the API.
         """
         ...
 

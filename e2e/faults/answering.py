@@ -9,7 +9,7 @@ import msgspec
 
 from e2e.faults.actions import GOOD, Altered, Ending, Raw
 from e2e.faults.completions import Body, completion_of, event
-from e2e.faults.pace import Pace
+from e2e.faults.pace import Pace, Silence
 
 _ENDLESS = b"x" * 2**20
 _STREAM_FIELDS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"transfer-encoding", b"chunked"))
@@ -70,16 +70,18 @@ async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace) -> None:
 
 
 async def _stream(wire: Wire, body: Body, altered: Altered, pace: Pace) -> None:
-    events = _events(body, altered)
+    events, silence = _events(body, altered), Silence(**body.get("silence", {}))
     wire.write(_head(*_STREAM_FIELDS, *altered.headers))
+    await asyncio.sleep(silence.first_s)
     if altered.first:
         wire.write(_chunk(altered.first))
-    if not pace.token_s and not altered.middle:
+    if not pace.token_s and not altered.middle and not silence.middle_s:
         wire.write(b"".join(map(_chunk, events)))
     else:
         for number, data in enumerate(events):
             if number == 2:
                 await _middle(wire, altered)
+                await asyncio.sleep(silence.middle_s)
             wire.write(_chunk(data))
             await asyncio.sleep(pace.token_s)
         if len(events) <= 2:

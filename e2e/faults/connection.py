@@ -173,6 +173,8 @@ class Connection(asyncio.Protocol):
             return response(200, msgspec.json.encode({"object": "list", "data": data}))
         if path == "/health":
             return response(200, b"{}")
+        if path == "/metrics" and self._engine.has_metrics:
+            return response(200, self._engine.metrics(), media=b"text/plain")
         if path in {"/get_model_info", "/get_server_info", "/model_info", "/server_info"}:
             return response(200, msgspec.json.encode({"model_path": self._engine.models[0], "version": "1"}))
         return response(404, b'{"detail": "Not Found"}')

@@ -118,15 +118,26 @@ class ListeningSocket:
 class Engine:
     """An engine and its connections. `idle` are those that carry no call."""
 
-    def __init__(self, name: str, models: list[str], pace: Pace) -> None:
+    def __init__(self, name: str, models: list[str], pace: Pace, *, has_metrics: bool = False) -> None:
         self.name = name
         self.models = models
         self.pace = pace
+        self.has_metrics = has_metrics
+        self._tokens = 0
         self.plan = Plan()
         self.stats = Stats()
         self.socket: ListeningSocket | None = None
         self.connections: dict[Any, bool] = {}
         """Those that are open, and whether each carries a call."""
+
+    def metrics(self) -> bytes:
+        """For `GET /metrics`, under vLLM's names. Between two looks at it, each running call gets a token."""
+        running = self.stats.begun - self.stats.finished - self.stats.aborted
+        self._tokens += 0 if self.plan.modes else running
+        return b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total %d\n" % (
+            running,
+            self._tokens,
+        )
 
     def change(self, plan: Plan) -> None:
         """Follow another plan. Connections without a call are closed if the plan is about connections."""

@@ -11,3 +11,14 @@ class Pace:
 
     first_s: float = 0.0
     token_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Seconds for which an engine holds a stream back: before its first event, and in its middle.
+
+    A call has them in its body, under `silence`. The gateway's trials have none.
+    """
+
+    first_s: float = 0.0
+    middle_s: float = 0.0

@@ -16,9 +16,10 @@ CHAT = "/v1/chat/completions"
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it came, with the times of the request, of the body's first byte and of the end.
+    """An answer as it came, with the times of the request, of the body's first and latest byte, and of the end.
 
-    `broken` says how it broke off; it is empty if the answer is complete as HTTP.
+    `silent_s` is the longest time without a byte of the body. `broken` says how the answer broke off; it is empty if
+    the answer is complete as HTTP.
     """
 
     began_s: float
@@ -26,6 +27,8 @@ class Answer:
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes = b""
     first_s: float | None = None
+    latest_s: float = 0.0
+    silent_s: float = 0.0
     ended_s: float = 0.0
     broken: str = ""
 
@@ -162,8 +165,11 @@ class Connection(asyncio.Protocol):
         self._answer.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        if self._answer.first_s is None:
-            self._answer.first_s = time.monotonic()
+        answer, now_s = self._answer, time.monotonic()
+        if answer.first_s is None:
+            answer.first_s = now_s
+        answer.silent_s = max(answer.silent_s, now_s - (answer.latest_s or answer.began_s))
+        answer.latest_s = now_s
         self._pieces.append(body)
 
     def on_message_complete(self) -> None:

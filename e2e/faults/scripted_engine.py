@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", required=True, help="its models, with commas; once for each engine")
     parser.add_argument("--first-s", type=float, default=0.0, help="seconds until the first byte of an answer")
     parser.add_argument("--token-s", type=float, default=0.0, help="seconds between two tokens")
+    parser.add_argument("--metrics", action="store_true", help="count calls and tokens in /metrics, as vLLM does")
     asyncio.run(_serve(parser.parse_args()))
 
 
@@ -37,7 +38,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     for port, control_port, name, models in zip(
         arguments.port, control_ports, arguments.name, arguments.model, strict=True
     ):
-        engine = Engine(name, models.split(","), pace)
+        engine = Engine(name, models.split(","), pace, has_metrics=arguments.metrics)
         engine.socket = ListeningSocket(port, partial(Connection, engine))
         if control_port is not None:
             control_sockets.append(ListeningSocket(control_port, partial(Connection, engine, is_control=True)))

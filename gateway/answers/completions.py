@@ -454,8 +454,8 @@ class AnswerForm(Protocol):
     def error_event(self, error: PlaitError) -> bytes:
         """An error in a stream that has begun."""
 
-    def waiting_event(self, position: int, expected_s: float) -> bytes:
-        """What a stream is told while its call waits: its place among its tenant's calls, and the expected seconds."""
+    def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
+        """What a silent stream is told. `has_begun`: it has had an event of the answer."""
 
 
 class CompletionForm:
@@ -488,9 +488,9 @@ class CompletionForm:
         """An event with OpenAI's error object."""
         return b"data: %b\n\n" % error.body()
 
-    def waiting_event(self, position: int, expected_s: float) -> bytes:
+    def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:  # noqa: ARG002
         """A comment. Clients ignore comments, and so do proxies, except that they wait on."""
-        return b": waiting position=%d expected_s=%d\n\n" % (position, round(expected_s))
+        return b": %b\n\n" % comment.encode()
 
 
 COMPLETION = CompletionForm()

@@ -26,6 +26,9 @@ from plait.gateway.answers.completions import (
 
 Json = dict[str, Any]
 
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+KEEPALIVE = b'event: keepalive\ndata: {"type": "keepalive"}\n\n'
+
 
 class TypedStream(EventStream):
     """One stream of typed events. Only events with one of the `markers` in them are decoded."""
@@ -169,6 +172,10 @@ class ResponseForm(CompletionForm):
         """A reader of a stream of typed events."""
         return ResponseStream(engine_id, bounds)
 
+    def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
+        """OpenAI's own sign of life, behind the comment. The first event of a stream has to be `response.created`."""
+        return super().sign_of_life(comment, has_begun=has_begun)[:-1] + (KEEPALIVE if has_begun else b"\n")
+
 
 class MessageForm(CompletionForm):
     """Objects and events of `/v1/messages`."""
@@ -187,9 +194,9 @@ class MessageForm(CompletionForm):
         """A reader of a stream of typed events."""
         return MessageStream(engine_id, bounds)
 
-    def waiting_event(self, position: int, expected_s: float) -> bytes:
+    def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """Anthropic's own sign of life, behind the comment."""
-        return super().waiting_event(position, expected_s)[:-1] + b'event: ping\ndata: {"type": "ping"}\n\n'
+        return super().sign_of_life(comment, has_begun=has_begun)[:-1] + PING
 
 
 class ObjectForm(CompletionForm):

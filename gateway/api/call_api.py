@@ -135,9 +135,7 @@ class TranslatedAnswer:
             if self._is_stream:
                 await self._to_client(message)
         elif self._is_stream:
-            body = message.get("body", b"")
-            is_note = body.startswith(b":")  # of a call that waits: it comes on its own, before the events
-            await self._to_client({**message, "body": body if is_note else self._translator.feed(body)})
+            await self._to_client({**message, "body": self._translator.feed(message.get("body", b""))})
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):

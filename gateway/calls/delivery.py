@@ -26,8 +26,8 @@ class HeldSink(Sink, Protocol):
 
     has_begun: bool
 
-    def waits(self, position: int, expected_s: float) -> None:
-        """Tell the client its place, and the seconds that it has to wait."""
+    def tell(self, comment: str) -> None:
+        """Tell the client that its call goes on."""
 
     def fail(self, error: PlaitError) -> None:
         """Tell a client that has a status of the error that ended its call."""
@@ -43,11 +43,14 @@ class HeldBytes(Protocol):
         """Count this much less."""
 
 
-class Closable(Protocol):
-    """What may be given up before its end."""
+class OpenExchange(Protocol):
+    """The exchange with an engine, as long as there is one."""
 
     def close(self) -> None:
         """Give it up."""
+
+    def redirect(self, sink: Sink) -> None:
+        """Nothing of the answer has come so far. From now on it goes to this sink."""
 
 
 NOWHERE: Final = Nowhere()
@@ -85,14 +88,14 @@ class Delivery(msgspec.Struct, eq=False):
     # Where it is.
 
     may_leave: bool = False  # it may be told to come back, if it has to wait
-    held_stream: HeldSink | None = None  # tells the client its place, and the seconds that it has to wait
+    held_stream: HeldSink | None = None  # becomes the sink of a stream whose client is told that it waits
     waiting: Waiting | None = None  # its place in admission, from the first attempt on
     booking: Booking | None = None  # of the attempt that is running or was the last
     link: EngineLink | None = None  # to that attempt's engine
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
     charged: bool = False  # a retry was taken from the budget
     sink: Sink = NOWHERE  # where its answer goes
-    exchange: Closable | None = None  # with the engine, while there is one
+    exchange: OpenExchange | None = None  # with the engine, while there is one
     timer: asyncio.Handle | None = None  # of a call that waits
     leasing: asyncio.Future[None] | None = None  # while the gateways' store is asked
     on_end: OnEnd | None = None  # called once, with the error that ended it

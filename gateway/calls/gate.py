@@ -1,8 +1,6 @@
-"""Where calls wait for their engines, or for their sessions, and where their clients are told of it.
+"""Where calls wait for their engines, or for their sessions, and the sink of a stream whose client is told so.
 
-A stream that waits gets its status after some seconds, and with the status a comment that says how long the wait is.
-Comments follow until the answer comes. They keep the client and proxies from giving up. Headers that are known only
-then come as one more comment, and an error comes as an event.
+`silent_streams` says when it is told.
 """
 
 from __future__ import annotations
@@ -26,23 +24,18 @@ EXPECTED_OUTPUT_TOKENS = 128
 
 Resume = Callable[[Exception | None], None]
 
-NOTICE_S = 10.0
-"""Clients and proxies give up after a minute without a byte, some after less."""
-
 
 class Gate:
     """Places calls, and lets them through when their engines have room.
 
-    A client that can be told while its call waits is told every `notice_s`. Another one is kept waiting for `hold_s`,
-    and then told to come back.
+    A client that cannot be told while its call waits is kept waiting for `hold_s`, and then told to come back.
     """
 
-    def __init__(self, admission: Admission, hold_s: float, notice_s: float = NOTICE_S) -> None:
+    def __init__(self, admission: Admission, hold_s: float) -> None:
         self.admission = admission
         self.leases: RateLeases | None = None
         """Where several gateways share the rates of tenants."""
         self._hold_s = hold_s
-        self._notice_s = notice_s
 
     def enter(self, delivery: Delivery, prefer: str | None, resume: Resume) -> Waiting:
         """Let the call through: it is sent now if that says so. Raises `PlaitError` for one that is refused.
@@ -80,8 +73,6 @@ class Gate:
         waiting.tell = partial(self._told, delivery, waiting, resume)
         if delivery.may_leave:
             delivery.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, delivery, waiting, resume)
-        elif delivery.held_stream is not None:
-            self._notice_later(delivery, waiting)
 
     async def _lease(self, leases: RateLeases, delivery: Delivery, waiting: Waiting, resume: Resume) -> None:
         """Admit a call that the gateways' store allows."""
@@ -102,6 +93,14 @@ class Gate:
             delivery.leasing = None
             if waiting.is_sent:
                 resume(None)
+
+    def outlook(self, delivery: Delivery) -> str | None:
+        """For people: a waiting call's place among its tenant's, and the seconds that it has to wait; else None."""
+        waiting = delivery.waiting
+        if waiting is None or waiting.tell is None:
+            return None
+        position, expected_s = self.admission.outlook(waiting)
+        return f"waiting position={position} expected_s={round(expected_s)}"
 
     def gone(self, delivery: Delivery) -> None:
         """The client of a call has gone before it was sent, or in that moment."""
@@ -130,22 +129,16 @@ class Gate:
         delivery.timer = waiting.tell = None
         resume(error)
 
-    def _notice_later(self, delivery: Delivery, waiting: Waiting) -> None:
-        delivery.timer = asyncio.get_running_loop().call_later(self._notice_s, self._notice, delivery, waiting)
-
-    def _notice(self, delivery: Delivery, waiting: Waiting) -> None:
-        """Tell the client that its call waits."""
-        assert delivery.held_stream is not None
-        delivery.held_stream.waits(*self.admission.outlook(waiting))
-        self._notice_later(delivery, waiting)
-
 
 OURS: Final = b"plait-"
 """Headers with this prefix are told in a comment once the status has gone out."""
 
 
 class HeldStream:
-    """The sink of a stream that has to wait. `has_begun` says that the client has the status already."""
+    """The sink of a stream that has to wait. `has_begun` says that the client has the status already.
+
+    Headers that are known only later come as a comment, and an error comes as an event.
+    """
 
     def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
         self.has_begun = False
@@ -175,8 +168,8 @@ class HeldStream:
         """Whether the client has been sent all that was written."""
         return self._sink.is_drained
 
-    def waits(self, position: int, expected_s: float) -> None:
-        """Tell the client that its call is the tenant's `position`th that waits, and for how long it is expected to."""
+    def tell(self, comment: str) -> None:
+        """Tell the client that its call goes on."""
         if not self.has_begun:
             self.has_begun = True
             headers: Headers = [
@@ -185,7 +178,7 @@ class HeldStream:
                 (b"x-request-id", self._call_id.encode("latin-1")),
             ]
             self._sink.start(200, headers)
-        self._sink.write(self._form.waiting_event(position, expected_s))
+        self._sink.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer. Its client may have a status already."""

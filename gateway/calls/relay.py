@@ -32,9 +32,10 @@ from plait.backends.errors import (
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
-from plait.gateway.calls.gate import Gate, HeldStream
+from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
+from plait.gateway.calls.silent_streams import SilentStreams
 from plait.gateway.calls.upstream import Exchange, Upstream
 from plait.gateway.fleet.booking import Booking, Failure
 from plait.gateway.fleet.engine import note_answer
@@ -108,6 +109,7 @@ class Relay:
         self._objectives = objectives
         self._max_attempts = max_attempts
         self._sessions = SessionEngines()
+        self.silent_streams = SilentStreams(gate)
 
     async def deliver(self, delivery: Delivery, sink: Sink, *, for_client: bool = True) -> None:
         """Place the call, send it, send on what comes in the sink. Raises the error that ended the call.
@@ -150,7 +152,7 @@ class Relay:
         if for_client:
             delivery.may_leave = not delivery.call.streamed
             if delivery.call.streamed:
-                delivery.held_stream = HeldStream(sink, delivery.form, delivery.call.call_id)
+                self.silent_streams.begin(delivery)
         if delivery.handle is not None:
             self._objectives.begin(delivery)
         self._step(delivery, self._place)
@@ -237,7 +239,7 @@ class Relay:
 
     def _send(self, booking: Booking, delivery: Delivery) -> None:
         """Send the call to the engine that it is booked on."""
-        engine_id, call, held = booking.placement.engine_id, delivery.call, delivery.held_stream
+        engine_id, call = booking.placement.engine_id, delivery.call
         delivery.booking, delivery.engine_id = booking, engine_id
         try:
             delivery.link = self._links[engine_id]
@@ -245,8 +247,7 @@ class Relay:
                 self._sessions.placed(delivery.tenant, delivery.turn_of, call.model, engine_id)
             if self.watch is not None:
                 self.watch.placed(delivery)
-            sink = held if held is not None and held.has_begun else delivery.sink
-            delivery.exchange = self._upstream.send(delivery, sink, partial(self._answered, delivery))
+            delivery.exchange = self._upstream.send(delivery, partial(self._answered, delivery))
         except Exception as error:  # noqa: BLE001 - whatever it is, the booking has to end
             self._answered(delivery, error)
 
@@ -298,6 +299,7 @@ class Relay:
     def _finish(self, delivery: Delivery) -> None:
         """A call leaves the books, is counted, and the log gets its line."""
         delivery.on_end = None
+        self.silent_streams.end(delivery)
         if delivery.handle is not None:
             self._objectives.end(delivery)
         now_s, waiting, usage = loop_time_s(), delivery.waiting, delivery.usage

@@ -57,13 +57,13 @@ class Upstream:
         self.router = router
         self._forward_client_key = forward_client_key
 
-    def send(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> Exchange:
+    def send(self, delivery: Delivery, on_end: OnEnd) -> Exchange:
         """Send the call and pass the answer on. `on_end` is called once the answer has ended, with its error.
 
         What is wrong with it by the caller's fault is the `problem`. If the engine is at fault, the error is an
         `EngineError`; a client that was told something by then has been sent an error event too.
         """
-        booking, link = delivery.booking, delivery.link
+        booking, link, sink = delivery.booking, delivery.link, delivery.sink
         assert booking is not None
         assert link is not None
         cache, age_s = self.router.engines[delivery.engine_id].cache, booking.sent_s - delivery.arrived_s
@@ -107,6 +107,11 @@ class Exchange(msgspec.Struct, eq=False):
         """Wait for more of the answer no longer."""
         if self._response.source is not None:
             self._response.source.fail(EngineTimeoutError(f"engine {self._delivery.engine_id} {why}"))
+
+    def redirect(self, sink: Sink) -> None:
+        """Nothing of the answer has come so far. From now on it goes to this sink."""
+        self._sink = sink
+        sink.on_room = self.has_room
 
     def close(self) -> None:
         """The exchange is over, whether or not the answer has ended. What the engine has said of itself is kept."""

@@ -198,7 +198,7 @@ class RecordedAnswer(MessageSink):
         self._seen = False  # whether a client has been sent more than comments
         self._ended = False
         self._error: PlaitError | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[bool]] = []
 
     @property
     def is_full(self) -> bool:
@@ -264,66 +264,56 @@ class RecordedAnswer(MessageSink):
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
         """Send the answer to a client as it comes. Raises `PlaitError` only while nothing has been sent.
 
-        `keep_alive_s` is given for a stream. Until the answer begins, a comment is sent every `keep_alive_s`. The first
-        comment starts the response, with `headers`.
+        `keep_alive_s` is given for a stream. While nothing comes, a comment is sent every `keep_alive_s`. If the answer
+        has not begun, the first comment starts the response, with `headers`.
         """
-        follower, begun = Follower(), False
+        follower = Follower()
         self._window.followers[follower] = None
+        begun = refused = ended = False
         try:
-            while not await self._begins(follower, keep_alive_s):
-                await _keep_alive(send, headers, begun=begun)
-                begun = True
-            await self._pass_on(follower, send, begun=begun)
+            while not ended:
+                message = await self._next(follower, keep_alive_s)
+                if message is None:
+                    await _keep_alive(send, headers, begun=begun)
+                    begun = True
+                    continue
+                self._seen = True
+                is_head = message["type"] == "http.response.start"
+                if is_head and begun:
+                    refused = message["status"] != 200
+                else:
+                    await send({**message, "body": _event(message["body"])} if refused else message)
+                begun, ended = True, not is_head and not message.get("more_body", False)
+                self._window.was_sent(follower, message)
+                self._wake()
         except PlaitError as error:
-            if not begun and not follower.messages:
+            if not begun:
                 raise
             await send({"type": "http.response.body", "body": _event(error.body())})
         finally:
             self._window.leave(follower)
             self._wake()
 
-    async def _begins(self, follower: Follower, within_s: float | None) -> bool:
-        """Wait for the first message; False if none comes in time. Raises the error with which the answer failed."""
-        if within_s is None:
-            await self._next(follower)
-            return True
-        try:
-            async with asyncio.timeout(within_s):
-                await self._next(follower)
-        except TimeoutError:
-            return False
-        return True
-
-    async def _pass_on(self, follower: Follower, send: Send, *, begun: bool) -> None:
-        refused = False
-        while True:
-            message = await self._next(follower)
-            self._seen = True
-            is_head = message["type"] == "http.response.start"
-            if begun and is_head:
-                refused = message["status"] != 200
-            else:
-                await send({**message, "body": _event(message["body"])} if refused else message)
-            self._window.was_sent(follower, message)
-            self._wake()
-            if not is_head and not message.get("more_body", False):
-                return
-
-    async def _next(self, follower: Follower) -> Message:
-        """Wait for a follower's next message; raises the error that the answer failed with."""
+    async def _next(self, follower: Follower, within_s: float | None) -> Message | None:
+        """Wait for a follower's next message; None if nothing comes in time. Raises the error of a failed answer."""
         while (message := self._window.next(follower)) is None or self._held_back:
             if self._error is not None:
                 raise self._error
-            await self._change()
+            if not await self._changes(within_s):
+                return None
         return message
 
-    async def _change(self) -> None:
-        """Wait until something has come, or a follower has read or gone."""
-        waiter = asyncio.get_running_loop().create_future()
+    async def _changes(self, within_s: float | None) -> bool:
+        """Wait until something has come, or a follower has read or gone. False if that takes longer than `within_s`."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        timer = None if within_s is None else loop.call_later(within_s, _set, waiter, False)
         self._waiting.append(waiter)
         try:
-            await waiter
+            return await waiter
         finally:
+            if timer is not None:
+                timer.cancel()
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
@@ -335,8 +325,12 @@ class RecordedAnswer(MessageSink):
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+                _set(waiter, True)
+
+
+def _set(waiter: asyncio.Future[bool], has_changed: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(has_changed)
 
 
 async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:

@@ -175,10 +175,16 @@ def test_the_calls_of_an_anthropic_message_may_be_interleaved() -> None:
 
 
 @APIS
-def test_comments_stay(api: Callable[..., TurnTranslator]) -> None:
-    assert api().feed(b": waiting\n\n") == b": waiting\n\n"
-    first = stream(message("a"))[0]
-    assert api().feed(b": waiting\n\n" + first) == b": waiting\n\n" + api().feed(first)
+def test_comments_stay_and_become_signs_of_life(api: Callable[..., TurnTranslator]) -> None:
+    waits, first = b": waiting\n\n", b"".join(stream(message("a"))[:2])
+    translator, plain = api(), events(api().feed(first))
+    told = translator.feed(waits)
+    assert told.startswith(waits + b"event: ")
+    assert events(translator.feed(first))[-1] == plain[-1]
+    assert translator.feed(waits).startswith(waits + b"event: ")
+    *_, done = stream(message("a"))
+    assert translator.feed(done)
+    assert translator.feed(waits) == waits, "nothing follows the end"
 
 
 @APIS

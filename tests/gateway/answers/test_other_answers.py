@@ -127,15 +127,19 @@ def test_what_is_no_whole_answer_is_the_engines_fault(form: AnswerForm, answer: 
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "has_begun", "told"),
     [
-        (COMPLETION, b": waiting position=3 expected_s=40\n\n"),
-        (RESPONSE, b": waiting position=3 expected_s=40\n\n"),
-        (MESSAGE, b': waiting position=3 expected_s=40\nevent: ping\ndata: {"type": "ping"}\n\n'),
+        (COMPLETION, False, b": waiting\n\n"),
+        (COMPLETION, True, b": waiting\n\n"),
+        (RESPONSE, False, b": waiting\n\n"),
+        (RESPONSE, True, b': waiting\nevent: keepalive\ndata: {"type": "keepalive"}\n\n'),
+        (MESSAGE, False, b': waiting\nevent: ping\ndata: {"type": "ping"}\n\n'),
     ],
 )
-def test_a_stream_that_waits_is_told_so_in_its_clients_way(form: AnswerForm, told: bytes) -> None:
-    assert form.waiting_event(3, 39.7) == told
+def test_a_silent_stream_gets_a_sign_of_life_in_its_clients_way(
+    form: AnswerForm, told: bytes, *, has_begun: bool
+) -> None:
+    assert form.sign_of_life("waiting", has_begun=has_begun) == told
 
 
 def test_an_error_of_the_caller_in_an_answer_is_its_problem() -> None:

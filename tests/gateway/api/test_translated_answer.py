@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from plait.backends.translation.translation import AnswerTranslator, Translation
+import pytest
+
+from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import COMPLETION
 from plait.gateway.api.call_api import TranslatedAnswer
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.gate import HeldStream
 
 STREAM = [(b"content-type", b"text/event-stream")]
+CHUNK = b'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "first"}}]}\n\n'
 
 
-class Loud:
-    """Translates into capitals."""
-
-    def feed(self, events: bytes) -> bytes:
-        return events.upper()
-
-
-async def test_the_first_events_after_a_wait_are_translated_and_notes_are_not() -> None:
+@pytest.mark.parametrize(
+    ("path", "signs", "first"),
+    [
+        ("/v1/responses", ["response.created", "response.in_progress", "keepalive"], "response.output_item.added"),
+        ("/v1/messages", ["ping", "ping"], "message_start"),
+    ],
+)
+async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
+    path: str, signs: list[str], first: str
+) -> None:
     sent = list[bytes]()
 
     async def to_client(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    translated = TranslatedAnswer(to_client, cast("Translation", None), cast("AnswerTranslator", Loud()))
+    translation = TRANSLATIONS[path]
+    translated = TranslatedAnswer(to_client, translation, translation.answer({}))
     held = HeldStream(AsgiSink(translated.send), COMPLETION, "r1")
-    held.waits(1, 4.0)
-    headers = [*STREAM, (b"plait-engine", b"a")]
-    held.start(200, headers)
-    held.write(b"data: first\n\n")
+    held.tell("waiting position=1 expected_s=4")
+    held.start(200, [*STREAM, (b"plait-engine", b"a")])
+    held.write(CHUNK)
     await held.flush()
-    assert b"".join(sent) == b": waiting position=1 expected_s=4\n\n: plait-engine=a\n\nDATA: FIRST\n\n"
+    lines = b"".join(sent).decode().splitlines()
+    assert [line for line in lines if line.startswith(":")] == [": waiting position=1 expected_s=4", ": plait-engine=a"]
+    events = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    assert events[: len(signs) + 1] == [*signs, first]

@@ -11,7 +11,9 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import Amounts, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import ClientGoneError
+from plait.gateway.calls.upstream import LEAST_WAIT_S
 from plait.gateway.store.event_log import Drawn
+from plait.gateway.timer import loop_time_s
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -162,12 +164,13 @@ def streamed(status: int = 200) -> Exchange:
 
 async def told_stream(made: Gateway, client: Client) -> asyncio.Task[None]:
     """A stream that has been told twice that it waits."""
-    made.gate._notice_s = 0.01
     close_gate(made)
     task = asyncio.create_task(made.deliver(client, body=STREAMED))
-    async with asyncio.timeout(5):
-        while len(client.sent) < 3:  # noqa: ASYNC110 - of another task
-            await asyncio.sleep(0.001)
+    await until_stuck()
+    for at_s in (10.0, 20.0):
+        made.relay.silent_streams.look(loop_time_s() + at_s)
+    await until_stuck()
+    assert len(client.sent) == 3
     return task
 
 
@@ -177,6 +180,7 @@ async def test_a_stream_that_waits_is_told_its_place_and_then_the_headers_of_its
         task = await told_stream(made, client)
         assert (client.status, client.headers[b"x-request-id"]) == (200, b"r1")
         assert client.body.startswith(b": waiting position=1 expected_s=")
+        await asyncio.sleep(LEAST_WAIT_S)
         open_gate(made)
         await task
         (ours,) = [line for line in client.body.split(b"\n\n") if line.startswith(b": plait-")]
@@ -230,11 +234,11 @@ async def test_a_client_that_goes_while_it_is_told_frees_its_place() -> None:
 
 async def test_a_whole_answer_is_told_nothing() -> None:
     async with gateway(FakeHttp(whole())) as made:
-        made.gate._notice_s = 0.01
         close_gate(made)
         client = Client()
         task = asyncio.create_task(made.deliver_whole(client))
         await asyncio.sleep(0.05)
+        made.relay.silent_streams.look(loop_time_s() + 30.0)
         assert client.sent == []
         open_gate(made)
         await task

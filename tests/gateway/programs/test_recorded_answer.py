@@ -166,6 +166,18 @@ async def test_a_stream_that_waits_is_kept_alive_and_then_goes_on() -> None:
     assert [message["type"] for message in client.sent].count("http.response.start") == 1
 
 
+async def test_a_stream_that_is_silent_amid_its_events_is_kept_alive() -> None:
+    answer, client = kept_answer(), Client()
+    answer.put(START)
+    answer.put(ONE)
+    following = asyncio.create_task(answer.follow(client.send, ECHO, keep_alive_s=0.001))
+    await asyncio.wait_for(client.third.wait(), 5)
+    assert client.sent[:3] == [START, ONE, {**ONE, "body": KEEP_ALIVE}]
+    answer.put(LAST)
+    await following
+    assert client.body.replace(KEEP_ALIVE, b"") == ONE["body"] + LAST["body"]
+
+
 async def test_after_a_comment_errors_are_events() -> None:
     answer, client = kept_answer(), Client()
     following = await waiting(answer, client)

@@ -98,7 +98,7 @@ class FleetHealth:
         return self._down(engine, "silent", Aborts.ALL, "two probes in a row were not answered in time")
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
-        """The one-token call that tries an ejected engine has ended. `failure` is None if it got its answer."""
+        """A trial of an ejected engine has ended. `failure` is None if it got its answer."""
         engine = self._engines[engine_id]
         before = engine.health.state
         if failure is None:

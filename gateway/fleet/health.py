@@ -65,8 +65,8 @@ class HealthEvent(StrEnum):
     """What is learned of an engine.
 
     answered: it lists its models. unreachable: no connection, or silent to its probes. succeeded: a call got its whole
-    answer. failed: it failed a call. tripped: it failed too many, or one on probation. passed: the one-token call that
-    tries an ejected engine got its answer.
+    answer. failed: it failed a call. tripped: it failed too many, or one on probation. passed: a trial
+    got its answer.
     """
 
     ANSWERED = "answered"
@@ -204,7 +204,7 @@ class Health:
         return False
 
     def eject(self, cause: str, now_s: float, jitter: float, retry_after_s: float | None = None) -> bool:
-        """Take the engine out until a one-token call passes; True if the state changed. `jitter` is from 0 to 1."""
+        """Take the engine out until a trial passes; True if the state changed. `jitter` is from 0 to 1."""
         if not self.on(HealthEvent.TRIPPED, cause):
             return False
         limits = self.limits
@@ -219,7 +219,7 @@ class Health:
     def try_failed(
         self, cause: str, begun_s: float, now_s: float, jitter: float, retry_after_s: float | None = None
     ) -> None:
-        """A one-token call that began at `begun_s` failed. The next one comes after the pause."""
+        """A trial that began at `begun_s` failed. The next one comes after the pause."""
         self._failed_probes += 1
         self.on(HealthEvent.TRIPPED, cause)
         pause_s = self.probe_after_s * (1 - JITTER_SHARE * jitter)
@@ -227,7 +227,7 @@ class Health:
         self.next_probe_s = max(now_s, begun_s + pause_s, now_s + asked_s)
 
     def try_passed(self, now_s: float) -> bool:
-        """A one-token call got its answer; True if the state changed, as it does twice until the engine is up."""
+        """A trial got its answer; True if the state changed, as it does twice until the engine is up."""
         self.next_probe_s = now_s + self.limits.probe_s
         return self.on(HealthEvent.PASSED, self.cause)
 

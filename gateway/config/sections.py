@@ -293,9 +293,9 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     model's tokenizer, a name on the hub such as `Qwen/Qwen3-0.6B` or `Qwen/Qwen3-0.6B@REVISION`, `tiktoken:NAME`,
     `tiktoken:/path`, `embedded` (the embedded engine's), `estimated` (four bytes a token) or `bytes` (one a byte).
     chat_template: path to a Jinja template (default: the tokenizer's). profile: name of a cost profile or path to a
-    `.toml` (default a6000-mistral-7b). max_context_tokens: prompt and output together (default: the engine's value).
-    aliases: further names that clients may use (default none). fallbacks: models that answer while no engine takes
-    calls for this one, the first that can (default none).
+    `.toml` (default a6000-mistral-7b). max_context_tokens: prompt and output together, if that is less than
+    an engine lists (default: what each engine lists). aliases: further names that clients may use (default none).
+    fallbacks: models that answer while no engine takes calls for this one, the first that can (default none).
     """
 
     name: Text

@@ -168,6 +168,18 @@ class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
+def _context(name: str, listed: Mapping[str, _Model], configured: Mapping[str, int]) -> int | None:
+    """The most tokens that an engine takes for a model: what it lists, or what is configured if that is less.
+
+    Engines list no context for an adapter. An adapter has that of its base model.
+    """
+    model = listed.get(name)
+    names = [name] if model is None or model.parent is None else [name, model.parent]
+    said = (listed[one].max_model_len for one in names if one in listed)
+    limits = (configured.get(one) for one in names)
+    return min(filter(None, (next(filter(None, said), None), next(filter(None, limits), None))), default=None)
+
+
 class _Paths(msgspec.Struct):
     """The part of an OpenAPI document that counts here."""
 
@@ -183,7 +195,7 @@ async def _listed_routes(requests: EngineRequests) -> frozenset[str] | None:
 
 
 class Monitor:
-    """Probes and polls `engines` until closed. A context configured for a model overrides the engines' own.
+    """Probes and polls `engines` until closed. A context configured for a model bounds the engines' own.
 
     `agreements` compares the engines' tokenizers with the gateway's, and `search` finds those that it lacks.
     """
@@ -305,8 +317,7 @@ class Monitor:
         listed = {model.id: model for model in msgspec.json.decode(answer, type=_ModelList).data}
         if engine.name not in self._routes:
             self._routes[engine.name] = await _listed_routes(requests)
-        contexts = {**{name: model.max_model_len for name, model in listed.items()}, **self._context_tokens}
-        models = {name: contexts.get(name) for name in engine.models or listed}
+        models = {name: _context(name, listed, self._context_tokens) for name in engine.models or listed}
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
         if await self._search.prepare(engine.name, requests, roots):

@@ -185,6 +185,25 @@ async def test_models_of_an_engine_that_reports_are_read_again(monkeypatch: pyte
         await until(lambda: router.models.names == {"m", "adapter"})
 
 
+@pytest.mark.parametrize(("contexts", "expected"), [({}, 4_096), ({"m": 100}, 100), ({"m": 100, "adapter": 50}, 50)])
+async def test_an_adapter_has_the_context_of_its_base_model(
+    monkeypatch: pytest.MonkeyPatch, contexts: dict[str, int], expected: int
+) -> None:
+    fake = FakeEngine()
+    fake.models = {"data": [{"id": "m", "max_model_len": 4_096}, {"id": "adapter", "parent": "m", "root": "/a"}]}
+    async with watching(monkeypatch, fake, contexts=contexts) as router:
+        await until(lambda: is_up(router))
+        assert router.engines["a"].offer.models["adapter"] == expected
+        assert router.engines["a"].offer.adapters == {"adapter": "m"}
+
+
+async def test_a_configured_context_is_no_longer_than_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watching(monkeypatch, FakeEngine(), contexts={"m": 32_768}) as router:
+        await until(lambda: is_up(router))
+        assert dict(router.engines["a"].offer.models) == {"m": 4_096}
+        assert "context" in router.engines["a"].mismatches
+
+
 async def test_configured_models_and_contexts_win_over_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeEngine()
     async with watching(monkeypatch, fake, models=["m", "n"], contexts={"m": 100}) as router:

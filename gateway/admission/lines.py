@@ -196,12 +196,11 @@ class Lines:
     def _stranded(self) -> list[Waiting]:
         """The calls that wait for an engine that takes them no more, or may not take all of them."""
         self._lines = {engine_id: line for engine_id, line in self._lines.items() if line}
-        eligible = self._router.models.eligible_ids() if self._lines else {}
         return [
             call
             for engine_id, line in self._lines.items()
             for call in line
-            if engine_id not in eligible.get(call.call.model, ()) or engine_id in self._router.hand_over
+            if engine_id in self._router.hand_over or not _takes(self._router, call, engine_id)
         ]
 
     def _move(self, call: Waiting, now_s: float) -> None:
@@ -250,7 +249,7 @@ def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
 
 
 def _takes(router: Router, call: Waiting, engine_id: str) -> bool:
-    return any(view.engine_id == engine_id for view in router.models.able(call.call.model))
+    return router.models.takes(call.call, engine_id, call.route)
 
 
 def _best_change(
@@ -286,9 +285,7 @@ def _may_go(router: Router, call: Waiting, engine_id: str) -> bool:
     """Whether a call may change to an engine. One that continues another stays where that ran."""
     if call.prefer is not None or engine_id in call.avoid or engine_id in router.hand_over:
         return False
-    if all(view.engine_id != engine_id for view in router.models.able(call.call.model)):
-        return False
-    return call.route is None or router.engines[engine_id].offer.has(call.route) is not False
+    return _takes(router, call, engine_id)
 
 
 def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, now_s: float) -> tuple[float, Placement]:

@@ -101,15 +101,18 @@ class Router:
         route: str | None = None,
         passed: Passed = NOTHING_PASSED,
     ) -> Placement:
-        """Choose an engine that has `route`; raises `NotFoundError` or `NoEngineError`. Changes nothing.
+        """Choose an engine that has `route`, and a context with room for the call. Changes nothing.
 
         `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
         calls. It goes to an engine to `avoid` only if there is no other, and before the waiting calls `passed`.
+        Raises `NotFoundError` or `NoEngineError`.
         """
         assert call.block_tokens == self.block_tokens
         engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
         if route is not None or not engines:
             engines = self.models.eligible(call.model, route)
+        if call.model in self.models.uneven:
+            engines = self.models.fitting(call, engines, route)
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)

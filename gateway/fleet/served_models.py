@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError, NotFoundError
 from plait.backends.protocol.openai import ANY_MODEL
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
+from plait.policy.types import Call
 
 KEPT_SHARE = 0.5
 """The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""
@@ -54,7 +56,9 @@ class ServedModels:
 
     `on_change` is called then. `bases` has the base model of each LoRA adapter. `takers` has the engines that take
     calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
-    engine's context is not known. `direct` has the models for which `check` gives the name itself.
+    engine's context is not known. `uneven` has the models that some engine takes calls for, and that are offered with
+    different contexts, with each engine's own; one that is not known is infinite. `direct` has the models for which
+    `check` gives the name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -68,6 +72,8 @@ class ServedModels:
         self.takers: dict[str, list[EngineView]] = {}
         self.direct: Collection[str] = ()
         self.contexts: Mapping[str, int | None] = {}
+        self.uneven: Mapping[str, Mapping[str, float]] = {}
+        self._taker_ids: Mapping[str, Collection[str]] = {}
 
     @property
     def names(self) -> set[str]:
@@ -79,9 +85,13 @@ class ServedModels:
         names = self.names
         offers = [engine.offer for engine in self._engines.values()]
         self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
-        self.takers = {model: [engine.view for engine in self._able(model)] for model in names}
+        self.takers = {model: [engine.view for engine in _able(self._serving(model))] for model in names}
+        self._taker_ids = {model: {view.engine_id for view in views} for model, views in self.takers.items()}
         self.direct = {model for model in names if self.takers[model] and model not in self.given.aliases}
-        self.contexts = {model: self._longest_context(model) for model in names}
+        offered = {model: self._offered_contexts(model) for model in names}
+        self.contexts = {model: _longest(contexts.values()) for model, contexts in offered.items()}
+        differing = {model: contexts for model, contexts in offered.items() if len({*contexts.values()}) > 1}
+        self.uneven = {model: contexts for model, contexts in differing.items() if self.takers[model]}
         self.on_change()
 
     def base(self, model: str) -> str:
@@ -122,12 +132,36 @@ class ServedModels:
         views = self.takers.get(model)
         if not views:
             views = self.takers[self.check(model)]
-        if route is None:
-            return views
-        having = [view for view in views if self._engines[view.engine_id].offer.has(route) is not False]
+        having = self._having(views, route)
         if not having:
             raise NotFoundError(f"No engine that serves model '{model}' has {route}.", code="no_such_route")
         return having
+
+    def fitting(self, call: Call, takers: Sequence[EngineView], route: str | None = None) -> Sequence[EngineView]:
+        """The engines whose contexts have room for a call, of those that take calls for its model on `route`.
+
+        The call needs room for its prompt and its output limit; without a limit, for a token. If no taker has room,
+        and the prompt is counted exactly, a stalled or sick engine that has room is better than a refusal. If there is
+        none either, it is for the engines with the longest contexts to judge.
+        """
+        contexts, needed = self.uneven[call.model], call.prompt_tokens + (call.output_limit or 1)
+        fitting = [view for view in takers if contexts[view.engine_id] >= needed]
+        if not fitting and call.prompt_hash is not None:
+            with_room = [engine for engine in self._serving(call.model) if contexts[engine.view.engine_id] >= needed]
+            fitting = self._having([engine.view for engine in _able(with_room)], route)
+        if not fitting:
+            longest = max((contexts[view.engine_id] for view in takers), default=inf)
+            fitting = [view for view in takers if contexts[view.engine_id] == longest]
+        return fitting
+
+    def takes(self, call: Call, engine_id: str, route: str | None = None) -> bool:
+        """Whether a call may be placed on an engine."""
+        if route is not None and self._engines[engine_id].offer.has(route) is False:
+            return False
+        if call.model not in self.uneven:
+            return engine_id in self._taker_ids.get(call.model, ())
+        takers = self._having(self.takers[call.model], route)
+        return any(view.engine_id == engine_id for view in self.fitting(call, takers, route))
 
     def all_have(self, model: str, route: str) -> bool:
         """Whether each engine that takes calls for `model` is known to have `route`."""
@@ -136,10 +170,6 @@ class ServedModels:
     def able(self, model: str) -> list[EngineView]:
         """As `eligible`, but empty if there is none."""
         return self.takers.get(model, [])
-
-    def eligible_ids(self) -> dict[str, list[str]]:
-        """For each model, the engines that take calls for it."""
-        return {model: [view.engine_id for view in views] for model, views in self.takers.items()}
 
     def peers(self) -> list[list[EngineView]]:
         """The engines that take calls, in groups that serve the same models."""
@@ -156,7 +186,7 @@ class ServedModels:
     def may_eject(self, engine: FleetEngine) -> bool:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
         for model in engine.offer.models:
-            serving = [other for other in self._engines.values() if model in other.offer.models]
+            serving = self._serving(model)
             takers = [other for other in serving if other.health.state in TAKES_CALLS and not other.draining]
             kept = sum(other is not engine for other in takers)
             if kept < KEPT_SHARE * len(serving):
@@ -166,24 +196,33 @@ class ServedModels:
     def have_another(self, engine: FleetEngine) -> bool:
         """Whether for each of the engine's models another one takes calls, and is not stalled."""
         return all(
-            any(
-                other is not engine and other.takes_calls and not other.stalled
-                for other in self._engines.values()
-                if model in other.offer.models
-            )
+            any(other is not engine and other.takes_calls and not other.stalled for other in self._serving(model))
             for model in engine.offer.models
         )
 
-    def _able(self, model: str) -> list[FleetEngine]:
-        serving = [engine for engine in self._engines.values() if model in engine.offer.models]
-        able = [engine for engine in serving if engine.takes_calls]
-        able = [engine for engine in able if not engine.stalled] or able
-        return able or [e for e in serving if e.health.state in _BETTER_THAN_NONE and not e.draining]
+    def _serving(self, model: str) -> list[FleetEngine]:
+        return [engine for engine in self._engines.values() if model in engine.offer.models]
 
-    def _longest_context(self, model: str) -> int | None:
-        offers = [engine.offer.models[model] for engine in self._engines.values() if model in engine.offer.models]
-        known = [offer for offer in offers if offer is not None]
-        return max(known) if known and len(known) == len(offers) else None
+    def _having(self, views: list[EngineView], route: str | None) -> list[EngineView]:
+        if route is None:
+            return views
+        return [view for view in views if self._engines[view.engine_id].offer.has(route) is not False]
+
+    def _offered_contexts(self, model: str) -> dict[str, float]:
+        offered = {engine.view.engine_id: engine.offer.models[model] for engine in self._serving(model)}
+        return {engine_id: inf if tokens is None else tokens for engine_id, tokens in offered.items()}
+
+
+def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
+    """Those of some engines that take calls: the healthy ones, else stalled ones, else sick ones."""
+    able = [engine for engine in serving if engine.takes_calls]
+    able = [engine for engine in able if not engine.stalled] or able
+    return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.draining]
+
+
+def _longest(contexts: Iterable[float]) -> int | None:
+    longest = max(contexts, default=inf)
+    return None if longest == inf else int(longest)
 
 
 def _check_all_answered(engines: Collection[FleetEngine], name: str) -> None:

@@ -214,10 +214,10 @@ class Launcher:
         engines: Iterable[Server | Mapping[str, Any]],
         name: str = "gateway",
         *,
-        models: Sequence[str] = ("demo",),
+        models: Sequence[str | Mapping[str, Any]] = ("demo",),
         **sections: Mapping[str, Any] | list[Mapping[str, Any]],
     ) -> Server:
-        """A gateway over engines (servers, or entries of the configuration), not started yet.
+        """A gateway over engines (servers, or entries of the configuration; so are models), not started yet.
 
         `sections` add to the configuration, or replace keys of it. A list is an array of tables, such as `tenants`.
         """
@@ -229,7 +229,7 @@ class Launcher:
         config: dict[str, Any] = {
             "server": {"port": port, "drain_delay_s": 0, "workers": WORKERS},
             "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
-            "models": [{"name": model, "tokenizer": "embedded"} for model in models],
+            "models": [{"name": one, "tokenizer": "embedded"} if isinstance(one, str) else one for one in models],
             "engines": [
                 {"name": engine.name, "url": engine.url} if isinstance(engine, Server) else engine for engine in engines
             ],

@@ -93,6 +93,7 @@ class Delivery(msgspec.Struct, eq=False):
     booking: Booking | None = None  # of the attempt that is running or was the last
     link: EngineLink | None = None  # to that attempt's engine
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
+    unable: frozenset[str] = frozenset()  # engines that never get it: they lack what it needs
     charged: bool = False  # a retry was taken from the budget
     sink: Sink = NOWHERE  # where its answer goes
     exchange: OpenExchange | None = None  # with the engine, while there is one

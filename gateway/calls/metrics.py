@@ -270,8 +270,8 @@ class CallMetrics:
             "plait_call_failures", "Calls that the engine failed, by cause", [*by_engine, "cause"], registry=registry
         )
         self._retries = Counter(
-            "plait_retries", "Calls that were tried again after this engine failed them", [*by_engine, "cause"],
-            registry=registry,
+            "plait_retries", "Calls that were tried again after this engine failed or refused them",
+            [*by_engine, "cause"], registry=registry,
         )  # fmt: skip
         self._not_retried = Counter(
             "plait_retries_refused", "Failed calls that were not tried again", ["model", "why"], registry=registry
@@ -315,7 +315,7 @@ class CallMetrics:
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
-        """A call that the engine failed is tried again."""
+        """A call that the engine failed, or refused for what it lacks, is tried again."""
         self._retries.labels(model, engine_id, cause).inc()
 
     def not_retried(self, model: str, why: str) -> None:

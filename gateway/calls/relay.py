@@ -3,8 +3,8 @@
 Nothing here waits. A call goes from event to event, and each decides what comes next:
 
 - `begin` places it (`_place`); it is sent at once (`_send`), or when admission lets it through (`_resume`);
-- its exchange ends (`_answered`): the call ends, or after a failure it is placed again (`_place_again`), perhaps after
-  a pause (`_book_again`);
+- its exchange ends (`_answered`): the call ends, or it is placed again (`_place_again`), as the engine lacks something
+  that another may have, or after a failure, perhaps with a pause (`_book_again`);
 - its client goes, or the gateway stops (`cancel`).
 
 However an attempt ends, `_close` settles, releases or fails its booking, exactly once. However a call ends, `_finish`
@@ -29,6 +29,7 @@ from plait.backends.errors import (
     NoEngineError,
     PlaitError,
 )
+from plait.gateway.answers.refusals import LackError
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
@@ -68,6 +69,12 @@ class SessionEngines:
     def engine_of(self, tenant: str, session: str, model: str) -> str | None:
         """Where the session's latest turn ran; None for one that is not known."""
         return self._engines.get((tenant, session, model))
+
+    def preferred(self, delivery: Delivery) -> str | None:
+        """The engine that has what a call continues, if its prompt does not tell."""
+        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
+            return self.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
+        return delivery.continues_on
 
     def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
         """A turn of the session runs on this engine."""
@@ -190,7 +197,7 @@ class Relay:
 
     def _place(self, delivery: Delivery) -> None:
         """Place the call, and send it if it does not have to wait."""
-        prefer = self._preferred(delivery) if delivery.turn_of else delivery.continues_on
+        prefer = self._sessions.preferred(delivery) if delivery.turn_of else delivery.continues_on
         try:
             waiting = self._gate.enter(delivery, prefer, partial(self._resume, delivery))
         except PlaitError as error:
@@ -228,14 +235,8 @@ class Relay:
         self._send(self._router.book(delivery.call, placement, loop_time_s()), delivery)
 
     def _selected(self, delivery: Delivery, avoid: frozenset[str]) -> Placement:
-        prefer = self._preferred(delivery)
-        return self._router.select(delivery.call, loop_time_s(), prefer=prefer, avoid=avoid, route=delivery.route)
-
-    def _preferred(self, delivery: Delivery) -> str | None:
-        """The engine that has what the call continues, if its prompt does not tell."""
-        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
-            return self._sessions.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
-        return delivery.continues_on
+        prefer, unable, route = self._sessions.preferred(delivery), delivery.unable, delivery.route
+        return self._router.select(delivery.call, loop_time_s(), prefer=prefer, avoid=avoid, unable=unable, route=route)
 
     def _send(self, booking: Booking, delivery: Delivery) -> None:
         """Send the call to the engine that it is booked on."""
@@ -262,7 +263,11 @@ class Relay:
             self._close(delivery, booking, failure)
         except Exception as defect:  # noqa: BLE001 - the call ends all the same, and whoever began it is told
             failure, error = None, defect
-        if failure is None:
+        if isinstance(error, LackError):  # nothing has failed: this is no attempt, and the retry costs nothing
+            self._metrics.retried(delivery.call.model, delivery.engine_id, error.lack)
+            delivery.retry()
+            self._step(delivery, self._place_again)
+        elif failure is None:
             self._end(delivery, error)
         else:
             self._failed(delivery, failure)

@@ -12,6 +12,7 @@ from itertools import compress
 from typing import Final
 
 import msgspec
+import structlog
 
 from plait.backends.errors import (
     AnswerTooLargeError,
@@ -25,6 +26,7 @@ from plait.backends.errors import (
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
+from plait.gateway.answers.refusals import LackError, lack_of
 from plait.gateway.asgi import NAME, Headers, OnEnd, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
@@ -39,6 +41,8 @@ MAX_ANSWER_BYTES = 256 * 2**20
 
 LEAST_WAIT_S = 0.01
 """A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
+
+log = structlog.get_logger(__name__)
 
 _USUAL: Final = frozenset((b"keep-alive", b"close"))
 
@@ -148,7 +152,7 @@ class Exchange(msgspec.Struct, eq=False):
         except Exception as error:
             if self._on_end is None:  # the call has ended
                 raise
-            self.end(error)  # by a defect, or because the answer is not wanted
+            self.end(error)  # by a defect, because the answer is not wanted, or to go to another engine
 
     def _read_head(self) -> None:
         """The head has come, or none will: then the error is raised."""
@@ -218,6 +222,7 @@ class Exchange(msgspec.Struct, eq=False):
             return
         if self._held is not None:
             self._held.end()
+        self._check_lack(response.status, bytes(answer))
         refused = _refused(delivery, response, bytes(answer))
         self._is_written = True
         self._sink.whole(*refused)
@@ -254,6 +259,18 @@ class Exchange(msgspec.Struct, eq=False):
         self._is_written = True  # from here on, room for more only means that the client has it
         self._sink.whole(200, _start(delivery, self._response), answer)
         self._written()
+
+    def _check_lack(self, status: int, answer: bytes) -> None:
+        """Raises `LackError` if the engine refuses the call for what it lacks, and another engine may take it."""
+        delivery, call, models = self._delivery, self._booking.call, self._upstream.router.models
+        lack = lack_of(status, answer)
+        if lack is None:
+            return
+        unable = delivery.unable | models.too_short(call, delivery.engine_id)
+        if models.others(call.model, unable, delivery.route):
+            delivery.unable, delivery.ended = unable, "refused"
+            log.info("call moved", request_id=call.call_id, engine=delivery.engine_id, cause=lack)
+            raise LackError(lack)
 
     # A stream.
 
@@ -294,6 +311,8 @@ class Exchange(msgspec.Struct, eq=False):
         response = self._response
         if isinstance(stream.error, EngineError):
             raise stream.error
+        if isinstance(stream.error, str):  # older SGLangs refuse a stream in its first event
+            self._check_lack(400, events)
         if not events.strip():
             if response.error is not None:
                 raise response.error

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from uuid import uuid4
 
-from plait.backends.errors import ConflictError
+from plait.backends.errors import ConflictError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine import FleetEngine
@@ -98,18 +98,23 @@ class Router:
         *,
         prefer: str | None = None,
         avoid: Collection[str] = (),
+        unable: Collection[str] = (),
         route: str | None = None,
         passed: Passed = NOTHING_PASSED,
     ) -> Placement:
         """Choose an engine that has `route`, and a context with room for the call. Changes nothing.
 
         `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
-        calls. It goes to an engine to `avoid` only if there is no other, and before the waiting calls `passed`.
-        Raises `NotFoundError` or `NoEngineError`.
+        calls. It goes to an engine to `avoid` only if there is no other, never to one that is `unable` to take it, and
+        before the waiting calls `passed`. Raises `NotFoundError` or `NoEngineError`.
         """
         assert call.block_tokens == self.block_tokens
         engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
-        if route is not None or not engines:
+        if unable:
+            engines = self.models.others(call.model, unable, route)
+            if not engines:
+                raise NoEngineError(f"No other engine takes calls for '{call.model}'.", retry_after_s=1.0)
+        elif route is not None or not engines:
             engines = self.models.eligible(call.model, route)
         if call.model in self.models.uneven:
             engines = self.models.fitting(call, engines, route)

@@ -140,11 +140,10 @@ class ServedModels:
     def fitting(self, call: Call, takers: Sequence[EngineView], route: str | None = None) -> Sequence[EngineView]:
         """The engines whose contexts have room for a call, of those that take calls for its model on `route`.
 
-        The call needs room for its prompt and its output limit; without a limit, for a token. If no taker has room,
-        and the prompt is counted exactly, a stalled or sick engine that has room is better than a refusal. If there is
-        none either, it is for the engines with the longest contexts to judge.
+        If no taker has room, and the prompt is counted exactly, a stalled or sick engine that has room is better than a
+        refusal. If there is none either, it is for the engines with the longest contexts to judge.
         """
-        contexts, needed = self.uneven[call.model], call.prompt_tokens + (call.output_limit or 1)
+        contexts, needed = self.uneven[call.model], _needed_tokens(call)
         fitting = [view for view in takers if contexts[view.engine_id] >= needed]
         if not fitting and call.prompt_hash is not None:
             with_room = [engine for engine in self._serving(call.model) if contexts[engine.view.engine_id] >= needed]
@@ -162,6 +161,21 @@ class ServedModels:
             return engine_id in self._taker_ids.get(call.model, ())
         takers = self._having(self.takers[call.model], route)
         return any(view.engine_id == engine_id for view in self.fitting(call, takers, route))
+
+    def too_short(self, call: Call, engine_id: str) -> frozenset[str]:
+        """The engines that have no room for a call which this one has refused as too long: itself, and no longer ones.
+
+        The call may be longer than the gateway counts. An engine whose context is not known may have room.
+        """
+        contexts = self._offered_contexts(call.model)
+        own = contexts.get(engine_id, inf)
+        least = max(_needed_tokens(call), 0 if own == inf else own + 1)
+        return frozenset([engine_id, *(other for other, tokens in contexts.items() if tokens < least)])
+
+    def others(self, model: str, unable: Collection[str], route: str | None = None) -> list[EngineView]:
+        """As `eligible`, without the engines that are `unable`; perhaps none."""
+        serving = [engine for engine in self._serving(model) if engine.view.engine_id not in unable]
+        return self._having([engine.view for engine in _able(serving)], route)
 
     def all_have(self, model: str, route: str) -> bool:
         """Whether each engine that takes calls for `model` is known to have `route`."""
@@ -218,6 +232,11 @@ def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
     able = [engine for engine in serving if engine.takes_calls]
     able = [engine for engine in able if not engine.stalled] or able
     return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.draining]
+
+
+def _needed_tokens(call: Call) -> int:
+    """The context that a call needs: for its prompt and its output limit; without a limit, for a token."""
+    return call.prompt_tokens + (call.output_limit or 1)
 
 
 def _longest(contexts: Iterable[float]) -> int | None:

@@ -175,7 +175,10 @@ class Gateway:
 
     async def deliver_whole(self, client: Client, *, prompt_tokens: int = 257) -> None:
         """As `deliver`, of a call that is not streamed."""
-        call = Call("r1", "m", prompt_tokens, 64, HASHES, streamed=False)
+        await self.deliver_call(client, Call("r1", "m", prompt_tokens, 64, HASHES, streamed=False))
+
+    async def deliver_call(self, client: Client, call: Call) -> None:
+        """As `deliver`, of this call."""
         await unless_gone(client.receive, self.relay.deliver(self.delivery(call=call), AsgiSink(client.send)))
 
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:

@@ -36,17 +36,24 @@ class Received:
     body: bytes
 
 
+def listed(*models: str) -> bytes:
+    """What an engine with these models answers to `/v1/models`."""
+    return json.dumps({"object": "list", "data": [{"id": model, "object": "model"} for model in models]}).encode()
+
+
 class StubEngine:
     """A server in a thread; `script` is how the next POSTs are answered, `received` the POSTs so far.
 
-    It says which `routes` it has if there are any.
+    It says which `routes` it has if there are any. It has Plait's adapter if there is a `report` of its cache. `models`
+    is what it lists.
     """
 
     def __init__(self, model: str = "demo", routes: Sequence[str] = ()) -> None:
         self.script = Script()
         self.received: list[Received] = []
+        self.report: bytes | None = None
         self.stopping = threading.Event()
-        self.models = b'{"object": "list", "data": [{"id": "%b", "object": "model"}]}' % model.encode()
+        self.models = listed(model)
         self.openapi = json.dumps({"paths": {route: {} for route in routes}}).encode() if routes else None
         stub = self
 
@@ -74,8 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        known = {"/v1/models": self.engine.models, "/openapi.json": self.engine.openapi}  # and no cache-state report
-        found = known.get(self.path)
+        engine = self.engine
+        known = {"/v1/models": engine.models, "/openapi.json": engine.openapi, "/cache_state": engine.report}
+        found = known.get(self.path.partition("?")[0])
         self._answer(Script([found or b"{}"], 200 if found else 404, JSON))
 
     def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""What engines say when they refuse a call for what they lack: a context that is long enough.
+"""What engines say when they refuse a call for what they lack: a context that is long enough, or the model.
 
 Another engine of the fleet may have it. Every other refusal is about the call, and would be the same elsewhere.
 """
@@ -9,11 +9,14 @@ import re
 from enum import StrEnum
 from typing import Final
 
+from plait.gateway.answers.completions import error_text
+
 
 class Lack(StrEnum):
     """What an engine lacks for a call. The value is the cause in metrics and in the log."""
 
     CONTEXT = "context_length"
+    MODEL = "model_not_found"
 
 
 class LackError(Exception):
@@ -44,6 +47,26 @@ _TOO_LONG: Final = re.compile(
 """
 
 
-def lack_of(status: int, answer: bytes) -> Lack | None:
-    """What the engine lacks that refuses a call with this answer; None if it is not that."""
-    return Lack.CONTEXT if status == 400 and _TOO_LONG.search(answer, 0, LOOKED_AT_BYTES) else None
+_NO_MODEL: Final = re.compile(
+    r"(?:the )?model [`'\"](?P<model>.+?)[`'\"] (?:does not exist|not found)"
+    r"|the following requested lora adapters are not loaded: (?P<adapter>\S+)",
+    re.IGNORECASE,
+)
+"""How a message begins, with the model's name: what stands elsewhere, a client may have written.
+
+- vLLM and SGLang: "The model `m` does not exist."
+- SGLang's completions take any name for its model, and `m:adapter` for an adapter: "The following requested LoRA
+  adapters are not loaded: adapter ..."
+"""
+
+
+def lack_of(status: int, answer: bytes, model: str) -> Lack | None:
+    """What the engine lacks that refuses a call for `model` with this answer; None if it is not that."""
+    if status == 400 and _TOO_LONG.search(answer, 0, LOOKED_AT_BYTES):
+        return Lack.CONTEXT
+    refused = _NO_MODEL.match(error_text(answer)[1]) if status in {400, 404} else None
+    if refused is None:
+        return None
+    adapter = refused["adapter"]
+    is_meant = refused["model"] == model if adapter is None else model.endswith(f":{adapter}")
+    return Lack.MODEL if is_meant else None

@@ -26,7 +26,7 @@ from plait.backends.errors import (
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
-from plait.gateway.answers.refusals import LackError, lack_of
+from plait.gateway.answers.refusals import Lack, LackError, lack_of
 from plait.gateway.asgi import NAME, Headers, OnEnd, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
@@ -262,12 +262,15 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _check_lack(self, status: int, answer: bytes) -> None:
         """Raises `LackError` if the engine refuses the call for what it lacks, and another engine may take it."""
-        delivery, call, models = self._delivery, self._booking.call, self._upstream.router.models
-        lack = lack_of(status, answer)
+        delivery, call, router = self._delivery, self._booking.call, self._upstream.router
+        lack, unable = lack_of(status, answer, call.model), delivery.unable.union((delivery.engine_id,))
         if lack is None:
             return
-        unable = delivery.unable | models.too_short(call, delivery.engine_id)
-        if models.others(call.model, unable, delivery.route):
+        if lack is Lack.MODEL:
+            router.health.lacks(delivery.engine_id, call.model)
+        else:
+            unable |= router.models.too_short(call, delivery.engine_id)
+        if router.models.others(call.model, unable, delivery.route):
             delivery.unable, delivery.ended = unable, "refused"
             log.info("call moved", request_id=call.call_id, engine=delivery.engine_id, cause=lack)
             raise LackError(lack)

@@ -10,6 +10,7 @@ the engine hangs (`hung`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from math import inf
 from time import time
 
@@ -41,7 +42,7 @@ class FleetHealth:
     """`on_fleet_change` is called when an engine may take calls that could not, or the other way round.
 
     `lag` is that of the gateway's loop. It is taken out of every verdict on an engine. `trials` has the first call on
-    each engine on probation.
+    each engine on probation. `on_wrong_offer` is called with an engine that lacks a model which it has listed.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class FleetHealth:
         self._jitter = jitter
         self.lag = LoopLag()
         self.trials: dict[str, Booking] = {}
+        self.on_wrong_offer: Callable[[str], None] = lambda _engine_id: None
 
     # Probes.
 
@@ -76,6 +78,18 @@ class FleetHealth:
         engine.offer = offer
         self._on_fleet_change()
         return self._change(engine, before)
+
+    def lacks(self, engine_id: str, model: str) -> None:
+        """An engine that lists a model has refused a call for it, as it lacks the model.
+
+        The engine gets no more calls for the model until its models are read again.
+        """
+        engine = self._engines[engine_id]
+        if model in engine.offer.models:
+            models = {name: tokens for name, tokens in engine.offer.models.items() if name != model}
+            engine.offer = replace(engine.offer, models=models)
+            self._on_fleet_change()
+            self.on_wrong_offer(engine_id)
 
     def unreachable(self, engine_id: str, cause: str = "unreachable", said: str = "") -> HealthChange | None:
         """A connection or a probe was refused. The engine gets no calls until a probe succeeds. `said` is the error.

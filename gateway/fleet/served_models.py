@@ -163,14 +163,14 @@ class ServedModels:
         return any(view.engine_id == engine_id for view in self.fitting(call, takers, route))
 
     def too_short(self, call: Call, engine_id: str) -> frozenset[str]:
-        """The engines that have no room for a call which this one has refused as too long: itself, and no longer ones.
+        """The engines that have no room for a call which this one has refused as too long: none with a longer context.
 
         The call may be longer than the gateway counts. An engine whose context is not known may have room.
         """
         contexts = self._offered_contexts(call.model)
         own = contexts.get(engine_id, inf)
         least = max(_needed_tokens(call), 0 if own == inf else own + 1)
-        return frozenset([engine_id, *(other for other, tokens in contexts.items() if tokens < least)])
+        return frozenset(other for other, tokens in contexts.items() if tokens < least)
 
     def others(self, model: str, unable: Collection[str], route: str | None = None) -> list[EngineView]:
         """As `eligible`, without the engines that are `unable`; perhaps none."""

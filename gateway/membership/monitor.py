@@ -4,7 +4,7 @@ Each engine has a task. A probe reads `/v1/models`. While probes succeed, the ta
 Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
 estimated from what it counts in its own `/metrics`, if it does: the calls of other clients, and its KV cache. A
 second task reads the models of an engine that reports again from time to time: it may have loaded an
-adapter.
+adapter. An engine that has refused a call for a model which it listed is asked for its models at once.
 """
 
 from __future__ import annotations
@@ -219,6 +219,8 @@ class Monitor:
         self._agreements = agreements
         self._search = search
         self._offers: dict[str, Offer] = {}
+        self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the engine is asked again
+        router.health.on_wrong_offer = self._on_wrong_offer
         self._routes: dict[str, frozenset[str] | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
         self._on_change = on_change
@@ -243,6 +245,7 @@ class Monitor:
         self._supervisor.cancel(f"counts:{engine_id}")
         self._told.pop(engine_id, None)
         self._offers.pop(engine_id, None)
+        self._wrong_offers.pop(engine_id, None)
         self._routes.pop(engine_id, None)
         self._agreements.forget(engine_id)
         self._search.lost(engine_id, self._router.engines.get(engine_id))
@@ -261,14 +264,31 @@ class Monitor:
                         self._unreachable(engine, error)
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
 
+    def _on_wrong_offer(self, engine_id: str) -> None:
+        """An engine has refused a model that it listed: no report brings the model back before it is listed again."""
+        self._offers[engine_id] = self._router.engines[engine_id].offer
+        self._wrong_offers[engine_id].set()
+
     async def _read_again(self, engine: EngineConfig) -> None:
-        """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say."""
+        """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say.
+
+        Those of an engine with a wrong offer are read at once, but not more often than an engine is probed.
+        """
+        wrong = self._wrong_offers[engine.name]
         with EngineRequests(engine, self._upstream) as requests:
             while True:
-                await asyncio.sleep(MODELS_INTERVAL_S)
-                if self._router.engines[engine.name].cache.kind is not None:
-                    with suppress(*FAILURES):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(MODELS_INTERVAL_S):
+                        await wrong.wait()
+                is_wrong = wrong.is_set()
+                wrong.clear()
+                with suppress(*FAILURES):
+                    if is_wrong or self._router.engines[engine.name].cache.kind is not None:
                         await self._read_models(engine, requests)
+                    if is_wrong:
+                        self._answered(engine)
+                if is_wrong:
+                    await asyncio.sleep(self._upstream.probe_interval_s)
 
     async def _ask_again(self, engine: EngineConfig, requests: EngineRequests) -> None:
         """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import plait.gateway.calls.relay
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, ModelNotFoundError
 from plait.gateway.fleet.health import HealthState
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
@@ -53,6 +53,26 @@ def sglang(message: str) -> bytes:
 REFUSALS = {
     **{name: (sglang if "SGLang" in name else openai)(message) for name, message in TOO_LONG.items()},
     "by its code": openai("Too much.", "context_length_exceeded"),
+}
+
+
+NO_MODEL = {
+    "vLLM": (404, openai("The model `m` does not exist. Valid aliases: base.", 404), "m"),
+    "a gateway": (404, openai("The model 'm' does not exist. Models served here: n.", "model_not_found"), "m"),
+    "Ollama": (404, openai('model "m" not found, try pulling it first', None), "m"),
+    "SGLang": (404, openai("The model 'm' does not exist", "model_not_found"), "m"),
+    "SGLang, of an adapter": (
+        400,
+        sglang("The following requested LoRA adapters are not loaded: a\nLoaded adapters: dict_keys([])."),
+        "m:a",
+    ),
+}
+OTHERS = {
+    "another model": (404, openai("The model `n` does not exist.", 404)),
+    "another path": (404, b'{"detail":"Not Found"}'),
+    "another thing": (404, openai("Response with id 'The model `m` does not exist' not found.", 404)),
+    "another adapter": (400, sglang("The following requested LoRA adapters are not loaded: m\nLoaded adapters: .")),
+    "a page": (404, b"<html>The model `m` does not exist</html>"),
 }
 
 
@@ -131,7 +151,7 @@ async def test_each_engine_that_may_have_room_is_asked_once_and_the_last_refusal
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(400, openai("'temperature' must be at least 0")), (422, REFUSALS["vLLM"]), (404, openai("no such route"))],
+    [(400, openai("'temperature' must be at least 0")), (422, REFUSALS["vLLM"])],
 )
 async def test_another_refusal_is_the_clients_at_once(status: int, body: bytes) -> None:
     client = Client()
@@ -175,6 +195,59 @@ async def test_a_refusal_takes_no_retry_from_the_budget() -> None:
             pass
         await made.deliver(client)
         assert client.status == 200
+
+
+# Models.
+
+
+def serve(made: Gateway, model: str) -> None:
+    for engine in made.engines:
+        made.router.health.answered(engine, {"base": None, model: None})
+
+
+@pytest.mark.parametrize("name", NO_MODEL)
+async def test_a_call_for_a_model_that_is_gone_goes_to_an_engine_that_has_it_and_so_do_all_later_ones(
+    name: str,
+) -> None:
+    status, body, model = NO_MODEL[name]
+    told: list[str] = []
+    async with gateway(FakeHttp(refusal(body, status)), FakeHttp(*[answer() for _ in range(4)])) as made:
+        serve(made, model)
+        made.router.health.on_wrong_offer = told.append
+        for _ in range(4):
+            client = Client()
+            await made.deliver_call(client, Call("r1", model, 257, 64, HASHES))
+            assert (client.status, client.headers[b"plait-engine"]) == (200, b"b")
+        assert (asked(made), told) == ([1, 4], ["a"])
+        assert dict(made.router.engines["a"].offer.models) == {"base": None}
+        assert nothing_has_failed(made)
+
+
+async def test_the_last_engine_that_lacks_a_model_tells_the_client() -> None:
+    status, body, _ = NO_MODEL["vLLM"]
+    client = Client()
+    async with gateway(*(FakeHttp(refusal(body, status)) for _ in range(2))) as made:
+        serve(made, "m")
+        await made.deliver(client)
+        assert (client.status, client.body, asked(made)) == (404, body, [1, 1])
+        with pytest.raises(ModelNotFoundError) as caught:
+            await made.deliver(Client())
+        assert (caught.value.status, caught.value.code, asked(made)) == (404, "model_not_found", [1, 1])
+        assert nothing_has_failed(made)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_what_only_looks_like_a_missing_model_is_the_clients(name: str) -> None:
+    status, body = OTHERS[name]
+    client = Client()
+    async with gateway(FakeHttp(refusal(body, status)), FakeHttp()) as made:
+        serve(made, "m")
+        await made.deliver(client)
+        assert (client.status, asked(made)) == (status, [1, 0])
+        assert "m" in made.router.engines["a"].offer.models
+
+
+# Many.
 
 
 @pytest.mark.parametrize("contexts", [(2_000, 32_768), (None, 32_768), (None, None)], ids=str)

@@ -44,6 +44,11 @@ A stream is judged when it is twice as old: what comes with its first token says
 engine is stalled if it has not answered a trial within this time.
 """
 
+SEVERAL_STREAMS = 4
+"""With fewer open streams, a whole answer shows that a quiet engine is well: a few answers whose tools' arguments are
+held back may well come together. With as many, a stream has to show that the engine's streams go on.
+"""
+
 UNHEARD_S = 45.0
 """So long an engine may send nothing to any call, until those that are late move, and streams end unless trials pass.
 
@@ -183,6 +188,7 @@ class Progress:
         self._refuses = False
         self._hang_s = hang_s
         self._proved_s = -inf  # when a trial last showed that the engine computes
+        self._proved_streams = False  # whether it was a stream
         self._late_s = min(LATE_S, hang_s)
         self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
@@ -265,17 +271,18 @@ class Progress:
         return now_s - self.byte_s
 
     @property
-    def open_streams(self) -> int:
-        """The streams that have begun, and those that have not."""
-        return len(self._streaming) + sum(booking.call.streamed for booking in self.waiting)
+    def has_several_streams(self) -> bool:
+        """Whether so many streams are open that a trial has to be one, too."""
+        return len(self._streaming) + sum(booking.call.streamed for booking in self.waiting) >= SEVERAL_STREAMS
 
-    def proved(self, now_s: float) -> None:
+    def proved(self, now_s: float, *, streamed: bool) -> None:
         """A trial has shown that the engine computes. Until the next one, the engine may be silent for a time."""
-        self._proved_s = now_s
+        self._proved_s, self._proved_streams = now_s, streamed
 
     def is_quiet(self, now_s: float) -> bool:
         """Whether only a trial can tell if the engine computes."""
-        return now_s - self._proved_s > self._hang_s and (self._owes_first_byte(now_s) or self._stands_still(now_s))
+        is_proved = now_s - self._proved_s <= self._hang_s and (self._proved_streams or not self.has_several_streams)
+        return not is_proved and (self._owes_first_byte(now_s) or self._stands_still(now_s))
 
     def has_hung(self, now_s: float) -> bool:
         """Whether an engine that has left a trial without an answer hangs: nothing else has come of it either.

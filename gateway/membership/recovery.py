@@ -29,11 +29,6 @@ HANG_CHECK_S = 0.5
 ASK_AGAIN_S = 1.0
 """The pause after a trial of a quiet engine that shows neither that the engine computes nor that it hangs."""
 
-SEVERAL_STREAMS = 8
-"""With fewer open streams, a whole answer shows that a quiet engine is well: a few answers whose tools' arguments are
-held back may well come together. With as many, a stream has to show that the engine's streams go on.
-"""
-
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
 log = structlog.get_logger(__name__)
@@ -119,10 +114,10 @@ class Recovery:
         health, engine = self._router.health, self._router.engines[engine_id]
         try:
             while engine.asked_s < inf:
-                begun_s, is_asked_stream = loop_time_s(), engine.progress.open_streams >= SEVERAL_STREAMS
-                computed, failure = await self._try(engine_id, self._hang_timeout_s, streamed=is_asked_stream)
+                begun_s, streamed = loop_time_s(), engine.progress.has_several_streams
+                computed, failure = await self._try(engine_id, self._hang_timeout_s, streamed=streamed)
                 if computed:
-                    health.proved(engine_id, loop_time_s())
+                    health.proved(engine_id, loop_time_s(), streamed=streamed)
                 elif failure is not None and failure.cause == EngineTimeoutError.cause:
                     self.on_change(health.hung(engine_id, begun_s, loop_time_s()))
                 else:

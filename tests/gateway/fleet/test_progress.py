@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import QueueState
 from plait.gateway.fleet import fleet_health
-from plait.gateway.fleet.booking import LATE_S, SLOTS, Booking, CallUsage, Failure
+from plait.gateway.fleet.booking import LATE_S, SEVERAL_STREAMS, SLOTS, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
@@ -110,10 +110,21 @@ def test_a_quiet_engine_is_asked_once_and_gets_no_new_calls_until_it_answers(rou
     assert stalled(router, 9.1) == ["a"]
     assert [engine.view.engine_id for engine in router.health.stalled(9.1)] == [], "told once"
     assert router.select(Call("next", "m", 10, 64, []), 9.1, prefer="a").engine_id == "b"
-    router.health.proved("a", 9.2)
+    router.health.proved("a", 9.2, streamed=False)
     assert stalled(router, 9.2) == []
     assert asked(router, 9.2 + HANG_S) == [], "so long it may be silent"
     assert asked(router, 9.3 + HANG_S) == ["a"]
+
+
+@pytest.mark.parametrize(("streamed", "are_asked"), [(True, []), (False, ["a"])])
+def test_a_whole_answer_shows_nothing_of_several_streams(router: Router, streamed: bool, are_asked: list[str]) -> None:
+    for _ in range(SEVERAL_STREAMS - 1):
+        router.first_token(booked(router, 0.0), 0.1)
+    assert asked(router, 8.0) == ["a"]
+    router.health.proved("a", 8.0, streamed=streamed)
+    assert asked(router, 9.0) == []
+    router.first_token(booked(router, 9.0, tokens=10), 9.1)
+    assert asked(router, 10.0) == are_asked
 
 
 def test_a_question_is_over_if_the_engine_goes_on_by_itself(router: Router) -> None:
@@ -150,7 +161,7 @@ def test_calls_are_not_moved_to_an_engine_that_is_as_silent(router: Router) -> N
     assert asked(router, 8.0) == ["a", "b"]
     assert stalled(router, 9.1) == ["a", "b"]
     assert hung(router, 16.0) == [("suspect", "none")]
-    router.health.proved("b", 16.1)
+    router.health.proved("b", 16.1, streamed=False)
     assert stalled(router, 16.1) == ["a"]
     assert hung(router, 24.0, 16.0) == [("ejected", "all")]
 
@@ -186,7 +197,7 @@ def test_passed_trials_keep_streams_and_not_calls_that_can_move(router: Router) 
     waiting, streaming = booked(router, 0.0), booked(router, 0.0)
     router.first_token(streaming, 0.1)
     for second in range(8, 80, 8):
-        router.health.proved("a", float(second))
+        router.health.proved("a", float(second), streamed=False)
     assert waiting.late_s < 3.0
     assert abandoned(router, 47.0) == []
     assert abandoned(router, 48.0) == [waiting]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError
+from plait.gateway.fleet.booking import SEVERAL_STREAMS
 from plait.gateway.fleet.health import HealthLimits, HealthState
 from plait.gateway.membership import recovery
 from plait.gateway.timer import loop_time_s
@@ -159,7 +160,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize(("streams", "answer"), [(7, whole()), (8, streamed())])
+@pytest.mark.parametrize(("streams", "answer"), [(3, whole()), (4, streamed())])
 async def test_a_quiet_engine_that_computes_keeps_its_streams(streams: int, answer: Exchange) -> None:
     """Where many streams are silent at the same time, the trial is one, too."""
     sick = FakeHttp(answer)
@@ -170,7 +171,7 @@ async def test_a_quiet_engine_that_computes_keeps_its_streams(streams: int, answ
         await until(lambda: made.router.engines["a"].asked_s == inf)
         _, headers, body = sick.requests[0]
         assert headers[b"x-request-id"] == b"plait-trial"
-        assert json.loads(body)["stream"] is (streams >= recovery.SEVERAL_STREAMS)
+        assert json.loads(body)["stream"] is (streams >= SEVERAL_STREAMS)
         assert (made.router.engines["a"].health.state, sick.lost) == (HealthState.UP, [])
         end_streams(made)
         made.recovery.close()
@@ -213,7 +214,7 @@ async def test_an_engine_without_completions_is_asked_for_a_chat() -> None:
         await until(lambda: len(sick.requests) == 2)
         await until(lambda: made.router.engines["a"].asked_s == inf)
         made.router.health.answered("a", {"m": None}, routes=["/v1/chat/completions"])
-        made.router.engines["a"].progress.proved(-inf)
+        made.router.engines["a"].progress.proved(-inf, streamed=True)
         await until(lambda: len(sick.requests) == 3)
         assert [path for path, _, _ in sick.requests] == ["/v1/completions", *["/v1/chat/completions"] * 2]
         end_streams(made)

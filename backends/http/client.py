@@ -6,6 +6,7 @@ A general client, such as httpx, takes half a millisecond a request, which would
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from plait.backends.errors import EngineError, EngineLostError, EngineUnreachableError
 from plait.backends.http.connection import Connection, Response, Timeouts
+from plait.backends.http.host import AddressError, Host, UnreachableHostError
 
 __all__ = ["HttpClient", "Response", "Timeouts"]
 
@@ -48,8 +50,9 @@ class HttpClient:
             raise ValueError(f"an engine's URL must have no query and no fragment, unlike {url!r}")
         self._url = url
         self._name = url if name is None else name
-        self._host = parts.hostname
+        self._host_name = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host = Host(self._host_name, self._port)
         self._host_header = parts.netloc
         self._base_path = parts.path.rstrip("/")
         self._tls = (tls or _system_trust()) if parts.scheme == "https" else None
@@ -148,20 +151,33 @@ class HttpClient:
         response.source = _Opening(self.connect, response, head, body)
 
     async def connect(self) -> Connection:
-        """A new connection. Raises `EngineUnreachableError`."""
-        connect = asyncio.get_running_loop().create_connection
+        """A new connection. Raises `EngineUnreachableError`; its cause has what each address of the host did."""
         try:
-            async with asyncio.timeout(self._timeouts.connect_s):
-                _, connection = await connect(self._new_connection, self._host, self._port, ssl=self._tls)
-        except (OSError, UnicodeError) as error:  # refused, not resolved, not TLS, timed out; or an invalid host name
+            connection = await self._host.connect(self._connect_to, self._timeouts.connect_s)
+        except UnreachableHostError as error:
             unreachable = EngineUnreachableError(f"engine {self._name} cannot be reached")
-            if isinstance(error, TimeoutError):
+            if error.timed_out:
                 unreachable.cause = "connect_timeout"
             raise unreachable from error
         if self._closed or connection.transport.is_closing():
             connection.close()
             raise EngineUnreachableError(f"engine {self._name}: the connection closed as soon as it was open")
         self._open.add(connection)
+        return connection
+
+    async def _connect_to(self, address: str) -> Connection:
+        """A new connection to an address of the host. Raises `AddressError`."""
+        connect, name = asyncio.get_running_loop().create_connection, self._host_name if self._tls else None
+        try:
+            _, connection = await connect(
+                self._new_connection, address, self._port, ssl=self._tls, server_hostname=name
+            )
+        except ConnectionRefusedError as error:
+            raise AddressError("refused the connection") from error
+        except OSError as error:
+            is_of_system = error.errno is not None and not isinstance(error, ssl.SSLError)
+            reason = os.strerror(error.errno or 0) if is_of_system else str(error)
+            raise AddressError(f"cannot be connected to: {reason}") from error
         return connection
 
 

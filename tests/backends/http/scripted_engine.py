@@ -170,11 +170,11 @@ async def ask(client: HttpClient, body: bytes = b"{}") -> bytes:
 
 
 @contextlib.contextmanager
-def full_backlog() -> Iterator[int]:
+def full_backlog(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
     """A port whose connections stay half open, as the listener's queue is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((address, port))
         listener.listen(0)
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())

@@ -14,6 +14,7 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from plait.backends.http.trust import SYSTEM_TRUST
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
 from plait.gateway.admission.rate_leases import RateLeases
@@ -75,8 +76,8 @@ class Gateway:
     """The parts of a gateway, and `app`, the ASGI application.
 
     Tenants are the same as in another process if the `secret` is. What is found of the engines is written to the file
-    `save_to`. `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers or profiles that
-    cannot be loaded.
+    `save_to`. `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers, profiles or
+    certificates that cannot be loaded.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Gateway:
     ) -> None:
         self.config = config
         self._durability = new_durability(config)
-        self._forwarding = Forwarding(peers, None if self._durability is None else self._durability.membership)
+        self._forwarding = self._new_forwarding(peers)
         self._save_to = save_to
         self.router = build_router(config)
         self._tenants = TenantIds(secret)
@@ -119,6 +120,11 @@ class Gateway:
         self._rest = self._new_rest(bodies)
         self._requests = OpenRequests(self._new_routes(completions, bodies))
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
+
+    def _new_forwarding(self, peers: Peers) -> Forwarding:
+        if (self.config.server.advertise_url or "").startswith("https:"):
+            SYSTEM_TRUST.load()  # the other gateways' addresses are like its own, and not known yet
+        return Forwarding(peers, None if self._durability is None else self._durability.membership)
 
     def _new_engines(self) -> EngineSet:
         return EngineSet(

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from plait.backends.errors import ConflictError
+from plait.backends.http.trust import SYSTEM_TRUST, TrustError
 from plait.gateway.admission.tenants import TenantTerms
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.config.file import ConfigError
@@ -117,7 +118,15 @@ class Reloading:
         )
 
     def reload(self, load: Callable[[], Config]) -> None:
-        """Read the configuration again with `load`. One that is not valid is logged and changes nothing."""
+        """Read the certificates of engines again, and with `load` the configuration.
+
+        What is not valid of the two is logged, and changes nothing.
+        """
+        try:
+            if SYSTEM_TRUST.reload():
+                log.info("certificates reloaded")
+        except TrustError as error:
+            log.error("certificates refused, the old ones stay", problem=str(error))  # noqa: TRY400 - not a defect
         try:
             after = load()
         except ConfigError as error:

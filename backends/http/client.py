@@ -9,12 +9,13 @@ import asyncio
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from urllib.parse import urlsplit
 
 from plait.backends.errors import EngineError, EngineLostError, EngineUnreachableError
 from plait.backends.http.connection import Connection, Response, Timeouts
 from plait.backends.http.host import AddressError, Host, UnreachableHostError
+from plait.backends.http.trust import SYSTEM_TRUST, Trust
 
 __all__ = ["HttpClient", "Response", "Timeouts"]
 
@@ -29,8 +30,9 @@ class HttpClient:
     """Sends requests to the engine at `url` (`http://host:port`, or https, with an optional base path).
 
     At most `max_idle` connections are kept between calls, each for `idle_ttl_s`. The number of busy connections is not
-    limited. `tls` replaces the system's trust for an https engine. Errors call the engine by its `name` (default: its
-    URL). A client belongs to the event loop that first uses it. Raises `ValueError` for any other URL.
+    limited. `trust` checks the certificate of an https engine. Errors call the engine by its `name` (default: its URL).
+    A client belongs to the event loop that first uses it. Raises `ValueError` for any other URL, and `TrustError` for
+    an https one if there is nothing to check a certificate by.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class HttpClient:
         timeouts: Timeouts = Timeouts(),  # noqa: B008  (frozen)
         max_idle: int = 256,
         idle_ttl_s: float = IDLE_TTL_S,
-        tls: ssl.SSLContext | None = None,
+        trust: Trust = SYSTEM_TRUST,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii() or "@" in parts.netloc:
@@ -55,7 +57,9 @@ class HttpClient:
         self._host = Host(self._host_name, self._port)
         self._host_header = parts.netloc
         self._base_path = parts.path.rstrip("/")
-        self._tls = (tls or _system_trust()) if parts.scheme == "https" else None
+        self._trust = trust if parts.scheme == "https" else None
+        if self._trust is not None:
+            self._trust.load()
         self._timeouts = timeouts
         self._max_idle = max_idle
         self._closed = False
@@ -167,17 +171,26 @@ class HttpClient:
 
     async def _connect_to(self, address: str) -> Connection:
         """A new connection to an address of the host. Raises `AddressError`."""
-        connect, name = asyncio.get_running_loop().create_connection, self._host_name if self._tls else None
+        trust = self._trust
+        tls = None if trust is None else trust.context
         try:
-            _, connection = await connect(
-                self._new_connection, address, self._port, ssl=self._tls, server_hostname=name
-            )
+            try:
+                return await self._handshake(address, tls)
+            except ssl.SSLCertVerificationError:
+                if trust is None or not trust.renew(tls):
+                    raise
+                return await self._handshake(address, trust.context)
         except ConnectionRefusedError as error:
             raise AddressError("refused the connection") from error
         except OSError as error:
             is_of_system = error.errno is not None and not isinstance(error, ssl.SSLError)
             reason = os.strerror(error.errno or 0) if is_of_system else str(error)
             raise AddressError(f"cannot be connected to: {reason}") from error
+
+    async def _handshake(self, address: str, tls: ssl.SSLContext | None) -> Connection:
+        """A new connection to an address, with or without TLS."""
+        connect, name = asyncio.get_running_loop().create_connection, None if tls is None else self._host_name
+        _, connection = await connect(self._new_connection, address, self._port, ssl=tls, server_hostname=name)
         return connection
 
 
@@ -210,9 +223,3 @@ class _Opening:
             raise
         else:
             connection.begin(self._response, head, body)
-
-
-@cache
-def _system_trust() -> ssl.SSLContext:
-    """The system's certificates, loaded once: that takes 20 ms, in which no call goes on."""
-    return ssl.create_default_context()

@@ -61,9 +61,9 @@ class AdminApi:
         body = await self._read(request, GivenEngine)
         try:
             engine = EngineConfig(**msgspec.structs.asdict(body))
+            self._engines.add(engine)
         except ValueError as error:
             raise CallerError(f"{error}.", param="url") from error
-        self._engines.add(engine)
         return _json(self._engines.describe(engine.name), 201)
 
     async def _show(self, request: Request) -> Response:

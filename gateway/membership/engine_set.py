@@ -135,7 +135,8 @@ class EngineSet:
     def add(self, engine: EngineConfig) -> None:
         """Add an engine.
 
-        Raises `ConflictError` if an engine has the name or the url, ValueError for a profile that cannot be loaded.
+        Raises `ConflictError` if an engine has the name or the url, ValueError if its profile or the certificates to
+        check it by cannot be loaded.
         """
         if engine.name in self._members:
             raise ConflictError(f"There is an engine '{engine.name}' already.", code="engine_exists", param="name")
@@ -143,8 +144,9 @@ class EngineSet:
             if other.config.url == engine.url and not other.leaves:
                 message = f"The engine '{other.config.name}' has this url already."
                 raise ConflictError(message, code="engine_exists", param="url")
+        link = new_link(self._config, engine)
         enlist(self._router, self._config, engine)
-        self._links[engine.name] = new_link(self._config, engine)
+        self._links[engine.name] = link
         self._members[engine.name] = _Member(engine)
         self._monitor.add(engine)
         log.info("engine added", engine=engine.name, url=engine.url)
@@ -178,7 +180,7 @@ class EngineSet:
     def change(self, engine: EngineConfig) -> None:
         """Take over an engine's new url, models and API key. Running calls end on the connections that they have.
 
-        Raises `NotFoundError`.
+        Raises `NotFoundError`; ValueError as `add` does.
         """
         member, link = self._member(engine.name), self._links[engine.name]
         if member.config == engine:

@@ -14,8 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.backends.errors import ConflictError, NotFoundError
+from plait.backends.http.trust import SYSTEM_TRUST, TrustError
+from plait.gateway import reloading
 from plait.gateway.app import Gateway
-from plait.gateway.config.file import load_config, parse_config
+from plait.gateway.config.file import ConfigError, load_config, parse_config
 from plait.gateway.config.sections import Config, EngineConfig
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
@@ -205,3 +207,45 @@ async def test_without_a_key_there_is_no_admin_api() -> None:
     answer = await http.get("/admin/engines", headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     await http.aclose()
+
+
+@pytest.mark.parametrize("valid", [True, False])
+async def test_certificates_are_read_again(running: Running, monkeypatch: pytest.MonkeyPatch, valid: bool) -> None:
+    """Whether the configuration can be used or not."""
+    problem = "SSL_CERT_FILE=/none cannot be read"
+
+    class Certificates:
+        def reload(self) -> bool:
+            if not valid:
+                raise TrustError(problem)
+            return True
+
+    monkeypatch.setattr(reloading, "SYSTEM_TRUST", Certificates())
+
+    def refused() -> Config:
+        raise ConfigError("nonsense")
+
+    with capture_logs() as logs:
+        running.reloading.reload(refused)
+    said = {"event": "certificates reloaded", "log_level": "info"}
+    refusal = {"event": "certificates refused, the old ones stay", "problem": problem, "log_level": "error"}
+    assert logs[0] == (said if valid else refusal)
+
+
+def test_certificates_that_cannot_be_read_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/none/such.pem")
+    monkeypatch.setattr(SYSTEM_TRUST, "_context", None)
+    Gateway(config(A))
+    for https in (config({**A, "url": "https://127.0.0.1:1"}), config(A, server={"advertise_url": "https://gateway"})):
+        with pytest.raises(ValueError, match=r"^SSL_CERT_FILE=/none/such.pem cannot be read: No such file"):
+            Gateway(https)
+
+
+async def test_an_engine_that_cannot_be_checked_is_not_added(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/none/such.pem")
+    monkeypatch.setattr(SYSTEM_TRUST, "_context", None)
+    body = {"name": "c", "url": "https://127.0.0.1:7"}
+    answer = await running.http.post("/admin/engines", json=body, headers=ADMIN)
+    assert (answer.status_code, "SSL_CERT_FILE" in answer.json()["error"]["message"]) == (400, True)
+    assert "c" not in running.engines
+    assert "c" not in running.router.engines

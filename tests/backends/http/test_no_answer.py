@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import uvloop
 from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.connection import Timeouts
+from tests.backends.http.certificates import Authority, needs_openssl, trusting
 from tests.backends.http.scripted_engine import (
     CHUNKED_HEAD,
     OK,
@@ -111,19 +109,13 @@ async def test_an_engine_that_speaks_no_tls_is_unreachable_over_https() -> None:
             await ask(client)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+@needs_openssl
 def test_an_engine_can_be_reached_over_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    make = ["openssl", "req", "-x509", *curve, *names, "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(make, check=True, capture_output=True)
-    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server_tls.load_cert_chain(certificate, key)
-    trust = ssl.create_default_context(cafile=certificate)
+    authority = Authority(tmp_path / "ca")
+    server_tls, trust = authority.server(), trusting(authority.certificate)
 
     async def scenario() -> None:
-        async with serving(always, server_tls=server_tls, tls=trust) as (engine, client):
+        async with serving(always, server_tls=server_tls, trust=trust) as (engine, client):
             for _ in range(2):
                 assert await ask(client) == b"ok"
             assert await ask(client, bytes(1 << 20)) == b"ok"

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from plait.backends.errors import EngineError, EngineLostError, EngineUnreachableError
 from plait.backends.http.connection import Connection, Response, Timeouts
+from plait.backends.http.handshake import handshake_problem, speaks_tls
 from plait.backends.http.host import AddressError, Host, UnreachableHostError
 from plait.backends.http.trust import SYSTEM_TRUST, Trust
 
@@ -169,6 +170,10 @@ class HttpClient:
         self._open.add(connection)
         return connection
 
+    async def speaks_tls(self) -> bool:
+        """Whether the engine answers a TLS handshake, whatever its URL says."""
+        return await speaks_tls(self._host_name, self._port, self._timeouts.connect_s)
+
     async def _connect_to(self, address: str) -> Connection:
         """A new connection to an address of the host. Raises `AddressError`."""
         trust = self._trust
@@ -183,9 +188,11 @@ class HttpClient:
         except ConnectionRefusedError as error:
             raise AddressError("refused the connection") from error
         except OSError as error:
-            is_of_system = error.errno is not None and not isinstance(error, ssl.SSLError)
-            reason = os.strerror(error.errno or 0) if is_of_system else str(error)
-            raise AddressError(f"cannot be connected to: {reason}") from error
+            if trust is not None and isinstance(error, ssl.SSLError | ConnectionError):
+                problem = await handshake_problem(error, address, self._port, self._host_name, trust)
+            else:
+                problem = f"cannot be connected to: {os.strerror(error.errno) if error.errno else error}"
+            raise AddressError(problem) from error
 
     async def _handshake(self, address: str, tls: ssl.SSLContext | None) -> Connection:
         """A new connection to an address, with or without TLS."""

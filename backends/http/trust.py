@@ -32,6 +32,7 @@ class Trust:
         self.problem: str | None = None
         """Why the files could not be read the last time. What was read before is in use."""
         self._context: ssl.SSLContext | None = None
+        self._any_name: ssl.SSLContext | None = None
         self._read: _Stamp = ()
 
     @property
@@ -40,6 +41,20 @@ class Trust:
         self.load()
         assert self._context is not None
         return self._context
+
+    @property
+    def any_name(self) -> ssl.SSLContext:
+        """Takes a certificate for another name, too: to look at it only. Raises `TrustError`."""
+        if self._any_name is None:
+            self._any_name = _new_context()
+            self._any_name.check_hostname = False
+        return self._any_name
+
+    @property
+    def source(self) -> str:
+        """Where the certificates are from, for people."""
+        named = [f"{name}={value}" for name in (FILE, DIRECTORIES) if (value := os.environ.get(name))]
+        return " and ".join(named) or f"the system; {FILE} names others"
 
     def load(self) -> None:
         """Read the certificates, unless that was done. Raises `TrustError`.
@@ -72,7 +87,7 @@ class Trust:
     def _read_files(self) -> None:
         self._read = _stamp()  # before they are read: a change meanwhile is seen next time
         try:
-            self._context = _new_context()
+            self._context, self._any_name = _new_context(), None
         except TrustError as error:
             self.problem = str(error)
             raise

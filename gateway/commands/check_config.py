@@ -35,7 +35,7 @@ def engine_table(engines: Sequence[FleetEngine]) -> Iterator[str]:
 def problem(engine: FleetEngine) -> str | None:
     """What is wrong with an engine; None if nothing is."""
     if engine.health.state is not HealthState.UP:
-        return engine.last_error or "no answer"
+        return engine.whole_error or "no answer"
     return degradation(engine)
 
 

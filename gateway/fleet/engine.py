@@ -87,6 +87,9 @@ class FleetEngine:
     last_error: str = ""
     """What went wrong last."""
 
+    last_detail: str = ""
+    """What operators alone are told of it, such as addresses."""
+
     mismatches: dict[str, str | OtherCount] = field(default_factory=dict)
     """What is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values."""
 
@@ -106,6 +109,15 @@ class FleetEngine:
     def takes_calls(self) -> bool:
         """Whether a call may be placed here now."""
         return self.health.takes_calls and not self.draining
+
+    @property
+    def whole_error(self) -> str:
+        """What went wrong last, for operators."""
+        return ": ".join(filter(None, (self.last_error, self.last_detail)))
+
+    def went_wrong(self, error: str, detail: str = "") -> None:
+        """Keep what went wrong."""
+        self.last_error, self.last_detail = error, detail
 
     # Calls.
 

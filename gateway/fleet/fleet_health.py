@@ -91,13 +91,18 @@ class FleetHealth:
             self._on_fleet_change()
             self.on_wrong_offer(engine_id)
 
-    def unreachable(self, engine_id: str, cause: str = "unreachable", said: str = "") -> HealthChange | None:
-        """A connection or a probe was refused. The engine gets no calls until a probe succeeds. `said` is the error.
+    def unreachable(
+        self, engine_id: str, cause: str = "unreachable", said: str = "", detail: str = ""
+    ) -> HealthChange | None:
+        """A connection or a probe was refused. The engine gets no calls until a probe succeeds.
+
+        `said` is the error, and `detail` what only operators are told of it.
 
         Its calls go on. An engine that is shutting down may finish them, and one that has ended has closed their
         connections.
         """
-        return self._down(self._engines[engine_id], cause, Aborts.NONE, said)
+        self._engines[engine_id].went_wrong(said or cause, detail)
+        return self._down(self._engines[engine_id], cause, Aborts.NONE)
 
     def silent(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
         """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
@@ -109,7 +114,8 @@ class FleetHealth:
             return None
         if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
-        return self._down(engine, "silent", Aborts.ALL, "two probes in a row were not answered in time")
+        engine.went_wrong("two probes in a row were not answered in time")
+        return self._down(engine, "silent", Aborts.ALL)
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
         """A trial of an ejected engine has ended. `failure` is None if it got its answer."""
@@ -119,7 +125,7 @@ class FleetHealth:
             engine.health.try_passed(now_s)
             engine.progress.proved(now_s, streamed=before is HealthState.PROBATION)
         else:
-            engine.last_error = failure.said or failure.cause
+            engine.went_wrong(failure.said or failure.cause)
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
         return self._change(engine, before)
 
@@ -211,13 +217,14 @@ class FleetHealth:
             return None
         if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None
-        before, engine.last_error = engine.health.state, failure.said or failure.cause
+        before = engine.health.state
+        engine.went_wrong(failure.said or failure.cause)
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:
             return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
         return self._change(engine, before)
 
-    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts, said: str) -> HealthChange | None:
-        before, engine.last_error = engine.health.state, said or cause
+    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
+        before = engine.health.state
         engine.cache.lost()
         engine.health.on(HealthEvent.UNREACHABLE, cause)
         return self._change(engine, before, aborts)
@@ -226,7 +233,8 @@ class FleetHealth:
         self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts, *, helps: bool = True
     ) -> HealthChange | None:
         """Eject the engine. If its models need it, or if that does not help its calls, it is only suspect."""
-        before, engine.last_error = engine.health.state, failure.said or failure.cause
+        before = engine.health.state
+        engine.went_wrong(failure.said or failure.cause)
         if helps and self._models.may_eject(engine):
             engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
         else:

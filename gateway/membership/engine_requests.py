@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from plait.backends.errors import EngineError, EngineTimeoutError, UnsupportedError
+from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError, UnsupportedError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
@@ -72,6 +72,14 @@ class EngineRequests:
         """The body of the answer to a POST of JSON. Raises the same."""
         headers = [(b"content-type", b"application/json")]
         return await self._sent("POST", path, headers, msgspec.json.encode(fields), MAX_BYTES)
+
+    async def hint(self, error: Exception) -> str | None:
+        """What an operator may have to change after this failure, beyond what it says."""
+        is_odd = isinstance(error, RefusedRequestError) and error.status == 400  # some servers say it so, in clear
+        is_odd |= isinstance(error, EngineError) and not isinstance(error, EngineUnreachableError)
+        if is_odd and self._engine.url.startswith("http:") and await self._http.speaks_tls():
+            return "its port speaks TLS: its url should begin with https://"
+        return None
 
     async def _sent(self, method: str, path: str, headers: Headers, body: bytes, max_bytes: int) -> Body:
         response = await self._http.request(method, path, self._key + headers, body)

@@ -244,6 +244,7 @@ class EngineSet:
             "hands_over": self._drains.hands_over(name),
             "leaves": member.leaves,
             **engine_status(engine),
+            "last_error": engine.whole_error or None,
             "outstanding_calls": engine.view.outstanding,
             "models": dict(engine.offer.models),
             "reports": engine.cache.reports,

@@ -261,7 +261,7 @@ class Monitor:
                     if is_silence(error):
                         await self._ask_again(engine, requests)
                     else:
-                        self._unreachable(engine, error)
+                        self._unreachable(engine, error, await requests.hint(error))
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
 
     def _on_wrong_offer(self, engine_id: str) -> None:
@@ -300,14 +300,14 @@ class Monitor:
                 self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
                 self._tell(engine, "silent")
             else:
-                self._unreachable(engine, error)
+                self._unreachable(engine, error, await requests.hint(error))
 
-    def _unreachable(self, engine: EngineConfig, error: Exception) -> None:
+    def _unreachable(self, engine: EngineConfig, error: Exception, hint: str | None) -> None:
         self._routes.pop(engine.name, None)
         self._search.lost(engine.name, self._router.engines[engine.name])
-        reason = str(error) or type(error).__name__
-        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason))
-        self._tell(engine, f"{reason}: {error.__cause__}" if error.__cause__ else reason)
+        reason, detail = str(error) or type(error).__name__, hint or str(error.__cause__ or "")
+        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason, detail))
+        self._tell(engine, self._router.engines[engine.name].whole_error)
 
     def _tell(self, engine: EngineConfig, reason: str) -> None:
         """Log why a probe failed: at once if the reason is new, then once a minute."""

@@ -92,7 +92,9 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
     assert (await ready())[1]["out"].keys() == {"b"}
     router.health.answered("b", {"m": None, "n": None})
     assert await ready() == (200, {"ready": True, "engines_up": {"m": 2, "n": 1}})
-    router.health.unreachable("b", "refused_key", "GET /v1/models: 401, the engine refuses our key: see api_key")
+    said = "GET /v1/models: 401, the engine refuses our key: see api_key"
+    router.health.unreachable("b", "refused_key", said, "10.0.0.7:8000 is for operators")
+    assert served.gateway.engines.describe("b")["last_error"] == f"{said}: 10.0.0.7:8000 is for operators"
     status, answer = await ready()
     assert (status, answer["ready"], answer["engines_up"]) == (503, False, {"m": 1, "n": 0})
     out = answer["out"]["b"]
@@ -100,7 +102,7 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
     assert out == {
         "health": "down",
         "cause": "refused_key",
-        "last_error": "GET /v1/models: 401, the engine refuses our key: see api_key",
+        "last_error": said,
     }
     assert (await served.http.get("/health")).json() == {"status": "ok"}, "it is alive all the same"
     await served.http.aclose()

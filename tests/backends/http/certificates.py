@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.http.trust import FILE, Trust
+from plait.backends.http.trust import DIRECTORIES, FILE, Trust
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
@@ -61,6 +61,14 @@ class Authority:
         return server_with(*self.issue(name, **dates))
 
 
+def self_signed(folder: Path) -> ssl.SSLContext:
+    """TLS of a server that has issued its own certificate."""
+    certificate, key = folder / "self.pem", folder / "self.key"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    _openssl("req", "-x509", *_KEY, *names, "-days", "2", "-keyout", str(key), "-out", str(certificate))
+    return server_with(certificate, key)
+
+
 def server_with(certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS of a server with these files."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -68,13 +76,11 @@ def server_with(certificate: Path, key: Path) -> ssl.SSLContext:
     return tls
 
 
-def trusting(file: Path) -> Trust:
-    """The trust of a process whose environment names this file."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(FILE, str(file))
-        trust = Trust()
-        trust.load()
-    return trust
+def trusting(file: Path, environment: pytest.MonkeyPatch) -> Trust:
+    """The trust of a process whose environment names this file and nothing else, as it does from now on."""
+    environment.setenv(FILE, str(file))
+    environment.delenv(DIRECTORIES, raising=False)
+    return Trust()
 
 
 def _openssl(*arguments: str) -> None:

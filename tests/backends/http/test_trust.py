@@ -11,7 +11,7 @@ import pytest
 from plait.backends.errors import EngineUnreachableError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.trust import DIRECTORIES, FILE, Trust, TrustError
-from tests.backends.http.certificates import Authority, needs_openssl
+from tests.backends.http.certificates import Authority, needs_openssl, trusting
 from tests.backends.http.scripted_engine import always, ask, serving
 
 pytestmark = needs_openssl
@@ -44,8 +44,7 @@ def second(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def file(tmp_path: Path, first: Authority, monkeypatch: pytest.MonkeyPatch) -> TrustedFile:
-    monkeypatch.setenv(FILE, str(tmp_path / "trusted.pem"))
-    monkeypatch.delenv(DIRECTORIES, raising=False)
+    trusting(tmp_path / "trusted.pem", monkeypatch)
     return TrustedFile(tmp_path / "trusted.pem", first)
 
 

@@ -35,6 +35,9 @@ class FakeHttp:
             raise EngineError(str(error)) from error
         return FakeResponse(answer.status_code, answer.content)
 
+    async def speaks_tls(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is open."""
 

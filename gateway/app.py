@@ -47,6 +47,7 @@ from plait.gateway.found_config import FoundConfig
 from plait.gateway.live.feed import Feed
 from plait.gateway.live.routes import LiveApi
 from plait.gateway.log.events import LogCollector
+from plait.gateway.membership.engine_requests import identity
 from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
 from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery
@@ -106,7 +107,7 @@ class Gateway:
         self._recovery = self._new_recovery()
         self._monitor = self._new_monitor()
         self.engines = self._new_engines()
-        self._discovery = Discovery(config.services, self.engines, self._supervisor)
+        self._discovery = self._new_discovery()
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
         )
@@ -130,6 +131,10 @@ class Gateway:
         return EngineSet(
             self.config, self.router, self._links, self._monitor, self._recovery, supervisor=self._supervisor
         )
+
+    def _new_discovery(self) -> Discovery:
+        identify = partial(identity, upstream=self.config.upstream)
+        return Discovery(self.config.services, self.engines, self._supervisor, identify)
 
     def _new_executor(self, programs: ProgramMetrics) -> Executor:
         limits, predicted_s = self.config.sessions, self.router.predicted_s

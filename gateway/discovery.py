@@ -2,13 +2,12 @@
 
 The name is looked up again and again. An address that is new becomes an engine; the engine of one that is gone leaves
 once it has no calls. If a lookup fails, or finds nothing, what there is stays: losing all engines at once is more often
-a fault of the DNS than the truth.
+a fault of the DNS than the truth. An engine that has an IPv4 and an IPv6 address is used once (`DualStack`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from urllib.parse import urlsplit
@@ -17,31 +16,43 @@ import msgspec
 import structlog
 
 from plait.backends.errors import ConflictError
+from plait.backends.http.host import addresses, is_ipv6
 from plait.gateway.config.sections import EngineConfig, ServiceConfig
+from plait.gateway.membership.dual_stack import DualStack
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.supervision import Supervisor
 
-Lookup = Callable[[str, int], Awaitable[set[str]]]
+Lookup = Callable[[str, int], Awaitable[Collection[str]]]
 """The addresses of a host. Raises OSError."""
+
+Identify = Callable[[EngineConfig], Awaitable[str | None]]
+"""As that of `DualStack`, for an engine."""
+
+LEFT_OUT = "engines without the adapter do not say which IPv4 and which IPv6 address are the same engine"
 
 log = structlog.get_logger(__name__)
 
 
 class Discovery:
-    """Keeps the engines of `services` what their names say, until its tasks are cancelled."""
+    """Keeps the engines of `services` what their names say, until its tasks are cancelled.
+
+    `identify` asks an engine which process it is.
+    """
 
     def __init__(
         self,
         services: Collection[ServiceConfig],
         engines: EngineSet,
         supervisor: Supervisor,
-        lookup: Lookup | None = None,
+        identify: Identify,
+        lookup: Lookup = addresses,
     ) -> None:
         self._services = services
         self._engines = engines
         self._supervisor = supervisor
-        self._lookup = lookup or addresses
+        self._lookup = lookup
         self._found: dict[str, dict[str, EngineConfig]] = {service.name: {} for service in services}
+        self._stacks = {service.name: DualStack(partial(_identity_at, service, identify)) for service in services}
         self._said: dict[str, str] = {}
 
     def open(self) -> None:
@@ -66,11 +77,12 @@ class Discovery:
         if not found:
             self._say(service, "the name has no address")
             return
-        self._said.pop(service.name, None)
-        known = self._found[service.name]
-        coming = [engine_at(service, address) for address in sorted(found - known.keys())]
-        going = [known.pop(address) for address in sorted(known.keys() - found)]
-        for address, engine in zip(sorted(found - known.keys()), coming, strict=True):
+        known, stack = self._found[service.name], self._stacks[service.name]
+        wanted = await stack.engines(found, known)
+        self._say_what_is_left_out(service, stack.left_out)
+        coming = [engine_at(service, address) for address in sorted(wanted - known.keys())]
+        going = [known.pop(address) for address in sorted(known.keys() - wanted)]
+        for address, engine in zip(sorted(wanted - known.keys()), coming, strict=True):
             self._add(engine)
             known[address] = engine
         for engine in going:
@@ -89,11 +101,25 @@ class Discovery:
             self._said[service.name] = problem
             log.warning("name not found, its engines stay", service=service.name, url=service.url, problem=problem)
 
+    def _say_what_is_left_out(self, service: ServiceConfig, left_out: Collection[str]) -> None:
+        """Log once that addresses are not used, until all are."""
+        if not left_out:
+            self._said.pop(service.name, None)
+        elif self._said.get(service.name) != LEFT_OUT:
+            self._said[service.name] = LEFT_OUT
+            log.warning(
+                "only addresses of one family are used",
+                service=service.name,
+                url=service.url,
+                used="IPv4" if is_ipv6(min(left_out)) else "IPv6",
+                left_out=sorted(left_out),
+                problem=LEFT_OUT,
+                hint="give the service a name that has addresses of one family, or its engines Plait's adapter",
+            )
 
-async def addresses(host: str, port: int) -> set[str]:
-    """The addresses of a host, by the system's resolver. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return {str(address[0]) for *_, address in found}
+
+async def _identity_at(service: ServiceConfig, identify: Identify, address: str) -> str | None:
+    return await identify(engine_at(service, address))
 
 
 def at_address(url: str, address: str) -> str:

@@ -117,7 +117,7 @@ class Host:
 
     def _said(self, did: dict[str, str]) -> str:
         return "; ".join(
-            f"{f'[{address}]' if _is_ipv6(address) else address}:{self._port} {what}" for address, what in did.items()
+            f"{f'[{address}]' if is_ipv6(address) else address}:{self._port} {what}" for address, what in did.items()
         )
 
 
@@ -148,12 +148,13 @@ async def _give_up(tasks: Collection[asyncio.Task[OpenT | None]]) -> None:
 
 def _alternating(found: Sequence[str]) -> list[str]:
     """The addresses by turns of each family, beginning with that of the first (RFC 8305, 4)."""
-    first = [address for address in found if _is_ipv6(address) is _is_ipv6(found[0])]
+    first = [address for address in found if is_ipv6(address) is is_ipv6(found[0])]
     others = [address for address in found if address not in first]
     return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]
 
 
-def _is_ipv6(address: str) -> bool:
+def is_ipv6(address: str) -> bool:
+    """Whether an address is one of IPv6."""
     return ":" in address
 
 

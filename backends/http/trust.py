@@ -59,7 +59,7 @@ class Trust:
     def load(self) -> None:
         """Read the certificates, unless that was done. Raises `TrustError`.
 
-        It takes 40 ms, in which no call goes on.
+        Reading takes 40 ms, in which no call goes on.
         """
         if self._context is None:
             self._read_files()

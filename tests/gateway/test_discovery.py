@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
+from structlog.testing import capture_logs
 
 from plait.gateway.config.file import ConfigError, parse_config
 from plait.gateway.config.sections import EngineConfig, ServiceConfig
-from plait.gateway.discovery import Discovery, addresses, engine_at
+from plait.gateway.discovery import Discovery, engine_at
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
@@ -38,12 +40,17 @@ class FakeSet:
 
 
 class Named:
-    """A name with addresses, which may not be found."""
+    """A name with addresses, which may not be found. Each is an engine of its own unless `epochs` says otherwise."""
 
     def __init__(self) -> None:
         self.addresses: set[str] = set()
+        self.epochs: dict[str, str | None] = {}
         self.fails = False
         self.lookups = 0
+
+    async def identify(self, engine: EngineConfig) -> str | None:
+        assert (engine.api_key, urlsplit(engine.url).port) == ("k", 8000)
+        return self.epochs.get(engine.name, engine.name)
 
     async def lookup(self, host: str, port: int) -> set[str]:
         assert (host, port) == ("engines", 8000)
@@ -56,7 +63,7 @@ class Named:
 @pytest.fixture
 async def parts() -> AsyncIterator[tuple[Named, FakeSet, Discovery]]:
     named, engines, supervisor = Named(), FakeSet(), Supervisor(new_registry())
-    yield named, engines, Discovery([SERVICE], cast("EngineSet", engines), supervisor, named.lookup)
+    yield named, engines, Discovery([SERVICE], cast("EngineSet", engines), supervisor, named.identify, named.lookup)
     await supervisor.close()
 
 
@@ -81,18 +88,38 @@ async def test_engines_that_leave_wait_for_those_that_come(parts: tuple[Named, F
     assert engines.successors == ["vllm-10.0.0.2", "vllm-fd00::2"]
 
 
+async def test_a_name_of_both_families_is_one_engine_for_each_engine(parts: tuple[Named, FakeSet, Discovery]) -> None:
+    named, engines, discovery = parts
+    named.addresses = {"10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"}
+    named.epochs = {"vllm-10.0.0.1": "1", "vllm-fd00::1": "1", "vllm-10.0.0.2": "2", "vllm-fd00::2": "2"}
+    await discovery.look_up(SERVICE)
+    assert engines.urls.keys() == {"vllm-10.0.0.1", "vllm-10.0.0.2"}
+
+
+async def test_addresses_that_are_left_out_are_said_once(parts: tuple[Named, FakeSet, Discovery]) -> None:
+    named, engines, discovery = parts
+    named.addresses = {"10.0.0.1", "fd00::1"}
+    named.epochs = {"vllm-10.0.0.1": "", "vllm-fd00::1": ""}
+    with capture_logs() as logs:
+        for _ in range(2):
+            await discovery.look_up(SERVICE)
+        assert engines.urls.keys() == {"vllm-10.0.0.1"}
+        (said,) = logs
+        assert (said["event"], said["log_level"]) == ("only addresses of one family are used", "warning")
+        assert (said["used"], said["left_out"]) == ("IPv4", ["fd00::1"])
+        named.addresses = {"10.0.0.1"}
+        await discovery.look_up(SERVICE)
+        named.addresses = {"10.0.0.1", "fd00::1"}
+        await discovery.look_up(SERVICE)
+    assert len(logs) == 2, "it is said again after it was not so"
+
+
 async def test_the_name_is_looked_up_again_and_again(parts: tuple[Named, FakeSet, Discovery]) -> None:
     named, _, discovery = parts
     discovery.open()
     async with asyncio.timeout(5):
         while named.lookups < 3:  # noqa: ASYNC110 - of the discovery's own task
             await asyncio.sleep(0.005)
-
-
-async def test_the_systems_resolver_is_asked() -> None:
-    assert "127.0.0.1" in await addresses("localhost", 8000)
-    with pytest.raises(OSError, match=r"."):
-        await addresses("no-such-host.invalid", 8000)
 
 
 def test_an_engine_has_the_keys_of_its_service() -> None:

@@ -32,6 +32,7 @@ HINTS: Final[Mapping[str, str]] = {
     "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
     "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
     "cache": "the usual causes: a cache salt that does not reach the engine, a LoRA adapter behind the same name",
+    "process": "remove one of the two from [[engines]], or from the name of [[services]]",
     "count": "the gateway's chat template or tokenizer is not the engine's: see tokenizer in [[models]]",
 }
 
@@ -75,6 +76,12 @@ class FleetEngine:
     stalled: bool = False
     """It has not answered the trial so far, and gets new calls if there is no other engine."""
 
+    process: str | None = None
+    """The epoch of its reports, which is the id of a process."""
+
+    same_as: str | None = None
+    """The engine that is the same process under another address, and gets the calls of both."""
+
     reported_s: float = -inf
     """When the last report was asked for."""
 
@@ -91,7 +98,7 @@ class FleetEngine:
     """What operators alone are told of it, such as addresses."""
 
     mismatches: dict[str, str | OtherCount] = field(default_factory=dict)
-    """What is not as the gateway takes it to be: `tokenizer`, `context`, `count` or `cache`, with both values."""
+    """What is not as the gateway takes it to be: `tokenizer`, `context`, `count`, `cache` or `process`, in words."""
 
     contradictions: int = 0
     """Answers in a row whose cached tokens the reports contradict."""
@@ -108,7 +115,12 @@ class FleetEngine:
     @property
     def takes_calls(self) -> bool:
         """Whether a call may be placed here now."""
-        return self.health.takes_calls and not self.draining
+        return self.health.takes_calls and not self.is_aside
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it gets no new calls, however well it is."""
+        return self.draining or self.same_as is not None
 
     @property
     def whole_error(self) -> str:

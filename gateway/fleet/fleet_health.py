@@ -191,6 +191,13 @@ class FleetHealth:
         self._engines[engine_id].draining = draining
         self._on_fleet_change()
 
+    def identified(self, engine_id: str, process: str | None) -> None:
+        """The engine's reports are of this process; None: it makes no reports."""
+        engine = self._engines[engine_id]
+        if engine.process != process:  # every report comes here
+            engine.process = process
+            self._on_fleet_change()
+
     # Calls.
 
     def booked(self, engine: FleetEngine, booking: Booking) -> None:

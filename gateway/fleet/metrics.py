@@ -38,7 +38,7 @@ def _counted(report: Callable[[CacheState], float], counts: Callable[[EngineCoun
 
 
 ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
-    "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.draining),
+    "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.is_aside),
     "draining": ("1 while the engine is draining", lambda engine: engine.draining),
     "stalled": (
         "1 while the engine begins streams and does not go on with them: other engines get the new calls",

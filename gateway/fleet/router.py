@@ -284,7 +284,9 @@ class Router:
 
     def _others_came(self, engine_id: str, prompt_tokens: int, now_s: float) -> None:
         """An engine got a call that this gateway has not sent."""
-        self.demand.others_came(self.engines[engine_id].offer.models, prompt_tokens, now_s)
+        engine = self.engines[engine_id]
+        if engine.same_as is None:  # else the other one reports the call too
+            self.demand.others_came(engine.offer.models, prompt_tokens, now_s)
 
     def _left(self, booking: Booking) -> None:
         """The call is on no engine any more: tell those who wait for that."""

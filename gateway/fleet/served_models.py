@@ -8,7 +8,7 @@ from math import inf
 
 from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError, NotFoundError
 from plait.backends.protocol.openai import ANY_MODEL
-from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.engine import FleetEngine, note
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.types import Call
@@ -17,6 +17,8 @@ KEPT_SHARE = 0.5
 """The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""
 
 _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
+
+_NOT_THERE = frozenset((HealthState.UNTRIED, HealthState.DOWN))
 
 UNNAMED = frozenset(("", ANY_MODEL))
 """What stands for the only model."""
@@ -82,6 +84,7 @@ class ServedModels:
 
     def refresh(self) -> None:
         """Update the lists: an engine's health changed, or its models."""
+        _find_same(self._engines.values())
         names = self.names
         offers = [engine.offer for engine in self._engines.values()]
         self.bases = {adapter: base for offer in offers for adapter, base in offer.adapters.items()}
@@ -200,7 +203,7 @@ class ServedModels:
     def may_eject(self, engine: FleetEngine) -> bool:
         """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
         for model in engine.offer.models:
-            serving = self._serving(model)
+            serving = [other for other in self._serving(model) if other.same_as is None]
             takers = [other for other in serving if other.health.state in TAKES_CALLS and not other.draining]
             kept = sum(other is not engine for other in takers)
             if kept < KEPT_SHARE * len(serving):
@@ -231,7 +234,7 @@ def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
     """Those of some engines that take calls: the healthy ones, else stalled ones, else sick ones."""
     able = [engine for engine in serving if engine.takes_calls]
     able = [engine for engine in able if not engine.stalled] or able
-    return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.draining]
+    return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.is_aside]
 
 
 def _needed_tokens(call: Call) -> int:
@@ -242,6 +245,18 @@ def _needed_tokens(call: Call) -> int:
 def _longest(contexts: Iterable[float]) -> int | None:
     longest = max(contexts, default=inf)
     return None if longest == inf else int(longest)
+
+
+def _find_same(engines: Iterable[FleetEngine]) -> None:
+    """Find the engines that are one process. The first of them that is there, and does not drain, gets the calls."""
+    first: dict[str, FleetEngine] = {}
+    for engine in engines:
+        same = engine
+        if engine.process is not None and not engine.draining and engine.health.state not in _NOT_THERE:
+            same = first.setdefault(engine.process, engine)
+        engine.same_as = None if same is engine else same.view.engine_id
+        problem = f"it is engine {engine.same_as} under another address, and gets no calls" if engine.same_as else None
+        note(engine, "process", problem)
 
 
 def _check_all_answered(engines: Collection[FleetEngine], name: str) -> None:

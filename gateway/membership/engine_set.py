@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -19,7 +20,7 @@ from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
 from plait.gateway.config.sections import Config, EngineConfig
-from plait.gateway.fleet.engine import FleetEngine, engine_status
+from plait.gateway.fleet.engine import FleetEngine, degradation, engine_status
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import EngineLink, PassedHeaders
@@ -126,7 +127,9 @@ class EngineSet:
         self._recovery = recovery
         self._supervisor = supervisor
         self._drains = Drains(router, supervisor, config.placement.hand_over_s)
-        self._members = {engine.name: _Member(engine) for engine in config.engines}
+        self._members: dict[str, _Member] = {}
+        for engine in config.engines:
+            self._enter(engine)
         self._retired: list[HttpClient] = []
 
     def __contains__(self, name: str) -> bool:
@@ -147,7 +150,7 @@ class EngineSet:
         link = new_link(self._config, engine)
         enlist(self._router, self._config, engine)
         self._links[engine.name] = link
-        self._members[engine.name] = _Member(engine)
+        self._enter(engine)
         self._monitor.add(engine)
         log.info("engine added", engine=engine.name, url=engine.url)
 
@@ -193,6 +196,7 @@ class EngineSet:
             link.client.retire()
             self._retired = [*(client for client in self._retired if not client.has_ended), link.client]
             self._router.no_reports(engine.name, is_new=True)
+            self._router.health.identified(engine.name, None)
         member.config = engine
         self._monitor.remove(engine.name)
         self._monitor.add(engine)
@@ -245,6 +249,7 @@ class EngineSet:
             "leaves": member.leaves,
             **engine_status(engine),
             "last_error": engine.whole_error or None,
+            "degraded": degradation(engine),
             "outstanding_calls": engine.view.outstanding,
             "models": dict(engine.offer.models),
             "reports": engine.cache.reports,
@@ -270,6 +275,16 @@ class EngineSet:
         await _until(lambda: engines[name].draining and engines[name].view.outstanding == 0)
         self._router.remove_engine(name)
         self._forget(name)
+
+    def _enter(self, engine: EngineConfig) -> None:
+        """Engines without reports cannot be compared, so two on one port of this machine are warned of."""
+        for other in self._members.values():
+            if _place(other.config.url) == _place(engine.url):
+                log.warning(
+                    "two engines may be one", engine=engine.name, other=other.config.name, url=engine.url,
+                    hint="remove one of the two from the configuration",
+                )  # fmt: skip
+        self._members[engine.name] = _Member(engine)
 
     def _forget(self, name: str) -> None:
         self._monitor.remove(name)
@@ -311,6 +326,15 @@ def new_link(config: Config, engine: EngineConfig) -> EngineLink:
     authorization = f"Bearer {engine.api_key}".encode() if engine.api_key else None
     passed = PassedHeaders.with_more(upstream.pass_request_headers, upstream.pass_response_headers)
     return EngineLink(client, authorization, passed)
+
+
+_LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def _place(url: str) -> str:
+    """An engine's url, the same for each way to write this machine's loopback interface."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}:{parts.port}{parts.path}" if parts.hostname in _LOOPBACK else url
 
 
 def _is_untried(engine: FleetEngine | None) -> bool:

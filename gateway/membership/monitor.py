@@ -365,6 +365,7 @@ class Monitor:
             report = await feed.next(known.epoch, known.cursor)
             agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
             self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
+            self._router.health.identified(engine.name, report.epoch)
         except EngineTimeoutError:
             raise
         except (*FAILURES, ValueError) as error:
@@ -385,6 +386,7 @@ class Monitor:
         else:
             log.warning("cache-state report refused", engine=engine.name, error=problem)
         self._router.no_reports(engine.name, problem)
+        self._router.health.identified(engine.name, None)
 
     async def _age(self) -> None:
         while True:

@@ -249,3 +249,13 @@ async def test_an_engine_that_cannot_be_checked_is_not_added(running: Running, m
     assert (answer.status_code, "SSL_CERT_FILE" in answer.json()["error"]["message"]) == (400, True)
     assert "c" not in running.engines
     assert "c" not in running.router.engines
+
+
+async def test_two_names_of_one_port_of_this_machine_are_warned_of(running: Running) -> None:
+    with capture_logs() as logs:
+        running.engines.add(EngineConfig(url="http://127.0.0.1:70", name="other"))
+        running.engines.add(EngineConfig(url="http://localhost:7", name="one"))
+        running.engines.add(EngineConfig(url="http://[::1]:7", name="same"))
+        Gateway(config(A, {**B, "url": "http://localhost:1"}))
+    said = [(line["engine"], line["other"]) for line in logs if line["event"] == "two engines may be one"]
+    assert said == [("same", "one"), ("b", "a")]

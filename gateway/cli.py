@@ -1,15 +1,21 @@
 """The `plait` command. A subcommand's modules are imported only when it runs.
 
-An engine's environment, where `plait vllm` or `plait sglang` runs, has none of the gateway's dependencies.
+An engine's environment, where `plait vllm` or `plait sglang` runs, has none of the gateway's dependencies. What takes
+long to import is imported once signals are heard.
 """
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from plait.gateway.server.signals import let_end_process
+
+if TYPE_CHECKING:
+    import argparse
 
 COMMANDS = {
     "serve": "run the gateway",
@@ -21,6 +27,9 @@ COMMANDS = {
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 
+SERVERS = frozenset(("serve", "engine"))
+"""Commands that handle SIGINT once they serve. Until then an exception by it might leave threads that never end."""
+
 LAUNCHERS = {
     "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
     "sglang": "start SGLang with Plait's scheduler and cache-state route: plait sglang -- <launch_server arguments>",
@@ -31,10 +40,14 @@ LAUNCHERS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. For a user's mistake, it prints a message on stderr and returns 2."""
     words = sys.argv[1:] if argv is None else argv
+    command = words[0] if words else ""
     try:
-        if words and words[0] in LAUNCHERS:
-            import_module(f"plait.backends.{words[0]}.launch").main(words[1:])
+        if command in LAUNCHERS:
+            import_module(f"plait.backends.{command}.launch").main(words[1:])
         else:
+            let_end_process(signal.SIGTERM)
+            if command in SERVERS:
+                let_end_process(signal.SIGINT)
             arguments = parse(words)
             arguments.run(arguments)
     except ValueError as error:
@@ -47,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command line; `run` is the command's function."""
+    import argparse  # noqa: PLC0415
+    from importlib.metadata import version  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(prog="plait", description="An OpenAI-compatible gateway for LLM engines.")
     parser.add_argument("--version", action="version", version=f"plait {version('plait')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from plait.gateway.server.http_protocol import ANY_CLIENT, BoundedProtocol, Clie
 from plait.gateway.server.listening import ListeningServer, bound_sockets
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import bounds_by_descriptors
+from plait.gateway.server.signals import end_process
 
 KEEP_ALIVE_S = 75
 """Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
@@ -87,7 +87,8 @@ class Stops:
 class DrainingServer(ListeningServer):
     """At SIGTERM it listens for `drain_delay_s` more. Then running requests have `grace_s` to end.
 
-    SIGINT, which comes from a person, skips the delay. A second signal ends the process at once.
+    SIGINT, which comes from a person, skips the delay. A second signal ends the process at once, and so does one that
+    comes before it listens.
     """
 
     def __init__(self, config: uvicorn.Config, stops: Stops) -> None:
@@ -109,15 +110,11 @@ class DrainingServer(ListeningServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks to stop."""
-        if self._is_stopping:
-            signal.signal(sig, signal.SIG_DFL)
-            os.kill(os.getpid(), sig)
+        if self._is_stopping or self._loop is None:
+            end_process(sig, frame)
             return
         self._is_stopping = True
-        if self._loop is None:
-            super().handle_exit(sig, frame)
-        else:
-            self._loop.call_soon_threadsafe(self._begin_stop, sig)
+        self._loop.call_soon_threadsafe(self._begin_stop, sig)
 
     def _new_protocol(self) -> asyncio.Protocol:
         """Of a connection that another worker has handed on."""

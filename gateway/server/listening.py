@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import structlog
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from plait.gateway.log.events import wait_until_written
 
@@ -64,8 +66,15 @@ class ListeningServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Of uvicorn: at its end a signal that has come is raised again, which ends the process."""
+        """Of uvicorn: at its end a signal that has come is raised again, by which SIGTERM ends the process.
+
+        Signals wait while their handlers change.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with super().capture_signals():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
             yield
             wait_until_written()
 

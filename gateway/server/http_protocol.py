@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -21,7 +22,13 @@ from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsErr
 from plait.gateway.asgi import CLIENT, error_headers, new_id
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
-from plait.gateway.server.served_client import JOINED_BYTES, ServedClient, nothing
+from plait.gateway.server.served_client import (
+    JOINED_BYTES,
+    ServedClient,
+    nothing,
+    serve_without_chunks,
+    takes_chunks,
+)
 
 SLOWEST_BYTES = 64 * 1024
 """A client has to take this much in each time-out while as much waits for it: uvicorn's high-water mark.
@@ -346,6 +353,8 @@ class BoundedProtocol(PatientProtocol):
                     return
             elif self._begin(cycle.scope, client):
                 return
+        if not takes_chunks(cycle):
+            app = partial(serve_without_chunks, app, client)
         cycle.scope[CLIENT] = client  # type: ignore[typeddict-unknown-key]
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)

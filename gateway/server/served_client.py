@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from plait.backends.http.client import HEADER_LINE
@@ -41,6 +42,9 @@ class Flow(Protocol):
     def resume_reading(self) -> None:
         """Read what the client sends."""
 
+    async def drain(self) -> None:
+        """Wait until the connection takes more."""
+
 
 class Served(Protocol):
     """A connection of the server."""
@@ -57,6 +61,11 @@ class Served(Protocol):
 
 def nothing() -> None:
     """Takes the place of what a cycle calls at its end."""
+
+
+def takes_chunks(cycle: RequestResponseCycle) -> bool:
+    """Whether a body may come in chunks to the client of a request (RFC 9112, 6.1)."""
+    return cycle.scope["http_version"] == "1.1"
 
 
 class ServedClient(Client, eq=False):
@@ -117,13 +126,25 @@ class ServedClient(Client, eq=False):
             self._send_rest()
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins whose length is not known. Its head goes out with the first bytes of its body."""
-        self.head = self._begin(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
-        self.cycle.chunked_encoding = True
+        """An answer begins whose length is not known. Its head goes out with the first bytes of its body.
+
+        Its body comes in chunks. HTTP/1.0 has none: there, the end of the connection ends the body.
+        """
+        cycle = self.cycle
+        cycle.chunked_encoding = takes_chunks(cycle)
+        if cycle.chunked_encoding:
+            self.head = self._begin(status, headers) + b"transfer-encoding: chunked\r\n\r\n"
+        else:
+            cycle.keep_alive = False
+            self.head = self._begin(status, headers) + b"\r\n"
 
     def write(self, body: bytes) -> None:
-        """A piece of its body, as a chunk."""
+        """A piece of its body."""
         if not body or self.served.transport.is_closing():
+            return
+        if not self.cycle.chunked_encoding:
+            begin, self.head = self.head, b""
+            self.served.transport.write(begin + body)
             return
         begin, self.head = self.head + b"%x\r\n" % len(body), b""
         if len(body) <= JOINED_BYTES:
@@ -136,10 +157,17 @@ class ServedClient(Client, eq=False):
         transport = self.served.transport
         if transport.is_closing():
             return
-        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-        transport.write(self.head + last)
+        if self.cycle.chunked_encoding:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        transport.write(self.head + body)
         self.head = b""
         self._complete()
+
+    def send_head(self) -> None:
+        """Send the head of an answer before the first bytes of its body come."""
+        if not self.served.transport.is_closing():
+            self.served.transport.write(self.head)
+            self.head = b""
 
     def _begin(self, status: int, headers: Headers) -> bytes:
         """The head of an answer, without its last line."""
@@ -195,3 +223,28 @@ class ServedClient(Client, eq=False):
             cycle.transport.close()
         on_response, cycle.on_response = cycle.on_response, nothing  # else cycle and connection would hold each other
         on_response()
+
+
+async def serve_without_chunks(app: ASGIApp, client: ServedClient, scope: Scope, receive: Receive, send: Send) -> None:
+    """Have an application answer a client to which uvicorn would send chunks that it does not understand."""
+    is_stream = False
+
+    async def send_plain(message: Message) -> None:
+        nonlocal is_stream
+        if message["type"] == "http.response.start" and _has_no_length(scope, message):
+            is_stream = True
+            client.start(message["status"], message.get("headers", ()))
+            client.send_head()
+        elif not is_stream:
+            await send(message)
+        else:
+            await client.served.flow.drain()
+            (client.write if message.get("more_body", False) else client.end)(message.get("body", b""))
+
+    await app(scope, receive, send_plain)
+
+
+def _has_no_length(scope: Scope, start: Message) -> bool:
+    """Whether an answer has a body whose length its head does not say."""
+    names = {name.lower() for name, _ in start.get("headers", ())}
+    return scope["method"] != "HEAD" and start["status"] not in {204, 304} and b"content-length" not in names

@@ -35,13 +35,13 @@ class FakeTransport(asyncio.Transport):
 class FakeConnection:
     """A connection whose client reads when the test says so."""
 
-    def __init__(self, body: bytes = b"", *, keep_alive: bool = True) -> None:
+    def __init__(self, body: bytes = b"", *, keep_alive: bool = True, version: str = "1.1") -> None:
         self.transport = FakeTransport()
         self.flow = FlowControl(self.transport)
         self.answered = 0
         self.closes_later = False
         self.cycle = RequestResponseCycle(
-            scope=cast("Any", {"type": "http", "method": "POST", "headers": []}),
+            scope=cast("Any", {"type": "http", "http_version": version, "method": "POST", "headers": []}),
             transport=self.transport,
             flow=self.flow,
             logger=logging.getLogger("test"),

@@ -21,6 +21,7 @@ from plait.gateway.config.file import ConfigError, load_config, parse_config
 from plait.gateway.config.sections import Config, EngineConfig
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
+from plait.gateway.log.events import change_level
 from plait.gateway.membership import engine_set
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
@@ -225,6 +226,7 @@ async def test_certificates_are_read_again(running: Running, monkeypatch: pytest
     def refused() -> Config:
         raise ConfigError("nonsense")
 
+    change_level("info")  # others of this process may have changed it
     with capture_logs() as logs:
         running.reloading.reload(refused)
     said = {"event": "certificates reloaded", "log_level": "info"}

@@ -22,13 +22,14 @@ VENDORS = {
     "x-ratelimit-remaining-tokens": "theirs", "endpoint-load-metrics": "theirs", "etag": "theirs", "link": "theirs",
     "x-request-id": "theirs", "request-id": "theirs", "retry-after-ms": "1", "x-should-retry": "false",
     "set-cookie": "a=theirs", "location": "http://10.0.0.7", "plait-engine": "theirs", "plait-slo": "theirs",
+    "x-accel-buffering": "theirs",
 }  # fmt: skip
 """What engines send, or might. Their server adds `server` and `date`."""
 ANSWER_HEADERS = (*VENDORS.items(), *((name, "listed") for name in LISTED_ANSWER))
 OURS = {
     "content-type", "content-length", "transfer-encoding", "connection", "date", "x-request-id", "retry-after",
     "x-should-retry", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-session", "plait-slo",
-    "plait-waited-s",
+    "plait-waited-s", "x-accel-buffering",
 }  # fmt: skip
 CLIENTS = {
     "origin": "https://page.example", "referer": "https://page.example/a", "cookie": "a=theirs", "user-agent": "theirs",
@@ -135,6 +136,7 @@ def test_on_every_route_listed_headers_pass_and_no_others(
         response = gateway.post(path, json={"model": model, "stream": stream, **BODIES[path]}, headers=SENT)
         assert response.status_code == 200, response.text
         found = check(gateway, response)
+        assert response.headers.get("x-accel-buffering") == ("no" if stream else None)
         if is_here:
             continue
         assert found >= LISTED_ANSWER

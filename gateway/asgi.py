@@ -26,6 +26,16 @@ PART_BYTES = 512 * 1024
 size, if a client sends single bytes.
 """
 
+UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+"""A header of each stream: nginx passes events on as they come, and does not keep them until its buffer is full."""
+
+EVENT_STREAM: Final[Headers] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    UNBUFFERED,
+)
+"""The headers of a stream that begins in the gateway."""
+
 NAME: Final = itemgetter(0)
 """Of a header."""
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, WaitTimeoutError
-from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE, NOT_DURABLE
@@ -26,7 +26,6 @@ from plait.policy.programs.request_graph_state import Cause, VariableState
 from plait.policy.types import NO_SLO, Objective, Slo
 
 Json = dict[str, Any]
-EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class TextChangedError(Exception):

@@ -20,8 +20,8 @@ from starlette.types import Receive, Scope, Send
 from plait.backends.errors import ProgramTooLargeError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import EVENT_STREAM, AwaitedVariable, Criteria, mark_of, next_change
-from plait.gateway.asgi import ClientGoneError, error_headers, id_of, send_whole, unless_gone
+from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of, next_change
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -264,7 +264,7 @@ class ProgramResponse(Response):
             else:
                 await next_change(self._changed, send, self._keep_alive_s)
 
-    async def _stored(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    async def _stored(self, headers: Headers) -> Headers:
         """The headers of an answer that tells of the program: once that is stored, or else they say that it is not."""
         return headers if await self._session.record.committed() else [*headers, *NOT_DURABLE]
 

@@ -15,7 +15,7 @@ from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.answers.completions import AnswerForm, error_of
-from plait.gateway.asgi import Headers, Sink
+from plait.gateway.asgi import EVENT_STREAM, Headers, Sink
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.timer import loop_time_s
 
@@ -172,12 +172,7 @@ class HeldStream:
         """Tell the client that its call goes on."""
         if not self.has_begun:
             self.has_begun = True
-            headers: Headers = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-                (b"x-request-id", self._call_id.encode("latin-1")),
-            ]
-            self._sink.start(200, headers)
+            self._sink.start(200, [*EVENT_STREAM, (b"x-request-id", self._call_id.encode("latin-1"))])
         self._sink.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:

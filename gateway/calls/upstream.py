@@ -27,7 +27,7 @@ from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream, error_text
 from plait.gateway.answers.refusals import Lack, LackError, lack_of
-from plait.gateway.asgi import NAME, Headers, OnEnd, Sink, presented_key
+from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
@@ -323,7 +323,7 @@ class Exchange(msgspec.Struct, eq=False):
                 raise EngineBrokenError(f"engine {self._delivery.engine_id} ended its stream without an event")
             return False
         self._upstream.router.first_token(self._booking, loop_time_s())
-        self._sink.start(200, _start(self._delivery, response))
+        self._sink.start(200, [*_start(self._delivery, response), UNBUFFERED])
         self._begun = True
         return True
 

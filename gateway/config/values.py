@@ -41,7 +41,8 @@ _HOP = dict.fromkeys(
     ),
     "it belongs to one connection",
 )  # fmt: skip
-_OURS = dict.fromkeys(("x-request-id",), "the gateway sets it itself")
+_BY_GATEWAY = "the gateway sets it itself"
+_OURS = {"x-request-id": _BY_GATEWAY}
 NEVER_TO_ENGINES = {
     **_HOP,
     **_OURS,
@@ -56,7 +57,7 @@ NEVER_TO_ENGINES = {
 NEVER_TO_CLIENTS = {
     **_HOP,
     **_OURS,
-    **dict.fromkeys(("date", "retry-after", "retry-after-ms", "x-should-retry"), "the gateway sets it itself"),
+    **dict.fromkeys(("date", "retry-after", "retry-after-ms", "x-accel-buffering", "x-should-retry"), _BY_GATEWAY),
     **dict.fromkeys(("set-cookie", "www-authenticate"), "an engine's secrets are between it and the gateway"),
     **dict.fromkeys(
         ("alt-svc", "content-location", "location", "server", "strict-transport-security", "via"),

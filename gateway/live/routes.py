@@ -18,7 +18,7 @@ from plait.backends.errors import CallerError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.api.program_api import event
-from plait.gateway.asgi import ClientGoneError, unless_gone
+from plait.gateway.asgi import UNBUFFERED, ClientGoneError, unless_gone
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.feed import Feed, Watcher
 from plait.gateway.live.fleet_snapshot import fleet_news
@@ -33,7 +33,7 @@ STUCK_S: Final = 10.0
 STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
+    UNBUFFERED,
 ]
 
 PAGE_HEADERS: Final = {

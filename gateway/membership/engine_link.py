@@ -26,11 +26,12 @@ TO_ENGINES = frozenset((
 TO_CLIENTS = frozenset((
     b"content-type", b"content-encoding",  # what the body is: it passes as it comes
     b"metadata",  # vLLM: the shapes and types of embeddings that come as bytes
-    b"cache-control", b"x-accel-buffering",  # engines ask proxies not to hold a stream back
+    b"cache-control",  # engines ask caches not to keep a stream
     b"openai-processing-ms", b"openai-version",  # OpenAI's, which its SDKs show
     b"traceparent", b"tracestate",  # where the engine's part of a trace is found
 ))  # fmt: skip
-"""Also sent: `x-request-id`, `retry-after` and headers that begin with `plait-`, which the gateway writes itself."""
+"""Also sent: `x-request-id`, `retry-after`, `x-accel-buffering` of streams, and headers that begin with `plait-`, which
+the gateway writes itself."""
 
 TOO_EARLY = frozenset((408, 425, 429))
 """Statuses below 500 that are not the caller's fault."""

@@ -19,7 +19,7 @@ from starlette.types import Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
-from plait.gateway.asgi import MessageSink
+from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
@@ -305,10 +305,11 @@ def answered_before(
     owner = AnsweredCall(runner, session, None, streams=event.answer is None, keeps=True)
     owner.call = call
     if event.answer is None:
-        kind, body = b"text/event-stream; charset=utf-8", _streamed_again(request, call.call_id, event)
+        kind: Headers = EVENT_STREAM
+        body = _streamed_again(request, call.call_id, event)
     else:
-        kind, body = b"application/json", event.answer
-    headers = [(b"content-type", kind), (b"plait-session", session.session_id.encode())]
+        kind, body = [(b"content-type", b"application/json")], event.answer
+    headers = [*kind, (b"plait-session", session.session_id.encode())]
     owner.answer.restore([
         {"type": "http.response.start", "status": 200, "headers": headers},
         {"type": "http.response.body", "body": body},

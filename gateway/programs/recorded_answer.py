@@ -13,7 +13,7 @@ from typing import Protocol
 from starlette.types import Message, Send
 
 from plait.backends.errors import LimitError, PlaitError
-from plait.gateway.asgi import Headers, MessageSink, PassingSink
+from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import Sessions
@@ -335,8 +335,7 @@ def _set(waiter: asyncio.Future[bool], has_changed: bool) -> None:
 
 async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:
     if not begun:
-        kind = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": [*kind, *headers]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 

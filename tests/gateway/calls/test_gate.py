@@ -179,6 +179,7 @@ async def test_a_stream_that_waits_is_told_its_place_and_then_the_headers_of_its
         client = Client()
         task = await told_stream(made, client)
         assert (client.status, client.headers[b"x-request-id"]) == (200, b"r1")
+        assert client.headers[b"x-accel-buffering"] == b"no"
         assert client.body.startswith(b": waiting position=1 expected_s=")
         await asyncio.sleep(LEAST_WAIT_S)
         open_gate(made)

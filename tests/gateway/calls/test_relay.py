@@ -41,6 +41,14 @@ async def test_a_stream_passes_through_byte_by_byte_and_its_usage_settles_the_ca
         assert samples(made.registry)['plait_ttft_seconds_count{engine="a",model="m"}'] == 1
 
 
+async def test_nginx_may_not_keep_the_events_of_a_stream_whatever_its_engine_says() -> None:
+    buffered = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"yes")]
+    client = Client()
+    async with gateway(FakeHttp(Exchange(headers=buffered, pieces=[FINISH, DONE]))) as made:
+        await made.deliver(client)
+        assert client.headers[b"x-accel-buffering"] == b"no"
+
+
 async def test_a_usage_event_that_only_the_gateway_asked_for_is_withheld() -> None:
     client = Client()
     async with gateway(FakeHttp(Exchange(pieces=[FINISH, USAGE_EVENT + DONE]))) as made:

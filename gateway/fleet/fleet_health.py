@@ -104,17 +104,17 @@ class FleetHealth:
         self._engines[engine_id].went_wrong(said or cause, detail)
         return self._down(self._engines[engine_id], cause, Aborts.NONE)
 
-    def silent(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
+    def silent(self, engine_id: str, asked_s: float, now_s: float, detail: str = "") -> HealthChange | None:
         """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
 
-        No effect while bytes of answers come: the engine is busy.
+        No effect while bytes of answers come: the engine is busy. `detail` is for operators, as in `unreachable`.
         """
         engine = self._engines[engine_id]
         if self.lag.hides(asked_s, now_s):
             return None
         if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
             return None
-        engine.went_wrong("two probes in a row were not answered in time")
+        engine.went_wrong("two probes in a row were not answered in time", detail)
         return self._down(engine, "silent", Aborts.ALL)
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:

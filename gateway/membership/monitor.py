@@ -297,8 +297,9 @@ class Monitor:
             await self._probe(engine, requests)
         except FAILURES as error:
             if is_silence(error):
-                self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s()))
-                self._tell(engine, "silent")
+                detail = str(error.__cause__ or error)
+                self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s(), detail))
+                self._tell(engine, f"silent: {detail}")
             else:
                 self._unreachable(engine, error, await requests.hint(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import plait.gateway.commands.check_config
 from plait.backends.http.trust import SYSTEM_TRUST
 from plait.gateway.cli import main
 from tests.backends.http.certificates import Authority, needs_openssl, self_signed, trusting
+from tests.backends.http.scripted_engine import full_backlog
 
 ENGINE = '[[models]]\nname = "m"\ntokenizer = "embedded"\n[[engines]]\nname = "a"\nurl = "http://127.0.0.1:9"\n'
 
@@ -45,6 +47,17 @@ def test_an_engine_that_does_not_answer_is_shown(
     printed = capsys.readouterr()
     assert "a: engine a cannot be reached: 127.0.0.1:9 refused the connection\n" in printed.out
     assert "1 engine of 1 cannot be used as configured" in printed.err
+
+
+def test_an_address_that_does_not_answer_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plait.gateway.commands.check_config, "configure_logging", lambda *_words: None)
+    with full_backlog() as port:
+        config.write_text(f"[upstream]\nconnect_timeout_s = 0.05\n{ENGINE.replace(':9', f':{port}')}")
+        assert main(["check-config", "--config", str(config), "--probe"]) == 2
+    said = rf"a: two probes in a row were not answered in time: 127\.0\.0\.1:{port} did not answer within 0\.0\d+ s\n"
+    assert re.search(said, capsys.readouterr().out)
 
 
 @contextmanager
@@ -101,6 +114,7 @@ def test_what_is_wrong_with_tls_is_said(
     tls_of: Callable[[Authority], ssl.SSLContext | None],
     problem: str,
 ) -> None:
+    monkeypatch.setattr(plait.gateway.commands.check_config, "configure_logging", lambda *_words: None)
     known = Authority(config.parent / "known")
     trusting(known.certificate, monkeypatch)
     monkeypatch.setattr(SYSTEM_TRUST, "_context", None)

@@ -1,11 +1,7 @@
-"""A real Prometheus: `python -m e2e.monitoring.prometheus` fetches Debian's package where there is none.
-
-The package is unpacked into `.cache/prometheus`, so no service is set up, and nobody needs to be root.
-"""
+"""A real Prometheus: `python -m e2e.monitoring.prometheus` fetches its package where there is none."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -16,43 +12,14 @@ from typing import Any, Final
 
 import httpx
 
+from e2e.debian_package import ROOT, DebianPackage
 from e2e.ports import free_port
 from e2e.servers import DEADLINE_S, NO_TLS, eventually
 
-ROOT: Final = Path(__file__).parents[2]
+PACKAGE: Final = DebianPackage("prometheus")
 SHIPPED: Final = ROOT / "deploy" / "monitoring"
-CACHE: Final = ROOT / ".cache" / "prometheus"
 TARGET: Final = "gateway:8000"
 SCRAPE_INTERVAL: Final = "scrape_interval: 5s"
-
-
-def program(name: str) -> Path | None:
-    """`prometheus` or `promtool`: the system's, or the one that was fetched."""
-    installed = shutil.which(name)
-    fetched = CACHE / "usr" / "bin" / name
-    return Path(installed) if installed else fetched if fetched.is_file() else None
-
-
-def fetch() -> None:
-    """Download the package and unpack it. Raises `CalledProcessError` if no mirror has it."""
-    if program("prometheus") is not None or shutil.which("apt-get") is None:
-        return
-    shutil.rmtree(CACHE, ignore_errors=True)
-    (CACHE / "lists" / "partial").mkdir(parents=True)
-    own_lists = ["-o", f"Dir::State::Lists={CACHE / 'lists'}", "-o", f"Dir::Cache={CACHE}"]
-    if not _download([]):  # the machine has no lists of packages, or old ones
-        subprocess.run(["apt-get", *own_lists, "-qq", "update"], check=True)
-        if not _download(own_lists):
-            raise SystemExit("apt-get has no package called prometheus")
-    (package,) = CACHE.glob("prometheus_*.deb")
-    subprocess.run(["dpkg", "-x", package, CACHE], check=True)
-    package.unlink()
-    shutil.rmtree(CACHE / "lists")
-
-
-def _download(options: list[str]) -> bool:
-    command = ["apt-get", *options, "-o", "APT::Sandbox::User=root", "-qq", "download", "prometheus"]
-    return subprocess.run(command, cwd=CACHE, check=False).returncode == 0
 
 
 class Prometheus:
@@ -97,5 +64,5 @@ def prometheus(binary: Path, folder: Path, target: str) -> Iterator[Prometheus]:
 
 if __name__ == "__main__":
     started_s = time.monotonic()
-    fetch()
+    PACKAGE.fetch()
     sys.stderr.write(f"Prometheus: {time.monotonic() - started_s:.0f} s\n")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.monitoring.prometheus import SHIPPED, Prometheus, program, prometheus
+from e2e.monitoring.prometheus import PACKAGE, SHIPPED, Prometheus, prometheus
 from e2e.sdk import asking
 from e2e.servers import NO_TLS, Fleet, Launcher
 
@@ -76,7 +76,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def binary() -> Path:
-    found = program("prometheus")
+    found = PACKAGE.program("prometheus")
     if found is None:
         pytest.skip("needs Prometheus: `python -m e2e.monitoring.prometheus` fetches it with apt-get")
     return found

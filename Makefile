@@ -58,9 +58,10 @@ e2e: setup
 e2e-faults: setup
 	$(BIN)/python -m pytest e2e/faults -n 2 --dist loadfile
 
-# Released clients, each in an environment of its kind, which is built when it is not there yet.
+# Released clients, each in an environment of its kind, which is built when it is not there yet. nginx is fetched, too.
 e2e-clients: setup
 	$(BIN)/python -m e2e.clients.environment
+	$(BIN)/python -m e2e.clients.nginx
 	$(BIN)/python -m pytest e2e/clients
 
 # The dashboard on a real Prometheus, which is fetched with apt-get when it is not there yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -10,10 +11,10 @@ import msgspec
 from e2e.faults.actions import GOOD, Altered, Ending, Raw
 from e2e.faults.completions import Body, completion_of, event
 from e2e.faults.pace import Pace, Silence
+from plait.backends.translation.translation import AnswerTranslator
 
 _ENDLESS = b"x" * 2**20
 _STREAM_FIELDS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"transfer-encoding", b"chunked"))
-_AS_IT_IS = Altered()
 
 
 class Wire(Protocol):
@@ -29,14 +30,19 @@ class Wire(Protocol):
         """End the answer; returns never if it hangs."""
 
 
-async def answer(wire: Wire, body: Body, altered: Altered | None, pace: Pace) -> None:
-    """Answer a call."""
+async def answer(
+    wire: Wire, body: Body, altered: Altered, pace: Pace, translator: AnswerTranslator | None = None
+) -> None:
+    """Answer a call. A `translator` makes another API's answer of it."""
     if pace.first_s:
         await asyncio.sleep(pace.first_s)
     if body.get("stream"):
-        await _stream(wire, body, altered or _AS_IT_IS, pace)
+        events = _events(body, altered)
+        if translator is not None:
+            events = list(filter(None, map(translator.feed, events)))
+        await _stream(wire, events, Silence(**body.get("silence", {})), altered, pace)
     else:
-        await _whole(wire, body, altered or _AS_IT_IS, pace)
+        await _whole(wire, body, altered, pace, translator)
 
 
 async def write_raw(wire: Wire, raw: Raw) -> None:
@@ -54,13 +60,15 @@ async def write_raw(wire: Wire, raw: Raw) -> None:
     await wire.end(raw.ending)
 
 
-async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace) -> None:
+async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace, translator: AnswerTranslator | None) -> None:
     completion = completion_of(body)
     if pace.token_s:
         await asyncio.sleep(pace.token_s * len(completion.tokens))
     fields = completion.whole()
     _alter(fields, altered)
     data = msgspec.json.encode(fields) if altered.body is None else altered.body
+    if translator is not None:
+        data = translator.whole(data)
     length = b"%d" % (len(data) + altered.length_off)
     head = _head((b"content-type", b"application/json"), (b"content-length", length), *altered.headers)
     if altered.sends is not None:
@@ -69,8 +77,7 @@ async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace) -> None:
     await wire.end(altered.ending)
 
 
-async def _stream(wire: Wire, body: Body, altered: Altered, pace: Pace) -> None:
-    events, silence = _events(body, altered), Silence(**body.get("silence", {}))
+async def _stream(wire: Wire, events: Sequence[bytes], silence: Silence, altered: Altered, pace: Pace) -> None:
     wire.write(_head(*_STREAM_FIELDS, *altered.headers))
     await asyncio.sleep(silence.first_s)
     if altered.first:

@@ -16,6 +16,7 @@ from e2e.faults.actions import Altered, Ending, Models, Raw, Report, response
 from e2e.faults.answering import answer, write_raw
 from e2e.faults.engine_state import TRIAL_ID, Engine
 from e2e.faults.plan import ModeRequest, Plan
+from plait.backends.translation.translation import TRANSLATIONS, Translation
 
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 _ROUTES = {"/v1/chat/completions", "/v1/completions"}
@@ -124,8 +125,8 @@ class Connection(asyncio.Protocol):
         split = urlsplit(self._url.decode("latin-1"))
         path, method = split.path, self._parser.get_method()
         try:
-            if method == b"POST" and path in _ROUTES:
-                await self._call()
+            if method == b"POST" and path in (*_ROUTES, *self._engine.routes):
+                await self._call(TRANSLATIONS.get(path))
             elif path in {"/mode", "/stats"}:
                 self._control(path, split.query)
             else:
@@ -134,10 +135,14 @@ class Connection(asyncio.Protocol):
             if not self._lost:
                 self._engine.connections[self] = False
 
-    async def _call(self) -> None:
-        """Answer a call, well or as the mode says."""
+    async def _call(self, translation: Translation | None) -> None:
+        """Answer a call, well or as the mode says. A `translation` is that of its API."""
         engine, is_trial = self._engine, self._is_trial
         body = msgspec.json.decode(self._body)
+        translator = None if translation is None else translation.answer(body)
+        if translation is not None:
+            body = translation.to_chat(body)
+            engine.stats.native += 1
         mode = engine.plan.call(streamed=bool(body.get("stream")))
         action = None if mode is None else mode.action
         engine.stats.begin(is_trial=is_trial)
@@ -147,7 +152,8 @@ class Connection(asyncio.Protocol):
             if isinstance(action, Raw):
                 await write_raw(self, action)
             else:
-                await answer(self, body, action if isinstance(action, Altered) else None, engine.pace)
+                altered = action if isinstance(action, Altered) else Altered()
+                await answer(self, body, altered, engine.pace, translator)
             is_aborted = False
         finally:
             engine.stats.end(is_aborted=is_aborted, is_good=mode is None and not is_trial)
@@ -171,6 +177,9 @@ class Connection(asyncio.Protocol):
         if path == "/v1/models":
             data = [{"id": model, "object": "model", "max_model_len": 32_768} for model in self._engine.models]
             return response(200, msgspec.json.encode({"object": "list", "data": data}))
+        if path == "/openapi.json" and self._engine.routes:
+            paths: dict[str, dict[str, Any]] = {key: {} for key in (*_ROUTES, *self._engine.routes)}
+            return response(200, msgspec.json.encode({"paths": paths}))
         if path == "/health":
             return response(200, b"{}")
         if path == "/metrics" and self._engine.has_metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ TRIAL_ID = b"plait-trial"
 
 @dataclass
 class Stats:
-    """Calls so far. `hits` counts how often a mode struck.
+    """Calls so far. `hits` counts how often a mode struck, and `native` the calls of another API than completions.
 
     `accepted_s` are the times of connections, `arrivals_s` those of the clients' calls, and `answered_s` those of their
     good answers.
@@ -32,6 +32,7 @@ class Stats:
     finished: int = 0
     aborted: int = 0
     trials: int = 0
+    native: int = 0
     healthy: int = 0
     accepted_s: list[float] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Stats:
             "finished": self.finished,
             "aborted": self.aborted,
             "trials": self.trials,
+            "native": self.native,
         }
         counts |= {"hits": self.hits, "open": self.begun - self.finished - self.aborted, "well": self.healthy}
         if not times:
@@ -118,10 +120,14 @@ class ListeningSocket:
 class Engine:
     """An engine and its connections. `idle` are those that carry no call."""
 
-    def __init__(self, name: str, models: list[str], pace: Pace, *, has_metrics: bool = False) -> None:
+    def __init__(
+        self, name: str, models: list[str], pace: Pace, *, routes: Sequence[str] = (), has_metrics: bool = False
+    ) -> None:
         self.name = name
         self.models = models
         self.pace = pace
+        self.routes = routes
+        """Beside those of completions, which every engine has."""
         self.has_metrics = has_metrics
         self._tokens = 0
         self.plan = Plan()

@@ -16,6 +16,7 @@ from functools import partial
 from e2e.faults.connection import Connection
 from e2e.faults.engine_state import Engine, ListeningSocket
 from e2e.faults.pace import Pace
+from plait.backends.translation.translation import TRANSLATIONS
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", required=True, help="its models, with commas; once for each engine")
     parser.add_argument("--first-s", type=float, default=0.0, help="seconds until the first byte of an answer")
     parser.add_argument("--token-s", type=float, default=0.0, help="seconds between two tokens")
+    parser.add_argument("--route", action="append", default=[], choices=sorted(TRANSLATIONS), help="another API it has")
     parser.add_argument("--metrics", action="store_true", help="count calls and tokens in /metrics, as vLLM does")
     asyncio.run(_serve(parser.parse_args()))
 
@@ -38,7 +40,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     for port, control_port, name, models in zip(
         arguments.port, control_ports, arguments.name, arguments.model, strict=True
     ):
-        engine = Engine(name, models.split(","), pace, has_metrics=arguments.metrics)
+        engine = Engine(name, models.split(","), pace, routes=arguments.route, has_metrics=arguments.metrics)
         engine.socket = ListeningSocket(port, partial(Connection, engine))
         if control_port is not None:
             control_sockets.append(ListeningSocket(control_port, partial(Connection, engine, is_control=True)))

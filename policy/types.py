@@ -62,7 +62,7 @@ class Call(NamedTuple):
     `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
     gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
     None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
-    gives none.
+    gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar.
     """
 
     call_id: str
@@ -78,6 +78,7 @@ class Call(NamedTuple):
     streamed: bool = True
     prompt_hash: int | None = None
     session: str = ""
+    has_grammar: bool = False
 
     @property
     def cacheable_blocks(self) -> int:

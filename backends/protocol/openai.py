@@ -62,9 +62,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     plait: dict[str, Any] | None = None
     prompt_cache_key: Any = None
     priority: Any = None
+    response_format: Any = None
     safety_identifier: Any = None
     truncate_prompt_tokens: Any = None
     user: Any = None
+
+    # Grammars: vLLM's, its former ones, and SGLang's.
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
 
     max_completion_tokens = cast("Any", None)  # a field of chats alone, which counts before `max_tokens`
 
@@ -80,6 +92,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         limit = given if type(given) is int else whole_number(given)  # nearly always, and no bool
         return limit if limit is not None and limit >= 1 else None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer follows a grammar, which the engine may have to compile before the first token."""
+        given = self.response_format
+        if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
+            return True
+        grammars = (
+            self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar,
+            self.json_schema, self.regex, self.ebnf, self.structural_tag,
+        )  # fmt: skip
+        return grammars.count(None) < len(grammars)
 
     @property
     def output_limit_field(self) -> str:
@@ -106,7 +130,6 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     max_completion_tokens: Any = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    response_format: Any = None
     logprobs: Any = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -35,7 +35,7 @@ SILENCES_S: Final = (9.0, 30.0, *((120.0,) if "PLAIT_NIGHTLY" in os.environ else
 
 @dataclass(frozen=True)
 class Case:
-    """So many streams are silent. `others` says that other calls go on beside them.
+    """So many streams are silent. `others` says that other calls go on beside them, and `grammar` that they have one.
 
     The engines count what they compute if they have `metrics`. If it `hangs`, one of them computes nothing from the
     first second on.
@@ -46,6 +46,7 @@ class Case:
     silence: dict[str, float]
     metrics: bool
     others: bool = False
+    grammar: bool = False
     hangs: bool = False
 
 
@@ -72,6 +73,7 @@ def _cases(*, metrics: bool) -> Iterator[Case]:
         yield Case(f"beside_{silent_s:g}_{kind}", 3, middle, metrics, others=True)
         if silent_s <= 30:
             yield Case(f"first_{silent_s:g}_{kind}", 6, first, metrics)
+            yield Case(f"grammar_{silent_s:g}_{kind}", 2, first, metrics, others=True, grammar=True)
     yield Case(f"hangs_{kind}", 1, {"middle_s": 300.0}, metrics, hangs=True)
 
 
@@ -139,7 +141,9 @@ async def _hang(engines: Sequence[ScriptedEngine], watch: Watch) -> float | None
 
 def _body(case: Case, number: int, silence: dict[str, float]) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"Question {number}?"}]
-    return {"model": case.name, "messages": messages, "max_tokens": 8, "stream": True, "silence": silence}
+    body: dict[str, Any] = {"model": case.name, "messages": messages, "max_tokens": 8, "stream": True}
+    grammar = {"response_format": {"type": "json_object"}} if case.grammar and silence else {}
+    return {**body, **grammar, "silence": silence}
 
 
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)

@@ -338,7 +338,7 @@ class CallReader:
             incoming.request_id, request.model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
-            session=annotations.session or known_session(incoming.headers, request),
+            session=annotations.session or known_session(incoming.headers, request), has_grammar=request.has_grammar,
         )  # fmt: skip
         takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
@@ -375,6 +375,7 @@ class CallReader:
             self.router.block_tokens,
             prompt.block_hashes,
             output_limit=1 if chat is None else chat.output_limit,
+            has_grammar=chat is not None and chat.has_grammar,
             streamed=bool(request.stream),
             session=session or known_session(incoming.headers, request),
         )

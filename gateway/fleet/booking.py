@@ -60,6 +60,9 @@ SLOTS = 64
 answer ends, which is not streamed perhaps.
 """
 
+COMPILING_S = 45.0
+"""Others overtake a call whose grammar is compiled. That takes up to 30 s."""
+
 OVERTAKEN_CALLS = 3
 """A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
 them.
@@ -239,7 +242,7 @@ class Progress:
         for waiting in self.waiting:
             if waiting.late_s >= now_s:
                 break  # calls are late about in the order in which they came
-            waiting.overtaken += _overtakes(booking, waiting)
+            waiting.overtaken += _overtakes(booking, waiting, now_s)
 
     def refused_again(self) -> bool:
         """The engine refused a call: whether it has done so before, and answered none since."""
@@ -332,8 +335,8 @@ class Progress:
         assert abs(self._prefill_s - sum(booking.prefill.time_s for booking in self.waiting)) < 1e-6 or not self.waiting
 
 
-def _overtakes(booking: Booking, waiting: Booking) -> bool:
-    """Whether no scheduler has a reason to serve `booking` before `waiting`, which came first."""
+def _overtakes(booking: Booking, waiting: Booking, now_s: float) -> bool:
+    """Whether no engine has a reason to serve `booking` before `waiting`, which came first."""
     late, early = booking.call, waiting.call
     return (
         booking.sent_s > waiting.sent_s
@@ -342,4 +345,5 @@ def _overtakes(booking: Booking, waiting: Booking) -> bool:
         and 2 * booking.placement.missed_tokens >= waiting.placement.missed_tokens
         and late.priority >= early.priority
         and (late.slo, late.objective) == (early.slo, early.objective)
+        and not (early.has_grammar and now_s < waiting.late_s + COMPILING_S)
     )

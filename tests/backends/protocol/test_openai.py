@@ -139,3 +139,20 @@ def test_template_options_are_switches() -> None:
     parse_request(body(chat_template_kwargs={"enable_thinking": False}), ChatRequest)
     large = {"text": "x" * MAX_TEMPLATE_OPTIONS_BYTES}
     assert refusal(body(chat_template_kwargs=large)) == ("chat_template_kwargs", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_grammar"),
+    [
+        ("", False),
+        (', "response_format": null', False),
+        (', "response_format": {"type": "text"}', False),
+        (', "response_format": {"type": "json_object"}', True),
+        (', "structured_outputs": {"regex": "a+"}', True),
+        (', "guided_choice": ["a", "b"]', True),
+        (', "ebnf": "root ::= [a-z]"', True),
+    ],
+)
+def test_a_grammar_is_told_by_the_fields_of_each_engine(fields: str, has_grammar: bool) -> None:
+    body = f'{{"model": "m", "prompt": "x"{fields}}}'.encode()
+    assert parse_request(body, CompletionRequest).has_grammar is has_grammar

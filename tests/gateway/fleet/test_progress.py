@@ -290,6 +290,17 @@ def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None
     assert forgotten(router, 100.0) == []
 
 
+def test_a_call_whose_grammar_is_compiled_may_be_overtaken_for_longer(router: Router) -> None:
+    call = Call("early", "m", 100, 64, [], has_grammar=True)
+    early = router.book(call, router.select(call, 0.0, prefer="a"), 0.0)
+    for number in range(9):
+        overtake(router, 10.0 + number)
+    assert forgotten(router, 100.0) == []
+    for number in range(3):
+        overtake(router, 48.0 + number)
+    assert forgotten(router, 100.0) == [early]
+
+
 def all_forgotten(router: Router, now_s: float = 100.0) -> list[Booking]:
     return fleet_health.forgotten(router.engines.values(), router.health.lag, now_s)
 

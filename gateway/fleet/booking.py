@@ -192,6 +192,7 @@ class Progress:
         self._hang_s = hang_s
         self._proved_s = -inf  # when a trial last showed that the engine computes
         self._proved_streams = False  # whether it was a stream
+        self._is_distrusted = False  # it was ejected, and has not shown since that its streams go on
         self._late_s = min(LATE_S, hang_s)
         self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
@@ -274,17 +275,24 @@ class Progress:
         return now_s - self.byte_s
 
     @property
-    def has_several_streams(self) -> bool:
-        """Whether so many streams are open that a trial has to be one, too."""
+    def needs_stream(self) -> bool:
+        """Whether a trial has to be a stream: many are open, or the engine was ejected."""
+        if self._is_distrusted:
+            return True
         return len(self._streaming) + sum(booking.call.streamed for booking in self.waiting) >= SEVERAL_STREAMS
+
+    def ejected(self) -> None:
+        """The engine was ejected. A whole answer does not show that its streams go on."""
+        self._is_distrusted = True
 
     def proved(self, now_s: float, *, streamed: bool) -> None:
         """A trial has shown that the engine computes. Until the next one, the engine may be silent for a time."""
         self._proved_s, self._proved_streams = now_s, streamed
+        self._is_distrusted = self._is_distrusted and not streamed
 
     def is_quiet(self, now_s: float) -> bool:
         """Whether only a trial can tell if the engine computes."""
-        is_proved = now_s - self._proved_s <= self._hang_s and (self._proved_streams or not self.has_several_streams)
+        is_proved = now_s - self._proved_s <= self._hang_s and (self._proved_streams or not self.needs_stream)
         return not is_proved and (self._owes_first_byte(now_s) or self._stands_still(now_s))
 
     def has_hung(self, now_s: float) -> bool:

@@ -118,16 +118,22 @@ class FleetHealth:
         return self._down(engine, "silent", Aborts.ALL)
 
     def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
-        """A trial of an ejected engine has ended. `failure` is None if it got its answer."""
+        """A trial of an ejected engine has ended. `failure` is None if it got its answer.
+
+        If the engine fails it on probation, the call that it has been given there moves; if nothing has come of it
+        meanwhile, all its calls end.
+        """
         engine = self._engines[engine_id]
-        before = engine.health.state
+        before, aborts = engine.health.state, Aborts.NONE
         if failure is None:
             engine.health.try_passed(now_s)
             engine.progress.proved(now_s, streamed=before is HealthState.PROBATION)
         else:
             engine.went_wrong(failure.said or failure.cause)
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
-        return self._change(engine, before)
+            is_silent = failure.cause in TIMEOUTS and not self.lag.hides(begun_s, now_s)
+            aborts = Aborts.ALL if is_silent and engine.progress.byte_s < begun_s else Aborts.WAITING
+        return self._change(engine, before, aborts)
 
     # Quiet engines.
 
@@ -244,6 +250,7 @@ class FleetHealth:
         engine.went_wrong(failure.said or failure.cause)
         if helps and self._models.may_eject(engine):
             engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
+            engine.progress.ejected()
         else:
             engine.health.on(HealthEvent.FAILED, failure.cause)
             aborts = Aborts.NONE

@@ -225,6 +225,7 @@ class Monitor:
         self._supervisor = supervisor
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}
+        self._hints: dict[str, str] = {}  # of the engines that have not answered since they were refused
 
     def open(self) -> None:
         """Start to probe and poll."""
@@ -244,6 +245,7 @@ class Monitor:
         self._supervisor.cancel(f"models:{engine_id}")
         self._supervisor.cancel(f"counts:{engine_id}")
         self._told.pop(engine_id, None)
+        self._hints.pop(engine_id, None)
         self._offers.pop(engine_id, None)
         self._wrong_offers.pop(engine_id, None)
         self._routes.pop(engine_id, None)
@@ -261,7 +263,7 @@ class Monitor:
                     if is_silence(error):
                         await self._ask_again(engine, requests)
                     else:
-                        self._unreachable(engine, error, await requests.hint(error))
+                        await self._unreachable(engine, error, requests)
                 await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
 
     def _on_wrong_offer(self, engine_id: str) -> None:
@@ -301,14 +303,21 @@ class Monitor:
                 self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s(), detail))
                 self._tell(engine, f"silent: {detail}")
             else:
-                self._unreachable(engine, error, await requests.hint(error))
+                await self._unreachable(engine, error, requests)
 
-    def _unreachable(self, engine: EngineConfig, error: Exception, hint: str | None) -> None:
+    async def _unreachable(self, engine: EngineConfig, error: Exception, requests: EngineRequests) -> None:
+        """A probe was refused. What an operator may have to change is looked for once, when the engine is out."""
         self._routes.pop(engine.name, None)
-        self._search.lost(engine.name, self._router.engines[engine.name])
-        reason, detail = str(error) or type(error).__name__, hint or str(error.__cause__ or "")
-        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason, detail))
-        self._tell(engine, self._router.engines[engine.name].whole_error)
+        view = self._router.engines[engine.name]
+        self._search.lost(engine.name, view)
+        reason, detail = str(error) or type(error).__name__, str(error.__cause__ or "")
+        hint = self._hints.get(engine.name, "")
+        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason, hint or detail))
+        if engine.name not in self._hints:
+            hint = self._hints[engine.name] = await requests.hint(error) or ""
+            if hint:
+                view.went_wrong(reason, hint)
+        self._tell(engine, view.whole_error)
 
     def _tell(self, engine: EngineConfig, reason: str) -> None:
         """Log why a probe failed: at once if the reason is new, then once a minute."""
@@ -352,6 +361,7 @@ class Monitor:
     def _answered(self, engine: EngineConfig) -> None:
         offer = self._offers[engine.name]
         change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes)
+        self._hints.pop(engine.name, None)
         if change is not None:
             self._told.pop(engine.name, None)
             log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))

@@ -114,7 +114,7 @@ class Recovery:
         health, engine = self._router.health, self._router.engines[engine_id]
         try:
             while engine.asked_s < inf:
-                begun_s, streamed = loop_time_s(), engine.progress.has_several_streams
+                begun_s, streamed = loop_time_s(), engine.progress.needs_stream
                 computed, failure = await self._try(engine_id, self._hang_timeout_s, streamed=streamed)
                 if computed:
                     health.proved(engine_id, loop_time_s(), streamed=streamed)

@@ -127,6 +127,34 @@ def test_a_whole_answer_shows_nothing_of_several_streams(router: Router, streame
     assert asked(router, 10.0) == are_asked
 
 
+def test_an_engine_that_was_ejected_has_to_show_a_stream(router: Router) -> None:
+    booked(router, 0.0)
+    assert asked(router, 8.0) == ["a"]
+    assert hung(router, 16.0) == [("ejected", "all")]
+    needed = []
+    for trial_s in (17.0, 18.0):
+        needed.append(router.engines["a"].progress.needs_stream)
+        router.health.tried("a", None, trial_s, trial_s + 0.1)
+    needed.append(router.engines["a"].progress.needs_stream)
+    assert needed == [True, True, False], "the first trial is a whole answer"
+
+
+@pytest.mark.parametrize(
+    ("byte_s", "cause", "aborts"), [(17.5, "timeout", "all"), (18.5, "timeout", "waiting"), (17.5, "broken", "waiting")]
+)
+def test_a_trial_that_fails_on_probation_frees_the_call_that_is_there(
+    router: Router, byte_s: float, cause: str, aborts: str
+) -> None:
+    booked(router, 0.0)
+    assert asked(router, 8.0) == ["a"]
+    hung(router, 16.0)
+    router.health.tried("a", None, 17.0, 17.1)
+    router.engines["a"].progress.byte(byte_s)
+    change = router.health.tried("a", Failure(cause), 18.0, 22.0)
+    assert change is not None
+    assert (change.after.value, change.aborts.value) == ("ejected", aborts)
+
+
 def test_a_question_is_over_if_the_engine_goes_on_by_itself(router: Router) -> None:
     booking = booked(router, 0.0)
     assert asked(router, 8.0) == ["a"]

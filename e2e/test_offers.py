@@ -82,9 +82,9 @@ def test_no_long_prompt_is_refused_by_an_engine_that_does_not_say_its_context(la
 def test_an_adapter_may_be_unloaded_under_load(launch: Launcher, reports: bool) -> None:
     calls = 2 * CALLS
     with StubEngine() as loses, StubEngine() as keeps:
-        for stub in (loses, keeps):
+        for epoch, stub in {"1": loses, "2": keeps}.items():
             stub.models, stub.script = listed(*MODELS), Script([WHOLE], 200, JSON)
-            stub.report = report([None, [11]]) if reports else None
+            stub.report = report([None, [11]], epoch=epoch) if reports else None
         entries = [{"name": "loses", "url": loses.url}, {"name": "keeps", "url": keeps.url}]
         gateway = launch.gateway(
             entries,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from ipaddress import ip_address
 from itertools import chain, islice, zip_longest
 from typing import Any, Protocol, TypeVar
@@ -113,7 +113,9 @@ class Host:
                         self._late_until_s.pop(address, None)
                         return connection
         finally:
-            await _give_up(running)
+            for task in running:
+                task.cancel()
+                task.add_done_callback(_close)
 
     def _said(self, did: dict[str, str]) -> str:
         return "; ".join(
@@ -137,13 +139,10 @@ async def _try(address: str, attempt: Attempt[OpenT], did: dict[str, str], ends_
         return None
 
 
-async def _give_up(tasks: Collection[asyncio.Task[OpenT | None]]) -> None:
-    """End attempts that are not needed. One may have got its connection just now."""
-    for task in tasks:
-        task.cancel()
-    for ended in await asyncio.gather(*tasks, return_exceptions=True):
-        if ended is not None and not isinstance(ended, BaseException):
-            ended.close()
+def _close(attempt: asyncio.Task[OpenT | None]) -> None:
+    """Close the connection of an attempt that is not needed: it may have been opened just now."""
+    if not attempt.cancelled() and attempt.exception() is None and (connection := attempt.result()) is not None:
+        connection.close()
 
 
 def _alternating(found: Sequence[str]) -> list[str]:

@@ -38,6 +38,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+_FREE_CHOICES: Final = (None, "auto", "none")
+"""Values of `tool_choice` that leave the answer's form to the model."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's.
 
@@ -79,6 +83,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     structural_tag: Any = None
 
     max_completion_tokens = cast("Any", None)  # a field of chats alone, which counts before `max_tokens`
+    tool_choice = cast("Any", None)  # of chats alone, too
 
     @property
     def choices(self) -> int:
@@ -98,6 +103,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the answer follows a grammar, which the engine may have to compile before the first token."""
         given = self.response_format
         if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
+            return True
+        if self.tool_choice not in _FREE_CHOICES:
             return True
         grammars = (
             self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar,

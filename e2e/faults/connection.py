@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
-            self._is_trial = value == TRIAL_ID
+            self._is_trial = value.startswith(TRIAL_ID)
 
     def on_body(self, body: bytes) -> None:
         self._body += body

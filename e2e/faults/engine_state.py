@@ -14,7 +14,7 @@ from e2e.faults.plan import Plan
 
 BACKLOG = 1024
 TRIAL_ID = b"plait-trial"
-"""The request id of the gateway's own calls, which are counted apart."""
+"""The ids of the gateway's own calls begin with this. They are counted apart."""
 
 
 @dataclass

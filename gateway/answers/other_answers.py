@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from plait.backends.errors import EngineBrokenError, EngineError
+from plait.backends.errors import EngineBrokenError, EngineError, PlaitError
 from plait.backends.protocol.openai import check_unicode
+from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import (
     CompletionForm,
     EventStream,
@@ -172,6 +173,10 @@ class ResponseForm(CompletionForm):
         """A reader of a stream of typed events."""
         return ResponseStream(engine_id, bounds)
 
+    def error_event(self, error: PlaitError) -> bytes:
+        """An error as OpenAI's streams of responses have it."""
+        return TRANSLATIONS["/v1/responses"].error_event(error)
+
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """OpenAI's own sign of life, behind the comment. The first event of a stream has to be `response.created`."""
         return super().sign_of_life(comment, has_begun=has_begun)[:-1] + (KEEPALIVE if has_begun else b"\n")
@@ -193,6 +198,10 @@ class MessageForm(CompletionForm):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
         """A reader of a stream of typed events."""
         return MessageStream(engine_id, bounds)
+
+    def error_event(self, error: PlaitError) -> bytes:
+        """An error as Anthropic's streams have it: their clients skip events without a name."""
+        return TRANSLATIONS["/v1/messages"].error_event(error)
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """Anthropic's own sign of life, behind the comment."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import EngineGarbledError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
@@ -97,7 +97,7 @@ class Gate:
     def outlook(self, delivery: Delivery) -> str | None:
         """For people: a waiting call's place among its tenant's, and the seconds that it has to wait; else None."""
         waiting = delivery.waiting
-        if waiting is None or waiting.tell is None:
+        if waiting is None or waiting.tell is None or waiting.is_sent or waiting.error is not None:
             return None
         position, expected_s = self.admission.outlook(waiting)
         return f"waiting position={position} expected_s={round(expected_s)}"
@@ -176,8 +176,10 @@ class HeldStream:
         self._sink.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer. Its client may have a status already."""
-        if self.has_begun:
+        """All of an answer. Its client may have a status already, and expects events then."""
+        if self.has_begun and status == 200:
+            self.fail(EngineGarbledError("The engine answered without a stream."))
+        elif self.has_begun:
             self.start(status, headers)
             self.end(bytes(body))
         else:

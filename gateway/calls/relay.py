@@ -220,9 +220,10 @@ class Relay:
 
     def _place_again(self, delivery: Delivery) -> None:
         """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
-        avoid = delivery.avoids.union(engine_id for engine_id, _ in delivery.failures)
+        failed = {engine_id for engine_id, _ in delivery.failures}
+        avoid = delivery.avoids | failed
         placement = self._selected(delivery, avoid)
-        if placement.engine_id in avoid:
+        if placement.engine_id in failed:
             delivery.timer = asyncio.get_running_loop().call_later(
                 _pause_s(delivery), self._step, delivery, partial(self._book_again, avoid)
             )

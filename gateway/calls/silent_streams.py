@@ -49,13 +49,13 @@ class SilentStreams:
         for delivery in [one for one, told_s in self._told_s.items() if told_s <= silent_s]:
             booking, held = delivery.booking, delivery.held_stream
             assert held is not None
+            if delivery.response_started and booking is not None and booking.byte_s > silent_s:
+                continue
+            self._told_s[delivery] = now_s
             if not delivery.response_started:
                 delivery.sink = held
                 if delivery.exchange is not None:
                     delivery.exchange.redirect(held)
                 held.tell(self._gate.outlook(delivery) or WAITING)
-            elif booking is not None and booking.byte_s > silent_s:
-                continue
             elif delivery.ended is None and not delivery.sink.is_full:
                 delivery.sink.write(delivery.form.sign_of_life(WAITING, has_begun=True))
-            self._told_s[delivery] = now_s

@@ -19,8 +19,8 @@ from plait.backends.errors import (
     CallerError,
     EngineBrokenError,
     EngineError,
+    EngineLostError,
     EngineStatusError,
-    EngineTimeoutError,
     PlaitError,
 )
 from plait.backends.http.client import Response
@@ -107,10 +107,11 @@ class Exchange(msgspec.Struct, eq=False):
     _begun: bool = False  # the client has been sent something of a stream
     _is_written: bool = False  # the client has to read the rest
 
-    def give_up(self, why: str) -> None:
-        """Wait for more of the answer no longer."""
-        if self._response.source is not None:
-            self._response.source.fail(EngineTimeoutError(f"engine {self._delivery.engine_id} {why}"))
+    def give_up(self, error: EngineError) -> None:
+        """Wait for more of the answer no longer. A call that is only better tried elsewhere moves once."""
+        is_moved = isinstance(error, EngineLostError) and bool(self._delivery.failures)
+        if self._response.source is not None and not is_moved:
+            self._response.source.fail(error)
 
     def redirect(self, sink: Sink) -> None:
         """Nothing of the answer has come so far. From now on it goes to this sink."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from plait.backends.errors import EngineError
 from plait.policy.costs.load import LedgerEntry, Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
@@ -50,7 +51,7 @@ held back may well come together. With as many, a stream has to show that the en
 """
 
 UNHEARD_S = 45.0
-"""So long an engine may send nothing to any call, until those that are late move, and streams end unless trials pass.
+"""For so long an engine may send nothing to any call. Then its late calls move, and its streams end unless trials pass.
 
 Compiling kernels or a grammar takes 30 s.
 """
@@ -61,7 +62,7 @@ answer ends, which is not streamed perhaps.
 """
 
 COMPILING_S = 45.0
-"""Others overtake a call whose grammar is compiled. That takes up to 30 s."""
+"""For so long after a call with a grammar is late, later calls may overtake it: the grammar is compiled first."""
 
 OVERTAKEN_CALLS = 3
 """A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
@@ -148,8 +149,8 @@ class Booking(msgspec.Struct, eq=False):
     overtaken: int = 0
     """Later calls that were served first although they are about as large."""
 
-    give_up: Callable[[str], None] | None = None
-    """Ends the wait for more of the answer, for a reason that people can read."""
+    give_up: Callable[[EngineError], None] | None = None
+    """Ends the wait for more of the answer with this error."""
 
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""
@@ -302,19 +303,17 @@ class Progress:
         """
         return self.is_quiet(now_s) and self.silent_s(now_s) > self._hang_s - 2 * STALL_S
 
-    def abandoned(self, now_s: float, *, may_move: bool) -> list[Booking]:
-        """The calls that nobody waits for any longer, because the engine has sent nothing to any call for `UNHEARD_S`.
-
-        Passed trials keep streams that have begun. A late call without a byte goes to another engine if it `may_move`.
-        """
+    def overdue(self, now_s: float) -> list[Booking]:
+        """The late calls without a byte, if the engine has sent nothing to any call for `UNHEARD_S`."""
         since_s = now_s - UNHEARD_S
-        if self.byte_s > since_s:
+        return [] if self.byte_s > since_s else [one for one in self.waiting if one.late_s < since_s]
+
+    def abandoned(self, now_s: float) -> list[Booking]:
+        """The streams of which nothing more is expected: no byte to any call, and no passed trial, for `UNHEARD_S`."""
+        since_s = now_s - UNHEARD_S
+        if max(self.byte_s, self._proved_s) > since_s:
             return []
-        streams = [] if self._proved_s > since_s else self._streaming
-        return [
-            *(booking for booking in self.waiting if may_move and booking.late_s < since_s),
-            *(booking for booking in streams if booking.byte_s < since_s and not booking.client_is_slow),
-        ]
+        return [one for one in self._streaming if one.byte_s < since_s and not one.client_is_slow]
 
     def _owes_first_byte(self, now_s: float) -> bool:
         """Whether a first byte is late and no byte of any answer comes."""

@@ -117,8 +117,10 @@ class FleetHealth:
         engine.went_wrong("two probes in a row were not answered in time", detail)
         return self._down(engine, "silent", Aborts.ALL)
 
-    def tried(self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float) -> HealthChange | None:
-        """A trial of an ejected engine has ended. `failure` is None if it got its answer.
+    def tried(
+        self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float, *, computed: bool = True
+    ) -> HealthChange | None:
+        """A trial of an ejected engine has ended. `failure` is None if the engine `computed` the answer, or refused.
 
         If the engine fails it on probation, the call that it has been given there moves; if nothing has come of it
         meanwhile, all its calls end.
@@ -127,7 +129,8 @@ class FleetHealth:
         before, aborts = engine.health.state, Aborts.NONE
         if failure is None:
             engine.health.try_passed(now_s)
-            engine.progress.proved(now_s, streamed=before is HealthState.PROBATION)
+            if computed:
+                engine.progress.proved(now_s, streamed=before is HealthState.PROBATION)
         else:
             engine.went_wrong(failure.said or failure.cause)
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
@@ -180,17 +183,23 @@ class FleetHealth:
         if not engine.progress.has_hung(_heard_s(engine, self.lag, now_s)):
             return None
         failure = Failure("hung", said="it owes answers, and does not answer a trial")
-        return self._eject(engine, failure, now_s, Aborts.ALL, helps=self._models.have_another(engine))
+        return self._eject(
+            engine, failure, now_s, Aborts.ALL, helps=self._models.have_another(engine, engine.offer.models)
+        )
 
-    def abandoned(self, now_s: float) -> list[Booking]:
-        """The calls that are not worth waiting for: their engines have sent nothing to any call for long."""
+    def overdue(self, now_s: float) -> list[Booking]:
+        """The calls that are better tried elsewhere: their engines have sent nothing to any call for long."""
         return [
             booking
             for engine in self._engines.values()
-            for booking in engine.progress.abandoned(
-                _heard_s(engine, self.lag, now_s), may_move=self._models.have_another(engine)
-            )
+            for booking in engine.progress.overdue(_heard_s(engine, self.lag, now_s))
+            if self._models.have_another(engine, [booking.call.model])
         ]
+
+    def abandoned(self, now_s: float) -> list[Booking]:
+        """The streams that end: their engines have sent nothing for long, and answer no trial."""
+        engines = self._engines.values()
+        return [one for engine in engines for one in engine.progress.abandoned(_heard_s(engine, self.lag, now_s))]
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
         """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""

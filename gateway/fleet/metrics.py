@@ -41,7 +41,7 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     "up": ("1 while the engine takes calls", lambda engine: engine.health.state in TAKES_CALLS and not engine.is_aside),
     "draining": ("1 while the engine is draining", lambda engine: engine.draining),
     "stalled": (
-        "1 while the engine begins streams and does not go on with them: other engines get the new calls",
+        "1 while the engine is silent and does not answer a trial: other engines get the new calls",
         lambda engine: engine.stalled,
     ),
     "reports": ("1 if the engine reports its cache, 0 if it is estimated", lambda engine: bool(engine.cache.reports)),

@@ -117,7 +117,7 @@ class Router:
         elif route is not None or not engines:
             engines = self.models.eligible(call.model, route)
         if call.model in self.models.uneven:
-            engines = self.models.fitting(call, engines, route)
+            engines = self.models.fitting(call, engines, route, unable)
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)
@@ -200,7 +200,7 @@ class Router:
     ) -> None:
         """Add a new engine, untried. `kv_tokens` bounds its estimated cache while it does not report.
 
-        `hang_s` is the shortest silence that counts as a hang.
+        `hang_s` is how long a trial of a quiet engine may stay without an answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)

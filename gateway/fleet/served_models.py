@@ -140,7 +140,9 @@ class ServedModels:
             raise NotFoundError(f"No engine that serves model '{model}' has {route}.", code="no_such_route")
         return having
 
-    def fitting(self, call: Call, takers: Sequence[EngineView], route: str | None = None) -> Sequence[EngineView]:
+    def fitting(
+        self, call: Call, takers: Sequence[EngineView], route: str | None = None, unable: Collection[str] = ()
+    ) -> Sequence[EngineView]:
         """The engines whose contexts have room for a call, of those that take calls for its model on `route`.
 
         If no taker has room, and the prompt is counted exactly, a stalled or sick engine that has room is better than a
@@ -149,7 +151,8 @@ class ServedModels:
         contexts, needed = self.uneven[call.model], _needed_tokens(call)
         fitting = [view for view in takers if contexts[view.engine_id] >= needed]
         if not fitting and call.prompt_hash is not None:
-            with_room = [engine for engine in self._serving(call.model) if contexts[engine.view.engine_id] >= needed]
+            serving = [engine for engine in self._serving(call.model) if engine.view.engine_id not in unable]
+            with_room = [engine for engine in serving if contexts[engine.view.engine_id] >= needed]
             fitting = self._having([engine.view for engine in _able(with_room)], route)
         if not fitting:
             longest = max((contexts[view.engine_id] for view in takers), default=inf)
@@ -210,11 +213,11 @@ class ServedModels:
                 return False
         return True
 
-    def have_another(self, engine: FleetEngine) -> bool:
-        """Whether for each of the engine's models another one takes calls, and is not stalled."""
+    def have_another(self, engine: FleetEngine, models: Iterable[str]) -> bool:
+        """Whether for each of these models an engine beside this one takes calls, and is not stalled."""
         return all(
             any(other is not engine and other.takes_calls and not other.stalled for other in self._serving(model))
-            for model in engine.offer.models
+            for model in models
         )
 
     def _serving(self, model: str) -> list[FleetEngine]:

@@ -47,7 +47,7 @@ WITHOUT_S: Final = 60.0
 """The pause after an answer without such counts."""
 
 NOT_ASKED_S: Final = 1.0
-"""The pause while an engine reports, or is out."""
+"""The pause while an engine reports, or is out, and after a request that failed."""
 
 MAX_BYTES: Final = 4 * 2**20
 """Of the metrics. vLLM's have some 100 kB."""
@@ -139,13 +139,14 @@ async def follow_counts(router: Router, config: EngineConfig, upstream: Upstream
     """Read the counts of an engine while it takes calls and does not report, until cancelled."""
     with EngineRequests(config, upstream) as requests:
         while True:
-            engine, counts, asked_s = router.engines[config.name], None, loop_time_s()
+            engine, counts, asked_s, pause_s = router.engines[config.name], None, loop_time_s(), NOT_ASKED_S
             cache = engine.cache
             is_asked = cache.reports is False and cache.kind is None and engine.health.takes_calls
             if is_asked:
                 with suppress(*FAILURES, TimeoutError):
                     async with asyncio.timeout(upstream.probe_timeout_s):
                         counts = read_counts(await requests.get(PATH, accept=b"text/plain", max_bytes=MAX_BYTES))
+                        pause_s = WITHOUT_S if counts is None else INTERVAL_S
             if cache.kind is None and (counts is not None or engine.counts is not None):
                 apply_counts(
                     engine,
@@ -153,8 +154,7 @@ async def follow_counts(router: Router, config: EngineConfig, upstream: Upstream
                     asked_s,
                 )
                 router.on_room(config.name)
-            pause_s = WITHOUT_S if counts is None else INTERVAL_S
-            await asyncio.sleep(pause_s if is_asked else NOT_ASKED_S)
+            await asyncio.sleep(pause_s)
 
 
 class _Model(msgspec.Struct):
@@ -274,7 +274,7 @@ class Monitor:
     async def _read_again(self, engine: EngineConfig) -> None:
         """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say.
 
-        Those of an engine with a wrong offer are read at once, but not more often than an engine is probed.
+        The models of an engine with a wrong offer are read at once, but not more often than an engine is probed.
         """
         wrong = self._wrong_offers[engine.name]
         with EngineRequests(engine, self._upstream) as requests:

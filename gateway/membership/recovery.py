@@ -7,14 +7,14 @@ computes, and an ejected one until it takes calls again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from math import inf
 
 import structlog
 
-from plait.backends.errors import EngineError, EngineTimeoutError
-from plait.gateway.fleet.booking import UNHEARD_S, Failure
+from plait.backends.errors import EngineError, EngineLostError, EngineTimeoutError
+from plait.gateway.fleet.booking import UNHEARD_S, Booking, Failure
 from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import Aborts, HealthChange, HealthState
 from plait.gateway.fleet.metrics import HealthMetrics
@@ -28,6 +28,8 @@ HANG_CHECK_S = 0.5
 
 ASK_AGAIN_S = 1.0
 """The pause after a trial of a quiet engine that shows neither that the engine computes nor that it hangs."""
+
+NOTHING_SAID = f"has sent nothing to any call for {UNHEARD_S:g} s"
 
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
@@ -97,20 +99,22 @@ class Recovery:
             for engine in health.quiet(loop_time_s()):
                 engine_id = engine.view.engine_id
                 if engine_id not in self._asked:
-                    self._asked.add(engine_id)
+                    self._asked.add(engine_id)  # at once: the task begins later
                     self._supervisor.start(f"question:{engine_id}", partial(self._ask, engine_id))
             for engine in health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
                 log.info(event, engine=engine.view.engine_id)
-            for booking in forgotten(engines.values(), health.lag, loop_time_s()):
-                if booking.give_up is not None:
-                    booking.give_up("serves later calls and has forgotten this one")
-            for booking in health.abandoned(loop_time_s()):
-                if booking.give_up is not None:
-                    booking.give_up(f"has sent nothing to any call for {UNHEARD_S:g} s")
+            _give_up(
+                forgotten(engines.values(), health.lag, loop_time_s()),
+                EngineTimeoutError,
+                "serves later calls and has forgotten this one",
+            )
+            _give_up(health.overdue(loop_time_s()), EngineLostError, NOTHING_SAID)
+            _give_up(health.abandoned(loop_time_s()), EngineTimeoutError, NOTHING_SAID)
 
     async def _ask(self, engine_id: str) -> None:
         """Try a quiet engine until it computes, or goes on by itself, or is out."""
+        self._asked.add(engine_id)
         health, engine = self._router.health, self._router.engines[engine_id]
         try:
             while engine.asked_s < inf:
@@ -137,8 +141,9 @@ class Recovery:
                 await asyncio.sleep(max(0.0, health.next_probe_s - loop_time_s()))
                 if health.state in _OUT:
                     begun_s, streamed = loop_time_s(), health.state is HealthState.PROBATION
-                    _, failure = await self._try(engine_id, self._trial_timeout_s, streamed=streamed)
-                    self.on_change(self._router.health.tried(engine_id, failure, begun_s, loop_time_s()))
+                    computed, failure = await self._try(engine_id, self._trial_timeout_s, streamed=streamed)
+                    now_s = loop_time_s()
+                    self.on_change(self._router.health.tried(engine_id, failure, begun_s, now_s, computed=computed))
         finally:
             self._on_trial.discard(engine_id)
 
@@ -152,3 +157,10 @@ class Recovery:
             return False, Failure(EngineTimeoutError.cause, said="two tokens did not come in time")
         except EngineError as error:
             return False, Failure(error.cause, retry_after_s=error.retry_after_s, said=error.message)
+
+
+def _give_up(bookings: Iterable[Booking], error: type[EngineError], why: str) -> None:
+    """End the wait for these calls' engines, which do this."""
+    for booking in bookings:
+        if booking.give_up is not None:
+            booking.give_up(error(f"engine {booking.placement.engine_id} {why}"))

@@ -5,6 +5,7 @@ The first token shows that it computes prompts, the second that it decodes.
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
@@ -15,8 +16,8 @@ from plait.gateway.fleet.health import Offer
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
 
 MAX_BYTES: Final = 2**20
-ID: Final = b"plait-trial"
-"""The request id of all trials."""
+ID: Final = "plait-trial"
+"""The id of a trial's request begins with this. Some engines refuse an id that they have already."""
 
 _TOKENS: Final = 2
 _COMPLETIONS: Final = "/completions"
@@ -29,7 +30,8 @@ async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed
 
     Raises the `EngineError` of an engine that fails. An engine that computes nothing may never answer.
     """
-    model = min(offer.models, default="")
+    models = offer.models.keys() - offer.adapters.keys()  # an adapter may wait until there is room for it
+    model = min(models or offer.models, default="")
     asked: dict[str, Any] = {"model": model, "max_tokens": _TOKENS, "stream": streamed}
     prompt, messages = {"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]}
     status = 404 if offer.has(_COMPLETIONS) is False else await _ask(engine_id, link, _COMPLETIONS, asked | prompt)
@@ -40,7 +42,7 @@ async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed
 
 async def _ask(engine_id: str, link: EngineLink, route: str, fields: dict[str, Any]) -> int:
     """The status of the answer. Raises `EngineError` for one that is the engine's fault, or not whole."""
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", ID)]
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", f"{ID}-{token_hex(8)}".encode())]
     if link.authorization is not None:
         headers.append((b"authorization", link.authorization))
     response = await link.client.request("POST", f"/v1{route}", headers, msgspec.json.encode(fields))

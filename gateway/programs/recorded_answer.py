@@ -296,18 +296,19 @@ class RecordedAnswer(MessageSink):
 
     async def _next(self, follower: Follower, within_s: float | None) -> Message | None:
         """Wait for a follower's next message; None if nothing comes in time. Raises the error of a failed answer."""
+        until_s = None if within_s is None else asyncio.get_running_loop().time() + within_s
         while (message := self._window.next(follower)) is None or self._held_back:
             if self._error is not None:
                 raise self._error
-            if not await self._changes(within_s):
+            if not await self._changes(until_s):
                 return None
         return message
 
-    async def _changes(self, within_s: float | None) -> bool:
-        """Wait until something has come, or a follower has read or gone. False if that takes longer than `within_s`."""
+    async def _changes(self, until_s: float | None) -> bool:
+        """Wait until something has come, or a follower has read or gone. False if that is later than `until_s`."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
-        timer = None if within_s is None else loop.call_later(within_s, _set, waiter, False)
+        timer = None if until_s is None else loop.call_at(until_s, _set, waiter, False)
         self._waiting.append(waiter)
         try:
             return await waiter

@@ -156,3 +156,12 @@ def test_template_options_are_switches() -> None:
 def test_a_grammar_is_told_by_the_fields_of_each_engine(fields: str, has_grammar: bool) -> None:
     body = f'{{"model": "m", "prompt": "x"{fields}}}'.encode()
     assert parse_request(body, CompletionRequest).has_grammar is has_grammar
+
+
+@pytest.mark.parametrize(
+    ("choice", "has_grammar"),
+    [('"auto"', False), ('"none"', False), ('"required"', True), ('{"type": "function"}', True)],
+)
+def test_a_tool_that_has_to_be_called_is_a_grammar(choice: str, has_grammar: bool) -> None:
+    body = f'{{"model": "m", "messages": [], "tool_choice": {choice}}}'.encode()
+    assert parse_request(body, ChatRequest).has_grammar is has_grammar

@@ -142,6 +142,14 @@ def test_a_silent_stream_gets_a_sign_of_life_in_its_clients_way(
     assert form.sign_of_life("waiting", has_begun=has_begun) == told
 
 
+@pytest.mark.parametrize(
+    ("form", "begins"),
+    [(MESSAGE, b"event: error\ndata: "), (RESPONSE, b"event: error\ndata: "), (COMPLETION, b"data: ")],
+)
+def test_an_error_in_a_stream_has_its_clients_form(form: AnswerForm, begins: bytes) -> None:
+    assert form.error_event(EngineError("it broke")).startswith(begins)
+
+
 def test_an_error_of_the_caller_in_an_answer_is_its_problem() -> None:
     answer = form_error = b'{"error": {"message": "no such language", "code": 400}}'
     assert OBJECT.whole("a", answer, UNKNOWN).problem == "no such language"

@@ -8,7 +8,14 @@ import copy
 import msgspec
 import pytest
 
-from plait.backends.errors import EngineError, EngineTimeoutError, EngineUnreachableError, NoEngineError
+from plait.backends.errors import (
+    EngineError,
+    EngineLostError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    NoEngineError,
+)
+from plait.gateway.asgi import AsgiSink
 from plait.gateway.fleet.health import HealthState
 from tests.gateway.calls.scripted_engines import (
     BODY,
@@ -271,10 +278,39 @@ async def test_a_call_that_its_engine_has_forgotten_goes_to_another(pieces: list
         await until_stuck()
         (booking,) = made.router.engines["a"].progress.waiting
         assert booking.give_up is not None
-        booking.give_up("has forgotten it")
+        booking.give_up(EngineTimeoutError("it has forgotten the call"))
         await task
         assert client.headers[b"plait-engine"] == b"b"
         assert made.outcomes() == {("a", "failed"): 1, ("b", "ok"): 1}
+
+
+async def test_a_call_that_is_better_tried_elsewhere_moves_once_and_no_engine_is_at_fault() -> None:
+    exchanges, client = [Exchange(0, pieces=[None]) for _ in range(2)], Client()
+    async with gateway(*map(FakeHttp, exchanges)) as made:
+        task = asyncio.create_task(made.deliver(client))
+        for engine in "ab":
+            await until_stuck()
+            (booking,) = made.router.engines[engine].progress.waiting
+            assert booking.give_up is not None
+            booking.give_up(EngineLostError("it has sent nothing to any call"))
+        await until_stuck()
+        assert list(made.router.engines["b"].progress.waiting) == [booking], "there it stays"
+        assert made.router.engines["a"].health.state is HealthState.UP
+        response = exchanges[1].response
+        response.status, response.headers, response.pieces = 200, JSON, [WHOLE]
+        response.finish()
+        await task
+        assert client.headers[b"plait-engine"] == b"b"
+
+
+async def test_a_call_that_avoids_all_other_engines_is_sent_to_one_without_a_pause() -> None:
+    """It was refused by the only engine that it did not avoid, and has failed on none."""
+    too_long = Exchange(400, JSON, [b'{"error":{"message":"This model\'s maximum context length is 9 tokens"}}'])
+    client = Client()
+    async with gateway(FakeHttp(too_long), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        delivery = made.delivery(avoids=frozenset("b"))
+        await made.relay.deliver(delivery, AsgiSink(client.send))
+        assert client.headers[b"plait-engine"] == b"b"
 
 
 async def test_a_usage_that_cannot_be_leaves_the_prediction() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from plait.backends.errors import EngineError, EngineGarbledError, LimitError
+from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError, LimitError
 from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, MessageSink, Nowhere, Sink
 from tests.gateway.calls.scripted_engines import (
     DONE,
@@ -100,7 +100,7 @@ async def test_a_gateway_that_stops_while_it_gives_a_call_up() -> None:
         await until_stuck()
         (booking,) = made.router.engines["a"].progress.waiting
         assert booking.give_up is not None
-        booking.give_up("has forgotten it")
+        booking.give_up(EngineTimeoutError("it has forgotten the call"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

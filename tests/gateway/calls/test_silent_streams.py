@@ -143,6 +143,18 @@ async def test_a_call_that_fails_after_its_client_was_told_ends_with_an_error_ev
         assert client.ended
 
 
+async def test_an_engine_that_does_not_stream_ends_a_stream_that_was_told_with_an_error() -> None:
+    exchange, client = Exchange(headers=JSON, pieces=[None]), Client()
+    async with gateway(FakeHttp(exchange)) as made:
+        call = await begun(made, client)
+        look(made)
+        exchange.response.pieces.append(WHOLE)
+        exchange.response.finish()
+        await call
+        assert client.body.startswith(SIGN + b'data: {"error":')
+        assert client.ended
+
+
 async def test_whole_answers_and_clients_that_have_gone_are_told_nothing() -> None:
     async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]), None)) as made:
         await made.deliver_whole(Client())

@@ -227,11 +227,12 @@ def test_passed_trials_keep_streams_and_not_calls_that_can_move(router: Router) 
     for second in range(8, 80, 8):
         router.health.proved("a", float(second), streamed=False)
     assert waiting.late_s < 3.0
-    assert abandoned(router, 47.0) == []
-    assert abandoned(router, 48.0) == [waiting]
-    assert booked(router, 100.0) not in abandoned(router, 101.0), "it is not late so far"
+    assert router.health.overdue(47.0) == []
+    assert router.health.overdue(48.0) == [waiting]
+    assert abandoned(router, 79.0) == []
+    assert booked(router, 100.0) not in router.health.overdue(101.0), "it is not late so far"
     router.health.unreachable("b")
-    assert abandoned(router, 101.0) == [], "there is no other engine"
+    assert router.health.overdue(101.0) == [], "there is no other engine"
 
 
 # Streams that stand still.

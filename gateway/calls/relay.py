@@ -305,7 +305,8 @@ class Relay:
     def _finish(self, delivery: Delivery) -> None:
         """A call leaves the books, is counted, and the log gets its line."""
         delivery.on_end = None
-        self.silent_streams.end(delivery)
+        if delivery.held_stream is not None:
+            self.silent_streams.end(delivery)
         if delivery.handle is not None:
             self._objectives.end(delivery)
         now_s, waiting, usage = loop_time_s(), delivery.waiting, delivery.usage

@@ -79,7 +79,7 @@ def test_without_a_part_the_sum_ignores_it(term: str) -> None:
     booked(engines[0], tree, "\x01\x02\x03", 30)
     prefill = Prefill(1000, 1.0, 0.0, 0.0)
     engines[0].begin(0.0, prefill)
-    engines[0].send(prefill, 0.0)
+    engines[0].send(0.0, prefill, 0.0)
     assert least_delay(CALL, situation(engines, tree)).engine_id == "b"
     assert without(term).place(CALL, situation(engines, tree)).engine_id == ("a" if term == "queue_s" else "b")
 

@@ -129,7 +129,7 @@ class Booking(msgspec.Struct, eq=False):
     first_token_s: float | None = None
 
     iteration_s: float = 0.0
-    """The engine's time of an iteration at the first token."""
+    """The time of an iteration of the calls that the engine had been sent, at the first token."""
 
     computed_s: float = 0.0
     """What prompts had added to the engine's iterations at the first token."""

@@ -167,7 +167,7 @@ class FleetEngine:
         self._look_again(booking)
         self.view.residency.send(booking.leaf)
         self.progress.sent(booking, now_s)
-        self.view.send(booking.prefill, now_s)
+        self.view.send(booking.context_tokens, booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking) -> int:
         """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""
@@ -201,7 +201,7 @@ class FleetEngine:
             self.cache.evictions.computed(booking)
         view = self.view
         view.compute(booking.prefill, now_s)
-        booking.computed_s, booking.iteration_s = view.computed_s, view.iteration_s
+        booking.computed_s, booking.iteration_s = view.computed_s, view.sent_iteration_s
         if booking.call.streamed:
             view.ledger.answered(booking.entry, now_s)
 
@@ -271,6 +271,7 @@ class FleetEngine:
         self.view.ledger.check()
         assert self.view.calls >= self.view.outstanding + self.view.others + self.view.reported
         assert self.view.outstanding + self.view.reported >= len(self.view.queue)
+        assert 0 <= self.view.held_context_tokens <= self.view.context_tokens + 1e-6
         self.cache.others.check()
         self.progress.check(sent_calls(self.view))
         self.view.queue.check()

@@ -176,6 +176,9 @@ class EngineView:
     context_tokens: float = 0.0
     """Their prompts, with half of the expected answer each."""
 
+    held_context_tokens: float = 0.0
+    """The part of them whose calls wait in the gateway."""
+
     queue: PrefillQueue = field(default_factory=PrefillQueue)
 
     batch_tokens: int = DEFAULT_BATCH_TOKENS
@@ -227,14 +230,16 @@ class EngineView:
         self.calls += 1
         self.context_tokens += context_tokens
         if sent_s is None:
+            self.held_context_tokens += context_tokens
             self.queue.add(prefill)
         else:
             self.queue.send(prefill, sent_s)
         self.floor = None
 
-    def send(self, prefill: Prefill, now_s: float) -> None:
+    def send(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """The engine was sent a call that has waited."""
         self.queue.send(prefill, now_s)
+        self._let_go(context_tokens)
         self.floor = None
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
@@ -249,7 +254,10 @@ class EngineView:
         self.outstanding -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
+        held = self.queue.held
         self.queue.leave(prefill, now_s)
+        if self.queue.held < held:
+            self._let_go(context_tokens)
         self.floor = None
 
     def lose(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
@@ -300,11 +308,11 @@ class EngineView:
     def observe_decode(
         self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
     ) -> None:
-        """A call decoded for `time_s` and `iterations`. `iteration_s` and `computed_s` were those at its begin.
+        """A call decoded for `time_s` and `iterations`. `sent_iteration_s` and `computed_s` were those at its begin.
 
         The cost model expects these iterations, and the prompts that were computed meanwhile.
         """
-        decode_s = iterations * (begun_iteration_s + self.iteration_s) / 2
+        decode_s = iterations * (begun_iteration_s + self.sent_iteration_s) / 2
         self.pace.observe(time_s, decode_s + self.computed_s - begun_computed_s, now_s)
 
     # What policies read.
@@ -313,6 +321,12 @@ class EngineView:
     def iteration_s(self) -> float:
         """Seconds of an iteration in which all calls decode, at least one, by the cost model."""
         return self.cost_model.decode_iteration_s(max(1, self.calls), self.context_tokens)
+
+    @property
+    def sent_iteration_s(self) -> float:
+        """The same of the calls that the engine was sent: what its pace is compared with."""
+        calls = max(1, self.calls - self.queue.held)
+        return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.held_context_tokens)
 
     def find_floor(self) -> Floor:
         """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
@@ -348,6 +362,10 @@ class EngineView:
         tokens = queue.sent_tokens + round(held_share * (queue.tokens - queue.sent_tokens))
         attention_s = queue.sent_attention_s + held_share * (queue.attention_s - queue.sent_attention_s)
         return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)
+
+    def _let_go(self, context_tokens: float) -> None:
+        """A call waits in the gateway no more."""
+        self.held_context_tokens = self.held_context_tokens - context_tokens if self.queue.held else 0.0
 
     def drain_s(self, tokens: int) -> float:
         """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.

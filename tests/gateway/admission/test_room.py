@@ -35,7 +35,7 @@ def hold(engine: EngineView, tokens: int = 500) -> Prefill:
 def send(engine: EngineView, *prefills: Prefill, now_s: float = 0.0) -> None:
     for one in prefills:
         engine.begin(0.0, one)
-        engine.send(one, now_s)
+        engine.send(0.0, one, now_s)
 
 
 def new_engine(*sent: Prefill, slots: int = 0, slowness: float = 1.0) -> EngineView:
@@ -83,7 +83,7 @@ def test_calls_that_wait_in_the_gateway_have_no_slot() -> None:
     engine = new_engine(prefill(64), slots=2)
     waiting = [hold(engine) for _ in range(3)]
     assert room(engine, 0.0)[0]
-    engine.send(waiting[0], 0.1)
+    engine.send(0.0, waiting[0], 0.1)
     assert room(engine, 0.1) == (False, inf)
 
 

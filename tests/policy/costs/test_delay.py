@@ -220,7 +220,7 @@ def test_an_engine_that_fails_its_calls_at_once_does_not_look_idle() -> None:
     for number in range(10):
         prefill = Prefill(61, 0.061, 0.0, float(number) / 100)
         failing.begin(70.0, prefill)
-        failing.send(prefill, float(number) / 100)
+        failing.send(70.0, prefill, float(number) / 100)
         failing.lose(70.0, prefill, float(number) / 100)
     assert (failing.outstanding, failing.calls) == (0, 10)
     assert {least_delay(call_of("prefix"), fleet._replace(turn=turn)).engine_id for turn in range(2)} == {"1"}

@@ -49,6 +49,10 @@ class OpenExchange(Protocol):
     def close(self) -> None:
         """Give it up."""
 
+    @property
+    def has_last_event(self) -> bool:
+        """Whether the client has the last event of a stream. Nothing may follow it."""
+
     def redirect(self, sink: Sink) -> None:
         """Nothing of the answer has come so far. From now on it goes to this sink."""
 

@@ -57,5 +57,10 @@ class SilentStreams:
                 if delivery.exchange is not None:
                     delivery.exchange.redirect(held)
                 held.tell(self._gate.outlook(delivery) or WAITING)
-            elif delivery.ended is None and not delivery.sink.is_full:
+            elif _goes_on(delivery) and not delivery.sink.is_full:
                 delivery.sink.write(delivery.form.sign_of_life(WAITING, has_begun=True))
+
+
+def _goes_on(delivery: Delivery) -> bool:
+    """Whether more of a stream that has begun is to come."""
+    return delivery.ended is None and delivery.exchange is not None and not delivery.exchange.has_last_event

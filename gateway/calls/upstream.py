@@ -113,6 +113,12 @@ class Exchange(msgspec.Struct, eq=False):
         if self._response.source is not None and not is_moved:
             self._response.source.fail(error)
 
+    @property
+    def has_last_event(self) -> bool:
+        """Whether the client has the last event of a stream, although the engine has not ended it."""
+        stream = self._stream
+        return stream is not None and (stream.problem is None or stream.error is not None)
+
     def redirect(self, sink: Sink) -> None:
         """Nothing of the answer has come so far. From now on it goes to this sink."""
         self._sink = sink

@@ -88,6 +88,18 @@ async def test_amid_its_events_a_silent_stream_gets_a_comment() -> None:
         assert client.ended
 
 
+async def test_nothing_follows_the_last_event_of_a_stream_that_its_engine_leaves_open() -> None:
+    exchange, client = Exchange(pieces=[None]), Client()
+    async with gateway(FakeHttp(exchange)) as made:
+        call = await begun(made, client)
+        await say(exchange, EVENT, FINISH + DONE)
+        look(made)
+        await until_stuck()
+        exchange.response.finish()
+        await call
+        assert client.body == EVENT + FINISH + DONE
+
+
 async def test_a_sign_of_life_has_the_form_of_the_answer() -> None:
     exchange, client = Exchange(pieces=[None]), Client()
     async with gateway(FakeHttp(exchange)) as made:

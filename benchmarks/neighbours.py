@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaining.figures import Spread
-from benchmarks.faulting.bad_clients import LARGE_MODEL, SHORT_MODEL
+from benchmarks.faulting.bad_clients import SHORT_MODEL
 from benchmarks.faulting.gateways import plait, process
 from benchmarks.faulting.measurement import until_engine
 from benchmarks.neighbouring.attacks import ATTACKS
 from benchmarks.neighbouring.tenant import Tenant, Times
-from e2e.faults.completions import LONG_MODEL
+from e2e.faults.completions import LARGE_MODEL, LONG_MODEL
 from e2e.faults.fleet import ScriptedEngine
 from e2e.ports import free_ports
 

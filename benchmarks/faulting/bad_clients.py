@@ -17,14 +17,13 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.faulting.measurement import MODEL
-from e2e.faults.completions import LONG_MODEL
+from e2e.faults.completions import LARGE_MODEL, LONG_MODEL
 from e2e.faults.hostile_requests import CASES, is_whole
 from e2e.faults.raw_client import CHAT, Answer, Client, Connection, request
 from e2e.faults.verdicts import complaints, is_good
 
 SHORT_MODEL: Final = "short"
 """Its context is the engines' own, 32,768 tokens."""
-LARGE_MODEL: Final = "large"
 LARGE_CONTEXT_TOKENS: Final = 1_000_000
 """The embedded engine's tokenizer makes 300,000 tokens of a megabyte of English."""
 SETTINGS: Final = f"""

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import count, cycle
 from typing import Any, Final
 
-from benchmarks.faulting.bad_clients import LARGE_MODEL, SHORT_MODEL
-from e2e.faults.completions import LONG_MODEL
+from benchmarks.faulting.bad_clients import SHORT_MODEL
+from e2e.faults.completions import LARGE_MODEL, LONG_MODEL
 from e2e.faults.hostile_requests import LARGE_TEMPLATE, LOOPS
 from e2e.faults.raw_client import CHAT, Client, request
 

@@ -16,6 +16,8 @@ _LEAST_WORDS: Final = 8
 _CHARACTERS_PER_TOKEN: Final = 4
 LONG_MODEL: Final = "long"
 """Its answers have 8 MiB, in tokens of 64 KiB: more than the kernel keeps for a client that does not read."""
+LARGE_MODEL: Final = "large"
+"""Engines do not say its context, so that a gateway's configuration does."""
 _LONG_TOKENS: Final = 128
 _LONG_TOKEN_BYTES: Final = 64 * 1024
 

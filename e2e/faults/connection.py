@@ -14,6 +14,7 @@ import msgspec
 
 from e2e.faults.actions import Altered, Ending, Models, Raw, Report, response
 from e2e.faults.answering import answer, write_raw
+from e2e.faults.completions import LARGE_MODEL
 from e2e.faults.engine_state import TRIAL_ID, Engine
 from e2e.faults.plan import ModeRequest, Plan
 from plait.backends.translation.translation import TRANSLATIONS, Translation
@@ -175,7 +176,8 @@ class Connection(asyncio.Protocol):
 
     def _good_probe(self, path: str) -> bytes:
         if path == "/v1/models":
-            data = [{"id": model, "object": "model", "max_model_len": 32_768} for model in self._engine.models]
+            contexts = {model: None if model == LARGE_MODEL else 32_768 for model in self._engine.models}
+            data = [{"id": model, "object": "model", "max_model_len": most} for model, most in contexts.items()]
             return response(200, msgspec.json.encode({"object": "list", "data": data}))
         if path == "/openapi.json" and self._engine.routes:
             paths: dict[str, dict[str, Any]] = {key: {} for key in (*_ROUTES, *self._engine.routes)}

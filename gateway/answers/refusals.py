@@ -28,7 +28,7 @@ class LackError(Exception):
 
 
 LOOKED_AT_BYTES: Final = 4_096
-"""Of a refusal. Behind the message, some engines repeat what the client has sent."""
+"""How much of a refusal is read: behind the message, some engines repeat what the client has sent."""
 
 _TOO_LONG: Final = re.compile(
     rb"context_length_exceeded|context length|context size|maximum model length|max_model_len|maximum allowed length|"

@@ -22,7 +22,7 @@ WAITING: Final = "waiting"
 
 
 class SilentStreams:
-    """The open streams of clients. Of those that wait in it, the `gate` knows for how long."""
+    """The open streams of clients. The `gate` knows how long a stream that waits there has to wait."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

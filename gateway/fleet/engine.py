@@ -74,7 +74,7 @@ class FleetEngine:
     """Since when a trial asks it whether it computes, because it is quiet."""
 
     stalled: bool = False
-    """It has not answered the trial so far, and gets new calls if there is no other engine."""
+    """The trial has no answer so far: new calls come here only if there is no other engine."""
 
     process: str | None = None
     """The epoch of its reports, which is the id of a process."""

@@ -234,7 +234,7 @@ class ServedModels:
 
 
 def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
-    """Those of some engines that take calls: the healthy ones, else stalled ones, else sick ones."""
+    """The engines among these that take calls: the healthy ones, else stalled ones, else sick ones."""
     able = [engine for engine in serving if engine.takes_calls]
     able = [engine for engine in able if not engine.stalled] or able
     return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.is_aside]

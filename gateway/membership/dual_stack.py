@@ -64,7 +64,7 @@ class DualStack:
         return set() if any(map(self._is_preferred, found)) else set(filter(self._is_preferred, used))
 
     def _of_one_family(self, alike: set[str]) -> set[str]:
-        """Those of engines that cannot be told apart."""
+        """The addresses to use, among `alike` ones whose engines cannot be told apart."""
         preferred = set(filter(self._is_preferred, alike))
         self.left_out = alike - preferred if preferred else set()
         return preferred or alike
@@ -77,7 +77,7 @@ class DualStack:
             self._uses_ipv6, self._behind = not self._uses_ipv6, 0
 
     async def _ask(self, addresses: Collection[str]) -> dict[str, str | None]:
-        """Who is at each address. One that has said its epoch is not asked again."""
+        """Who is at each address. An address that has said its epoch is not asked again."""
         self._epochs = {address: epoch for address, epoch in self._epochs.items() if address in addresses}
         new = [address for address in addresses if address not in self._epochs]
         answers = dict(zip(new, await asyncio.gather(*map(self._identify, new)), strict=True))

@@ -66,9 +66,9 @@ class ListeningServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Of uvicorn: at its end a signal that has come is raised again, by which SIGTERM ends the process.
+        """Handle signals while the server runs. Signals wait while their handlers change.
 
-        Signals wait while their handlers change.
+        Afterwards uvicorn raises a signal that has come again: SIGTERM ends the process.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,6 +24,9 @@ new_certs_dir = {folder}
 default_md = sha256
 policy = any
 copy_extensions = copy
+x509_extensions = issued
+[issued]
+authorityKeyIdentifier = keyid
 [any]
 commonName = supplied
 """
@@ -41,7 +44,8 @@ class Authority:
         (folder / "index.attr").write_text("unique_subject = no\n")
         (folder / "config").write_text(_CONFIG.format(folder=folder))
         files = ["-keyout", str(folder / "ca.key"), "-out", str(self.certificate)]
-        _openssl("req", "-x509", *_KEY, "-subj", f"/CN={name}", "-days", "2", *files)
+        subject = ["-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]  # as Python 3.13 wants it
+        _openssl("req", "-x509", *_KEY, *subject, "-days", "2", *files)
 
     def issue(
         self, name: str = "DNS:localhost", *, begins: str = "20200101000000Z", ends: str = "20991231235959Z"

@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.filling.workloads import Workload, documents, tools
 from benchmarks.placing.workloads import chat
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import Claim

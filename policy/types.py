@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 
@@ -62,7 +63,8 @@ class Call(NamedTuple):
     `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
     gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
     None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
-    gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar.
+    gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar. The times of `slo`
+    count from `arrived_s`.
     """
 
     call_id: str
@@ -79,6 +81,16 @@ class Call(NamedTuple):
     prompt_hash: int | None = None
     session: str = ""
     has_grammar: bool = False
+    arrived_s: float = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When its first token was promised for; with a JCT alone, its whole answer. Infinite without either."""
+        slo = self.slo
+        if slo is None:
+            return inf
+        promised_s = slo.jct_s if slo.ttft_s is None else slo.ttft_s
+        return inf if promised_s is None else self.arrived_s + promised_s
 
     @property
     def cacheable_blocks(self) -> int:

@@ -8,7 +8,7 @@ from math import inf
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.simulate import Simulation
 from plait.policy.costs.cost_model import CostModel

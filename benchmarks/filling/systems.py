@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.filling.workloads import BLOCK_TOKENS, TREE_BLOCK_TOKENS
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL

@@ -16,7 +16,7 @@ from benchmarks.filling.workloads import EMPTY, extended
 from benchmarks.placing.rivals import RIVALS
 from benchmarks.placing.workloads import AgentShape, Turn, agents
 from plait.gateway.admission.admission import caches
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation

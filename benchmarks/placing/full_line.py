@@ -12,7 +12,7 @@ from math import inf
 from plait.backends.profiles import load_profile
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router

@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.placing.rivals import RIVALS
 from benchmarks.placing.workloads import AGENT_STARTS_S, Turn, agents, open_loops
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation

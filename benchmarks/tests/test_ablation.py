@@ -15,7 +15,7 @@ from benchmarks.placing.published import PublishedShift, most_decoding
 from benchmarks.placing.steps import AS_PUBLISHED, PAPER, STEPS
 from benchmarks.placing.terms import TERMS, without
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import Prefill
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Situation, Traffic
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.placement.rebalancing import spare_compute

@@ -18,8 +18,8 @@ import structlog
 
 from plait.backends.errors import LimitError, PlaitError, SessionWaitingError
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.lines import AHEAD_S
 from plait.gateway.admission.queue import Queue
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
@@ -177,11 +177,11 @@ class Admission:
             return SessionWaitingError(f"{text} {KEPT}", position=position, retry_after_s=again_s)
         return LimitError(f"The call waits for an engine, {where}. {KEPT}", code="waiting", retry_after_s=again_s)
 
-    def refine(self, waiting: Waiting, call: Call) -> None:
+    def refine(self, waiting: Waiting, call: Call, now_s: float) -> None:
         """The objectives of a call have changed while it waits."""
         waiting.call = call
         if not waiting.is_sent and waiting.error is None and not waiting.is_held:
-            self.queue.refine(waiting)
+            self.queue.refine(waiting, now_s)
 
     def limits_changed(self, now_s: float) -> None:
         """Tenants may have more running."""

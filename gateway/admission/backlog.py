@@ -11,6 +11,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Rank, join
+from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective
 
@@ -40,6 +41,7 @@ class Waiting(msgspec.Struct, eq=False):
     call: Call
     rank: Rank = Rank.NORMAL
     priority: int = 0
+    precedence: Precedence = Precedence.REST
     number: int = 0
     work_s: float = 0.0
     is_back: bool = False
@@ -72,7 +74,7 @@ class Waiting(msgspec.Struct, eq=False):
 
 def rank_of(call: Call) -> Rank:
     """The class of a call."""
-    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.ttft_s is not None):
+    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.has_zero):
         return Rank.URGENT
     return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL
 

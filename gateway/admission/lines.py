@@ -2,14 +2,14 @@
 
 A synchronous core; each event carries its time. It drives the router. See docs/design/admission.md.
 
-An engine is kept busy by what it was sent: about a second of prompts. More would wait in the engine, where the gateway
+An engine is kept busy by what it was sent: some seconds of prompts. More would wait in the engine, where the gateway
 can neither change its order nor move it. While several tenants use a model it is less, since one of them may send much:
-then the others' calls pass in the gateway.
+then the others' calls pass in the gateway. A call that its engine serves before others does not wait for them here: one
+that can keep its promise, or adds little.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
@@ -17,15 +17,16 @@ from typing import Final
 
 from plait.backends.errors import PlaitError
 from plait.gateway.admission.backlog import Waiting, rank_of
+from plait.gateway.admission.room import Room, backlog_s
 from plait.gateway.admission.tenants import TenantUse
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
-from plait.policy.admission.fair_shares import ActiveTenants, FairShares
-from plait.policy.admission.line import Line
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.admission.line import MAY_PASS, Line
 from plait.policy.costs.delay import Asked, change_gain_s
-from plait.policy.costs.engine_view import EngineView, sent_calls
+from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.costs.situation import NOTHING_PASSED, Passed
 from plait.policy.types import Placement
 
@@ -44,16 +45,11 @@ CALLS = 16
 LEAST_GAIN_S = 1.0
 """A change that gains less is not worth the risk that the prediction is wrong."""
 
-AHEAD_S: Final = 1.0
-"""Measured with `python -m benchmarks full_fleet`: with half a second, the TTFT is up to 16 % longer."""
+PASSING = 16
+"""So many calls of a tenant are looked at for one that may pass, the oldest ones."""
 
-SHARED_AHEAD_S: Final = 0.25
-"""The same while several tenants are active. One that comes waits for what the others have in the engine."""
-
-SLOTS_A_RESERVED: Final = 64
-"""One slot in so many is kept from tenants that have more than their share of an engine's slots, while several are
-active. So a tenant with few calls need not wait until an answer ends.
-"""
+OLD_S: Final = 20.0
+"""Once a call has waited in a line for so long, small ones do not pass it any more."""
 
 Look = Callable[[str, float], None]
 Sent = Callable[[Waiting, float], None]
@@ -99,11 +95,16 @@ class Lines:
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
         call.is_sent = is_next and self.room.has(router.engines[engine_id].view, call.tenant, now_s)
-        call.booking = router.book(asked, placement, now_s, waits=not call.is_sent)
+        call.booking = router.book(asked, placement, now_s, waits=not call.is_sent, tenant=call.tenant)
+        if not call.is_sent:
+            call.precedence = self._expected(call, now_s)
+            if self._may_pass(call, now_s):
+                router.send(call.booking, now_s)
+                call.is_sent = True
         self._uses[call.tenant].running += 1
         if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
-            self.room.sent[engine_id, call.tenant] += 1
+            self.room.fill(engine_id, call.tenant, call.tokens, now_s)
 
     def join(self, call: Waiting, now_s: float) -> None:
         """A placed call waits in the line of its engine."""
@@ -130,11 +131,12 @@ class Lines:
             self._router.waiting -= 1
         self._release(call, now_s)
 
-    def refine(self, call: Waiting) -> None:
+    def refine(self, call: Waiting, now_s: float) -> None:
         """The objectives of a waiting call have changed. If its class has, it goes to the end there."""
         assert call.booking is not None
         self._router.refine(call.booking, call.call)
-        self._lines[call.engine_id].change_rank(call, rank_of(call.call))
+        self._lines[call.engine_id].change(call, rank_of(call.call), self._expected(call, now_s))
+        self._alarms.now(call.engine_id)
 
     def check(self, waiting: Iterable[Waiting]) -> None:
         """Assert the invariants, with the calls that are placed and wait; for tests."""
@@ -162,32 +164,86 @@ class Lines:
         line = self._lines.get(engine_id)
         if line and not _takes(self._router, next(iter(line)), engine_id):
             return  # its line is placed anew
-        while line and (tenant := self._next_tenant(line, engine_id, now_s)) is not None:
-            call = line.take(tenant)
+        while line and (call := self._take_next(line, engine_id, now_s)) is not None:
             self._router.waiting -= 1
             self._send(call, now_s)
         if line:
             self._look_when_due(engine_id, line.next_tenant(), now_s)
-        elif self._router.waiting and self._router.is_ours and self._has_room(engine_id, None, now_s):
+        elif self._router.waiting and self._router.is_ours:
             self._help(engine_id, now_s)
+
+    def _take_next(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
+        """Take the call out of its line that an engine is sent next; None if there is none."""
+        tenant = self._next_tenant(line, engine_id, now_s)
+        if tenant is not None:
+            return line.take(tenant)
+        call = self._passing(line, engine_id, now_s)
+        if call is not None:
+            line.serve(call)
+        return call
 
     def _next_tenant(self, line: Line[Waiting], engine_id: str, now_s: float) -> str | None:
         """The tenant that goes next: the one furthest behind, among those that there is room for; None if for none."""
-        first = line.next_tenant()
-        if self._has_room(engine_id, first, now_s):
+        first, view = line.next_tenant(), self._router.engines[engine_id].view
+        if self.room.has(view, first, now_s):
             return first
-        if line.tenants == 1 or not self._has_room(engine_id, None, now_s):
+        if line.tenants == 1:
             return None
-        return next((name for name in line.by_share() if self._has_room(engine_id, name, now_s)), None)
+        return next((name for name in line.by_share() if self.room.has(view, name, now_s)), None)
+
+    def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
+        """The call that goes before all others in a line; None if there is none."""
+        view = self._router.engines[engine_id].view
+        for precedence in MAY_PASS:
+            for tenant in line.having(precedence):
+                if self.room.has(view, tenant, now_s, precedence):
+                    for call in line.oldest(tenant, precedence, PASSING):
+                        line.change(call, call.rank, self._expected(call, now_s))
+                        if call.precedence is precedence and self._may_pass(call, now_s):
+                            return call
+        return None
+
+    def _expected(self, call: Waiting, now_s: float) -> Precedence:
+        """The precedence of a placed call's prompt, once the calls are sent before it that it counts on."""
+        assert call.booking is not None
+        view, cached_tokens = self._router.engines[call.engine_id].view, call.booking.placement.cached_tokens
+        return view.precedence(call.call, cached_tokens, now_s)
+
+    def _may_pass(self, call: Waiting, now_s: float) -> bool:
+        """Whether a placed call is sent before those that wait for its engine."""
+        booking, line, precedence = call.booking, self._lines.get(call.engine_id), call.precedence
+        assert booking is not None
+        engine = self._router.engines[call.engine_id]
+        if engine.view.precedence(call.call, engine.ready_tokens(booking), now_s) is not precedence:
+            return False
+        if precedence is Precedence.REST or (line and not self._is_let_pass(line, call, now_s)):
+            return False
+        return self.room.has(engine.view, call.tenant, now_s, precedence)
+
+    def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
+        """Whether those that wait let a call pass.
+
+        A small one passes nobody who has waited for long. One on time whose tenant is over its share passes calls of
+        its own only, and none of them that is urgent.
+        """
+        if call.precedence is Precedence.SMALL:
+            first = next(iter(line)).booking
+            return first is not None and now_s - first.booked_s <= OLD_S
+        if not self.room.is_over(call.tenant, now_s):
+            return True
+        return line.is_of(call.tenant) and line.first_urgent(call.tenant) in {None, call}
 
     def _help(self, engine_id: str, now_s: float) -> None:
-        """An engine has room and nobody waits for it: the call that gains most goes there."""
+        """Nobody waits for an engine: if it has room for a call that goes last, the one that gains most goes there."""
+        view = self._router.engines[engine_id].view
+        if not self.room.has_last(view, None, now_s):
+            return
         best = _best_change(self._router, self._lines, engine_id, now_s)
-        if best is not None and self._has_room(engine_id, best[0].tenant, now_s):
+        if best is not None and self.room.has_last(view, best[0].tenant, now_s):
             call, placement = best
             self._shares.serve(call.tenant, call.tokens)
             self.leave(call, now_s)
-            call.booking = self._router.book(call.call, placement, now_s, waits=True)
+            call.booking = self._router.book(call.call, placement, now_s, waits=True, tenant=call.tenant)
             self._uses[call.tenant].running += 1
             self._send(call, now_s)
             if self._router.waiting:
@@ -222,11 +278,8 @@ class Lines:
         self._router.send(call.booking, now_s)
         call.is_sent = True
         self.room.active.came(call.tenant, now_s)
-        self.room.sent[call.engine_id, call.tenant] += 1
+        self.room.fill(call.engine_id, call.tenant, call.tokens, now_s)
         self._on_sent(call, now_s)
-
-    def _has_room(self, engine_id: str, tenant: str | None, now_s: float) -> bool:
-        return self.room.has(self._router.engines[engine_id].view, tenant, now_s)
 
     def _look_when_due(self, engine_id: str, tenant: str, now_s: float) -> None:
         """Look at an engine when there is room for the tenant as time passes."""
@@ -375,90 +428,3 @@ class Moves:
             self._at(0.0, partial(self._go_on, calls))
         else:
             self._on_done()
-
-
-class Room:
-    """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
-
-    `active` has the tenants that have sent calls lately. `sent` counts the calls that an engine was sent and that have
-    not `left`, by engine and tenant.
-    """
-
-    def __init__(self, ahead_s: float, shares: FairShares) -> None:
-        self._ahead_s = ahead_s
-        self.active = ActiveTenants(shares.weights)
-        self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
-
-    def left(self, engine_id: str, tenant: str) -> None:
-        """A call that an engine was sent has ended."""
-        key = engine_id, tenant
-        sent = self.sent[key] - 1
-        if sent:
-            self.sent[key] = sent
-        else:
-            del self.sent[key]
-
-    def has(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
-        """Whether the engine is sent a further call of the tenant (None: of a tenant that has none there).
-
-        That is so if a slot is free, and what the engine computes ends soon.
-        """
-        if self._ahead_s == inf:
-            return True
-        is_shared = len(self.active.latest) > 1 and self.active.are_several(now_s)
-        if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
-            return False
-        queue = view.queue
-        if queue.expires_s <= now_s:
-            queue.expire(now_s)
-        if not queue.sent:
-            return True
-        bound_s = self._bound_s(view, is_shared=is_shared)
-        return backlog_s(view, now_s) < bound_s and not (is_shared and queue.sent * view.first_bytes.gap_s >= bound_s)
-
-    def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
-        """When there will be room as time passes, if nothing else happens; infinite if there will be none."""
-        is_shared = self.active.are_several(now_s)
-        if view.slots and not self._has_slot(view, tenant, now_s, is_shared=is_shared):
-            return inf
-        over_s = backlog_s(view, now_s) - (bound_s := self._bound_s(view, is_shared=is_shared))
-        queue = view.queue
-        if is_shared and queue.sent * view.first_bytes.gap_s >= bound_s:
-            return queue.expires_s
-        left_s = view.slowness * (queue.most_progress_s - queue.progress_s(now_s))
-        return min(now_s + max(0.0, over_s) / view.slowness if over_s < left_s else inf, queue.expires_s)
-
-    def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
-        """How much the engine is sent, by this gateway and others, before this one waits.
-
-        It counts its own part: a tenant alone may send as much through each gateway. Of several tenants' calls each
-        gateway sends its share. Otherwise whoever fills an engine would be the first to learn of room, and keep all.
-        """
-        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
-        own = view.queue.own_share * (view.gateways if is_shared else 1)
-        return bound_s if own >= 1 else bound_s / own if own > 0 else inf
-
-    def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
-        free = _free_slots(view)
-        if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
-            return free > 0
-        return free > 0 and self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s)
-
-
-def _free_slots(view: EngineView) -> int:
-    """The slots that this gateway may fill. Those that others have filled are not free, but each may fill its share.
-
-    Without that, whoever has calls there would be the first to learn of each slot that gets free, and keep all of them.
-    """
-    sent = sent_calls(view)
-    free = view.slots - sent - view.reported
-    return free if free > 0 or not view.reported else view.slots // view.gateways - sent
-
-
-def backlog_s(view: EngineView, now_s: float) -> float:
-    """Seconds until the prompts that the engine was sent are computed, at the pace that was measured."""
-    queue = view.queue
-    queue.expire(now_s)
-    if not queue.sent:
-        return 0.0
-    return view.slowness * (view.drain_s(queue.sent_tokens) + queue.sent_attention_s - queue.progress_s(now_s))

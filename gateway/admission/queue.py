@@ -116,10 +116,10 @@ class Queue:
             self.lines.leave(call, now_s)
             self.place_held(call.tenant, now_s)
 
-    def refine(self, call: Waiting) -> None:
+    def refine(self, call: Waiting, now_s: float) -> None:
         """The objectives of a waiting call have changed."""
         if call.booking is not None:
-            self.lines.refine(call)
+            self.lines.refine(call, now_s)
         call.rank = rank_of(call.call)
         self.backlogs[call.call.model].mark(call)
 

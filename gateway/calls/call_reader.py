@@ -339,6 +339,7 @@ class CallReader:
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
             session=annotations.session or known_session(incoming.headers, request), has_grammar=request.has_grammar,
+            arrived_s=incoming.arrived_s,
         )  # fmt: skip
         takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
@@ -378,6 +379,7 @@ class CallReader:
             has_grammar=chat is not None and chat.has_grammar,
             streamed=bool(request.stream),
             session=session or known_session(incoming.headers, request),
+            arrived_s=incoming.arrived_s,
         )
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None

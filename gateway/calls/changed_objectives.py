@@ -24,6 +24,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.supervision import Supervisor
+from plait.gateway.timer import loop_time_s
 from plait.policy.types import NO_SLO, Call
 
 ANSWER_DEADLINE_S = 5.0
@@ -76,7 +77,7 @@ class ChangedObjectives:
         before, booking = delivery.call, delivery.booking
         delivery.call = call
         if booking is None and delivery.waiting is not None:
-            self._admission.refine(delivery.waiting, call)
+            self._admission.refine(delivery.waiting, call, loop_time_s())
         if booking is None or delivery.ended is not None:
             return
         self._router.refine(booking, call)

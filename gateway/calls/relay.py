@@ -228,12 +228,12 @@ class Relay:
                 _pause_s(delivery), self._step, delivery, partial(self._book_again, avoid)
             )
         else:
-            self._send(self._router.book(delivery.call, placement, loop_time_s()), delivery)
+            self._send(self._router.book(delivery.call, placement, loop_time_s(), tenant=delivery.tenant), delivery)
 
     def _book_again(self, avoid: frozenset[str], delivery: Delivery) -> None:
         delivery.timer = None
         placement = self._selected(delivery, avoid)
-        self._send(self._router.book(delivery.call, placement, loop_time_s()), delivery)
+        self._send(self._router.book(delivery.call, placement, loop_time_s(), tenant=delivery.tenant), delivery)
 
     def _selected(self, delivery: Delivery, avoid: frozenset[str]) -> Placement:
         prefer, unable, route = self._sessions.preferred(delivery), delivery.unable, delivery.route

@@ -189,17 +189,17 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 class AdmissionConfig(Section, frozen=True, kw_only=True):
     """`[admission]`: what waits in the gateway, and what each tenant may use.
 
-    ahead_s: predicted seconds of prompts that an engine is sent ahead; further calls wait for it in the gateway, where
-    tenants take turns (default 1). max_wait_s: predicted seconds of work that may wait for a model; more is refused
-    with 429 (default 120). hold_s: how long a call that is not streamed is kept waiting for an engine; then 429, with
-    its place kept until it is sent again (default 60). sessions: hold sessions whose contexts do not fit into the
-    engines' KV caches, where that saves time (default true). chat_tokens: a shorter prompt that extends none is of no
-    session, and never held (default 4000). The limits of each tenant that has none of its own in
+    ahead_s: predicted seconds of prompts that an engine is sent behind the one that it computes; further calls wait for
+    it in the gateway, where tenants take turns (default 4). max_wait_s: predicted seconds of work that may wait for a
+    model; more is refused with 429 (default 120). hold_s: how long a call that is not streamed is kept waiting for an
+    engine; then 429, with its place kept until it is sent again (default 60). sessions: hold sessions whose contexts do
+    not fit into the engines' KV caches, where that saves time (default true). chat_tokens: a shorter prompt that
+    extends none is of no session, and never held (default 4000). The limits of each tenant that has none of its own in
     `[[tenants]]`, 0 for none: calls_per_s and tokens_per_s (prompt and expected output), with bursts of ten seconds;
     max_running: calls on engines at once; max_waiting: calls that wait here at once (all default 0).
     """
 
-    ahead_s: Seconds = 1.0
+    ahead_s: Seconds = 4.0
     max_wait_s: Seconds = 120.0
     hold_s: Seconds = 60.0
     sessions: bool = True

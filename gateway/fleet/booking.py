@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from plait.backends.errors import EngineError
-from plait.policy.costs.load import LedgerEntry, Prefill
+from plait.policy.costs.load import LedgerEntry
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 

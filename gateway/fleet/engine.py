@@ -21,7 +21,7 @@ from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import EngineCounts, Health, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.costs.engine_view import EngineView, sent_calls
-from plait.policy.costs.load import Prefill
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
@@ -133,13 +133,14 @@ class FleetEngine:
 
     # Calls.
 
-    def book(self, call: Call, placement: Placement, tree: PrefixTree, now_s: float, *, waits: bool) -> Booking:
+    def book(
+        self, call: Call, placement: Placement, tree: PrefixTree, now_s: float, *, waits: bool, tenant: str
+    ) -> Booking:
         """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
         leaf = tree.insert(call.block_hashes)
         leaf.use(now_s)
         view.residency.book(leaf, waits=waits)
-        is_urgent = call.slo is not None and call.slo.ttft_s is not None
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         taken_tokens = 0.0
@@ -150,7 +151,10 @@ class FleetEngine:
         answer_s, limit = 0.0, call.output_limit
         if not call.streamed:
             answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
-        prefill = Prefill(missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, is_urgent)
+        is_small, due_s = view.is_small(missed_tokens, placement.cached_tokens), view.served_by_s(call)
+        prefill = Prefill(
+            missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, due_s < inf, due_s, is_small, tenant
+        )
         number = self.cache.report_number
         state = BookingState.HELD if waits else BookingState.SENT
         booking = Booking(
@@ -183,14 +187,21 @@ class FleetEngine:
         booking.placement = booking.placement._replace(cached_tokens=cached_tokens, missed_tokens=tokens)
         before, attention_s = booking.prefill, costs.added_s(tokens, cached_tokens)[1]
         time_s = costs.prefill_time_s(tokens, cached_tokens)
-        booking.prefill = replace(before, tokens=tokens, time_s=time_s, attention_s=attention_s)
+        booking.prefill = replace(
+            before,
+            tokens=tokens,
+            time_s=time_s,
+            attention_s=attention_s,
+            is_on_time=before.due_s < inf,
+            is_small=self.view.is_small(tokens, cached_tokens),
+        )
         self.view.queue.leave(before, booking.sent_s)
         self.view.queue.add(booking.prefill)
 
     def refine(self, booking: Booking, call: Call) -> None:
         """The call's objectives have changed."""
         booking.call = call
-        self.view.queue.mark(booking.prefill, is_urgent=call.slo is not None and call.slo.ttft_s is not None)
+        self.view.queue.mark(booking.prefill, self.view.served_by_s(call))
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from plait.backends.protocol.cache_state import OutstandingCall
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import Prefill
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 
@@ -95,7 +95,7 @@ class OthersCalls:
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.added_s(missed_tokens, cached_tokens)[1]
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
-            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_urgent=call.is_urgent, is_own=False)
+            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_on_time=call.is_urgent, is_own=False)
         view.begin_reported(context_tokens, prefill, now_s)
         self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
         self._gateways[call.gateway] += 1

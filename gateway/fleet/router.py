@@ -126,15 +126,15 @@ class Router:
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
         return there or self._policy.place(call, situation)
 
-    def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False) -> Booking:
-        """Record a placement. The engine is sent the call now, or (if it `waits`) at `send`.
+    def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False, tenant: str = "") -> Booking:
+        """Record a placement of a tenant's call. The engine is sent the call now, or (if it `waits`) at `send`.
 
         The engine is expected to hold the prompt's blocks. The call's work counts in the window.
         """
         if self.hand_over.leaving:
             self.hand_over.placed(call, self.tree, placement, now_s)
         engine = self.engines[placement.engine_id]
-        booking = engine.book(call, placement, self.tree, now_s, waits=waits)
+        booking = engine.book(call, placement, self.tree, now_s, waits=waits, tenant=tenant)
         if engine.health.state is HealthState.PROBATION:
             self.health.booked(engine, booking)
         self.demand.placed(call, now_s)

@@ -24,7 +24,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.rivals import KNOWN, RIVALS, TITLES
 from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes

@@ -21,7 +21,7 @@ from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.lines import AHEAD_S
+from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.shares import needs_of_sessions, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import Booking, CallUsage
@@ -234,6 +234,7 @@ class Simulation:
             objective=simulated.objective,
             group=simulated.group,
             session=simulated.session,
+            arrived_s=now_s,
         )
         record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
         self.records.append(record)

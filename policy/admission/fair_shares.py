@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
+from math import exp
 from typing import Final
 
 MOST_OLD: Final = 64
@@ -21,6 +22,12 @@ MOST_OLD: Final = 64
 
 ACTIVE_S: Final = 60.0
 """So long after its last call a tenant counts."""
+
+LATELY_S: Final = 30.0
+"""What a tenant was sent is forgotten exponentially over so long."""
+
+SCALE_S: Final = 100 * LATELY_S
+"""After so long the amounts are scaled anew, which grow as `exp(t / LATELY_S)`."""
 
 
 class FairShares:
@@ -53,6 +60,10 @@ class FairShares:
             self._served[tenant] = self.served(tenant)
             self._enter(tenant)
         self._waiting[tenant] = waiting + 1
+
+    def is_waiting(self, tenant: str) -> bool:
+        """Whether calls of the tenant wait."""
+        return tenant in self._waiting
 
     def left(self, tenant: str) -> None:
         """A call of the tenant does not wait any more."""
@@ -119,6 +130,9 @@ class ActiveTenants:
         self._given = {} if weights is None else weights
         self.latest: dict[str, tuple[float, float]] = {}
         self._weights = 0.0
+        self._sent: dict[str, float] = {}  # tokens times exp((t - zero) / LATELY_S): all fade alike, so none is changed
+        self._all_sent = 0.0
+        self._zero_s = 0.0
 
     def came(self, tenant: str, now_s: float) -> None:
         """A call of the tenant has come, or was sent on."""
@@ -126,6 +140,19 @@ class ActiveTenants:
         weight = self._given.get(tenant, 1.0)
         self._weights += weight - (0.0 if before is None else before[1])
         self.latest[tenant] = now_s, weight
+
+    def sent(self, tenant: str, tokens: int, now_s: float) -> None:
+        """An engine is sent a call of the tenant, which counts, with so many tokens."""
+        if not self._sent or now_s - self._zero_s > SCALE_S:
+            self._scale(now_s)
+        amount = tokens * exp((now_s - self._zero_s) / LATELY_S)
+        self._sent[tenant] = self._sent.get(tenant, 0.0) + amount
+        self._all_sent += amount
+
+    def is_over(self, tenant: str, now_s: float) -> bool:
+        """Whether of what all that count were sent lately, the tenant was sent more than its share."""
+        share = self.share(tenant, now_s)
+        return self._sent.get(tenant, 0.0) > share * self._all_sent
 
     def are_several(self, now_s: float) -> bool:
         """Whether more than one tenant counts."""
@@ -147,3 +174,12 @@ class ActiveTenants:
                 return
             del self.latest[tenant]
             self._weights = self._weights - weight if self.latest else 0.0  # rounding ends with the tenants
+            sent = self._sent.pop(tenant, 0.0)
+            self._all_sent = self._all_sent - sent if self._sent else 0.0
+
+    def _scale(self, now_s: float) -> None:
+        """Let the amounts count from now."""
+        factor = exp((self._zero_s - now_s) / LATELY_S)
+        self._sent = {tenant: factor * amount for tenant, amount in self._sent.items()}
+        self._all_sent = sum(self._sent.values())
+        self._zero_s = now_s

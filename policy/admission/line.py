@@ -14,10 +14,14 @@ from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
 from plait.policy.admission.fair_shares import FairShares
+from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
 """So many calls of a class are compared, the oldest ones."""
+
+MAY_PASS = (Precedence.ON_TIME, Precedence.SMALL)
+"""Calls of these precedences may go before all others in a line, those of the first one first."""
 
 LOOKED_ANEW = 8
 """The groups of so many of these are looked up anew, in turns: that takes less time than to place a call."""
@@ -30,7 +34,7 @@ class Rank(IntEnum):
     """The class of a call. Within a tenant, a lower one goes first."""
 
     URGENT = 0
-    """It has a TTFT, or somebody waits for its answer and has said so."""
+    """It has a TTFT or JCT, or somebody waits for its answer and has said so."""
     NORMAL = 1
     THROUGHPUT = 2
 
@@ -39,12 +43,13 @@ class Ticket(Protocol):
     """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
 
     In a class, calls of a lower `priority` go first. `work_s` is the engine time that it takes. One that `is_back` has
-    the number that it had when it came first.
+    the number that it had when it came first. `precedence` is what its prompt would have in the engine.
     """
 
     tenant: str
     tokens: int
     rank: Rank
+    precedence: Precedence
     priority: int
     number: int
     work_s: float
@@ -103,13 +108,14 @@ class _Class(Generic[T]):
 
 
 class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by rank and priority."""
+    """The waiting calls of one tenant, by rank and priority, and those of some precedences in the order of arrival."""
 
-    __slots__ = ("classes", "waiting", "weight", "work_s")
+    __slots__ = ("classes", "of_precedence", "waiting", "weight", "work_s")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
+        self.of_precedence: dict[Precedence, dict[T, None]] = {precedence: {} for precedence in MAY_PASS}
         self.waiting = 0
         self.work_s = 0.0
 
@@ -119,6 +125,8 @@ class _Tenant(Generic[T]):
         if of_rank is None:
             of_rank = self.classes[ticket.rank, ticket.priority] = _Class()
         join(of_rank.tickets, ticket, None)
+        if ticket.precedence in MAY_PASS:
+            join(self.of_precedence[ticket.precedence], ticket, None)
 
     def remove(self, ticket: T) -> None:
         """A call does not wait any more."""
@@ -126,6 +134,8 @@ class _Tenant(Generic[T]):
         del of_rank.tickets[ticket]
         if not of_rank.tickets:
             del self.classes[ticket.rank, ticket.priority]
+        if ticket.precedence in MAY_PASS:
+            del self.of_precedence[ticket.precedence][ticket]
 
     def next(self, cached_share: CachedShare[T]) -> T:
         """The call that goes next; there is one."""
@@ -157,6 +167,10 @@ class Line(Generic[T]):
     def tenants(self) -> int:
         """How many tenants wait."""
         return len(self._tenants)
+
+    def is_of(self, tenant: str) -> bool:
+        """Whether only this tenant waits."""
+        return self._tenants.keys() == {tenant}
 
     def __contains__(self, ticket: T) -> bool:
         return ticket in self._tickets
@@ -222,9 +236,13 @@ class Line(Generic[T]):
     def take(self, tenant: str | None = None) -> T:
         """Remove the call that goes next; there is one. Its tenant (default: the next one) is served its tokens."""
         ticket = self._tenants[self.next_tenant() if tenant is None else tenant].next(self._cached_share)
+        self.serve(ticket)
+        return ticket
+
+    def serve(self, ticket: T) -> None:
+        """Remove a call that goes, whether or not it is its turn. Its tenant is served its tokens."""
         self._shares.serve(ticket.tenant, ticket.tokens)
         self.remove(ticket)
-        return ticket
 
     def remove(self, ticket: T) -> None:
         """A call does not wait any more."""
@@ -239,13 +257,30 @@ class Line(Generic[T]):
             del self._tenants[ticket.tenant], self._entered[ticket.tenant]
             self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
-    def change_rank(self, ticket: T, rank: Rank) -> None:
-        """A waiting call is of another class. It goes to the end there."""
-        if rank is not ticket.rank:
+    def change(self, ticket: T, rank: Rank, precedence: Precedence) -> None:
+        """A waiting call is of another class, or precedence. It goes to the end there."""
+        if (rank, precedence) != (ticket.rank, ticket.precedence):
             tenant = self._tenants[ticket.tenant]
             tenant.remove(ticket)
-            ticket.rank = rank
+            ticket.rank, ticket.precedence = rank, precedence
             tenant.add(ticket)
+
+    def having(self, precedence: Precedence) -> list[str]:
+        """The tenants with waiting calls of a precedence that may pass, those that are furthest behind first."""
+        found = [name for name, tenant in self._tenants.items() if tenant.of_precedence[precedence]]
+        return sorted(found, key=self._shares.served) if len(found) > 1 else found
+
+    def oldest(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
+        """The first of such calls of a tenant, in the order in which they came."""
+        return list(islice(self._tenants[tenant].of_precedence[precedence], most))
+
+    def first_urgent(self, tenant: str) -> T | None:
+        """The urgent call of a tenant that came first; None if none of it waits."""
+        mine = self._tenants.get(tenant)
+        if mine is None:
+            return None
+        urgent = (next(iter(one.tickets)) for (rank, _), one in mine.classes.items() if rank is Rank.URGENT)
+        return min(urgent, key=lambda ticket: ticket.number, default=None)
 
     def earlier(self, tenant: str) -> None:
         """The virtual time of a tenant has gone back."""
@@ -260,6 +295,8 @@ class Line(Generic[T]):
             queued = [ticket for of_rank in tenant.classes.values() for ticket in of_rank.tickets]
             assert tenant.waiting == len(queued) > 0
             assert all(ticket.tenant == name and ticket in self._tickets for ticket in queued)
+            for precedence, those in tenant.of_precedence.items():
+                assert set(those) == {ticket for ticket in queued if ticket.precedence is precedence}
         assert self._entered.keys() == self._tenants.keys()
 
     def _enter(self, tenant: str) -> None:

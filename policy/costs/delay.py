@@ -146,7 +146,7 @@ def delay_cost(
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
     if engine.queue.held or engine.queue.sent:
-        share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.ttft_s < inf
+        share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.call.due_s < inf
         queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
     if passed.calls:
         calls = calls_beside(engine, passed)

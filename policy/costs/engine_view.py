@@ -15,8 +15,10 @@ from statistics import median
 from typing import NamedTuple
 
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.load import LoadLedger, Prefill, PrefillQueue
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.prefill_queue import Precedence, Prefill, PrefillQueue
 from plait.policy.prefix.residency import Residency
+from plait.policy.types import Call
 
 RECENT = 0.1
 """What one gap between first bytes counts in the mean. An iteration brings several at once, so single gaps say little.
@@ -134,6 +136,9 @@ DEFAULT_BATCH_TOKENS = 2048
 """The token budget of an iteration if the engine does not report it: vLLM's default for serving."""
 
 
+SMALL_S = 0.1
+"""A prompt that adds no more than this to an engine's iterations is small."""
+
 LEFT_SHARE = 0.5
 """The part of its answer that a call still has to decode, on average over the calls that are there."""
 
@@ -197,7 +202,7 @@ class EngineView:
     """This one, and those that have sent these."""
 
     urgent_first: bool = False
-    """Whether its local scheduler serves calls with a TTFT first."""
+    """Whether its local scheduler serves calls first that can keep a TTFT or JCT."""
 
     computed_s: float = 0.0
     """What all prompts so far have added to iterations, by the cost model."""
@@ -348,8 +353,8 @@ class EngineView:
     def queue_s(self, now_s: float, *, is_urgent: bool = False, passed_share: float = 0.0) -> float:
         """Seconds until the prompts that wait here are computed, by the cost model.
 
-        Where the engine serves calls with a TTFT first, only these count for an `is_urgent` one. Of the prompts that
-        wait in the gateway, `passed_share` is behind the call that this is asked for.
+        Where the engine serves calls on time first, only these count for an `is_urgent` one. Of the prompts that wait
+        in the gateway, `passed_share` is behind the call that this is asked for.
         """
         queue = self.queue
         if queue.expires_s <= now_s:
@@ -357,11 +362,27 @@ class EngineView:
         if not queue.held and not queue.sent:
             return 0.0
         if is_urgent and self.urgent_first:
-            return self.drain_s(queue.urgent_tokens)
+            queue.find_late(now_s)
+            return self.drain_s(queue.on_time_tokens)
         held_share = 1.0 - passed_share
         tokens = queue.sent_tokens + round(held_share * (queue.tokens - queue.sent_tokens))
         attention_s = queue.sent_attention_s + held_share * (queue.attention_s - queue.sent_attention_s)
         return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)
+
+    def is_small(self, missed_tokens: int, cached_tokens: int) -> bool:
+        """Whether a prompt of so many tokens adds little to the engine's iterations."""
+        return self.slowness * self.cost_model.added_s(missed_tokens, cached_tokens)[0] <= SMALL_S
+
+    def served_by_s(self, call: Call) -> float:
+        """Until when the engine serves the call first; infinite if it makes no difference."""
+        return call.due_s if self.urgent_first else inf
+
+    def precedence(self, call: Call, cached_tokens: int, now_s: float) -> Precedence:
+        """What the call's prompt would have if it were sent now, and so much of it were cached."""
+        missed_tokens, due_s = call.prompt_tokens - cached_tokens, self.served_by_s(call)
+        if due_s < inf and now_s + self.cost_model.prefill_time_s(missed_tokens, cached_tokens) < due_s:
+            return Precedence.ON_TIME
+        return Precedence.SMALL if self.is_small(missed_tokens, cached_tokens) else Precedence.REST
 
     def _let_go(self, context_tokens: float) -> None:
         """A call waits in the gateway no more."""

@@ -10,7 +10,7 @@ LONG_TOKENS, SHORT_TOKENS = 32_768, 2_000
 
 def uneven_fleet() -> WaitingFleet:
     """Engine x takes long prompts, engine y only short ones."""
-    fleet = WaitingFleet("x", "y")
+    fleet = WaitingFleet("x", "y", is_busy=True)
     offer(fleet, x=LONG_TOKENS, y=SHORT_TOKENS)
     return fleet
 
@@ -44,7 +44,7 @@ def test_an_idle_engine_takes_a_waiting_call_that_it_has_room_for() -> None:
 
 
 def test_calls_that_wait_are_placed_anew_when_their_engine_has_no_room_any_more() -> None:
-    fleet = WaitingFleet("x", "y")
+    fleet = WaitingFleet("x", "y", is_busy=True)
     calls = [fleet.enter(tokens=3_000) for _ in range(6)]
     waiting = [call for call in calls if fleet.engine_of(call) == "y" and not call.is_sent]
     assert len(waiting) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.lines import SLOTS_A_RESERVED, Room
+from plait.gateway.admission.room import SLOTS_A_RESERVED, Room
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 SOON_S = 0.01
@@ -105,7 +105,7 @@ def test_a_call_that_leaves_before_it_was_sent_takes_no_room() -> None:
 
 
 def test_a_call_that_another_engine_takes_counts_there() -> None:
-    fleet = WaitingFleet("x", "y")
+    fleet = WaitingFleet("x", "y", is_busy=True)
     fleet.router.health.unreachable("y")
     calls = [fleet.enter("a", 3_000) for _ in range(3)]
     fleet.router.health.answered("y", {"m": None})

@@ -9,7 +9,7 @@ from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 
 def test_waiting_calls_are_counted_by_model_and_by_tenant() -> None:
-    fleet, registry = WaitingFleet("x"), CollectorRegistry()
+    fleet, registry = WaitingFleet("x", is_busy=True), CollectorRegistry()
     registry.register(AdmissionCollector(fleet.admission, str.upper))
     for tenant in "aaaab":
         fleet.enter(tenant, tokens=1_500)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.admission.lines import SHARED_AHEAD_S, Room
+from plait.gateway.admission.room import SHARED_AHEAD_S, Room
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import Prefill
+from plait.policy.costs.prefill_queue import Prefill
 from tests.gateway.fleet.lettered_prompts import COSTS, new_router
 
 AHEAD_S = 1.0
@@ -102,51 +102,37 @@ def test_an_engine_with_nothing_to_compute_is_sent_a_call_whatever_waits_for_it(
     assert room(engine, 3.0, ahead_s) == (True, 3.0)
 
 
-def test_a_long_prompt_alone_leaves_no_room_until_little_of_it_is_left() -> None:
-    engine = new_engine(prefill(1490))  # 1.5 s
-    assert room(engine, 0.0) == (False, 0.5)
-    assert room(engine, 0.25) == (False, 0.5)
-    assert room(engine, 0.51)[0]
-    assert room(engine, 0.0, 1.6) == (True, 0.0)
-
-
-def test_no_more_is_expected_of_a_prompt_than_its_most_progress() -> None:
-    engine = new_engine(prefill(490), prefill(1490))  # 1.99 s in one pass, of which 0.475 s pass by themselves
+def test_what_waits_behind_the_prompt_that_is_computed_leaves_no_room() -> None:
+    engine = new_engine(prefill(5_000))
+    assert room(engine, 0.0) == (True, 0.0), "that one comes before all others, whatever is sent"
+    send(engine, prefill(980))
+    assert room(engine, 0.0) == (True, 0.0)
+    send(engine, prefill(20))
     assert room(engine, 0.0) == (False, inf)
-    for ahead_s in (1.0, 1.5):
-        assert room(engine, 60.0, ahead_s) == (False, inf), "only a first byte shows that the first prompt is done"
-    assert room(engine, 0.0, 1.6) == (False, 0.39)
+    assert room(engine, 9.0) == (False, inf), "as time passes it does not get less"
+    assert room(engine, 0.0, 1.6) == (True, 0.0)
 
 
 def test_a_first_byte_makes_room() -> None:
     first = prefill(1490)
-    engine = new_engine(first, prefill(790))
-    assert room(engine, 0.2) == (False, 1.3)
+    engine = new_engine(first, prefill(790), prefill(290))
+    assert room(engine, 0.2) == (False, inf)
     engine.compute(first, 0.3)
     assert room(engine, 0.3)[0]
 
 
 def test_a_slow_engine_is_sent_less_ahead() -> None:
-    assert has_room(new_engine(prefill(790)), AHEAD_S, 0.0)
-    assert not has_room(new_engine(prefill(790), slowness=2.0), AHEAD_S, 0.0)
-    assert not has_room(new_engine(prefill(1490)), AHEAD_S, 0.0)
-    assert has_room(new_engine(prefill(1490), slowness=0.5), AHEAD_S, 0.0)
-
-
-@pytest.mark.parametrize("slowness", [0.5, 2.0])
-def test_a_slow_engine_has_room_when_it_was_said_to_have(slowness: float) -> None:
-    engine = new_engine(prefill(3990), slowness=slowness)
-    when_s = room_s(engine, AHEAD_S, 0.0)
-    assert not has_room(engine, AHEAD_S, when_s - 0.01)
-    assert has_room(engine, AHEAD_S, when_s + 0.01)
+    first = prefill(1490)
+    assert has_room(new_engine(first, prefill(790)), AHEAD_S, 0.0)
+    assert not has_room(new_engine(first, prefill(790), slowness=2.0), AHEAD_S, 0.0)
+    assert not has_room(new_engine(first, prefill(1490)), AHEAD_S, 0.0)
+    assert has_room(new_engine(first, prefill(1490), slowness=0.5), AHEAD_S, 0.0)
 
 
 def test_a_prompt_whose_end_nothing_shows_makes_room_when_it_ends_as_predicted() -> None:
     engine = new_engine(prefill(490, is_streamed=False), prefill(990, is_streamed=False))
-    assert room(engine, 0.0) == (False, 0.5), "0.49 s have to pass, and 0.475 s may before its end"
-    assert room(engine, 0.0, 1.2) == (False, 0.29)
-    assert room(engine, 0.5, 0.5) == (False, 1.001), "the first one decodes now"
-    assert room(engine, 1.5, 0.5) == (True, 1.5), "both have ended"
+    assert room(engine, 0.0) == (False, 0.5)
+    assert room(engine, 0.5) == (True, 0.5), "the first one decodes now"
 
 
 def test_with_an_infinite_backlog_no_call_waits() -> None:
@@ -156,15 +142,14 @@ def test_with_an_infinite_backlog_no_call_waits() -> None:
     assert has_room(engine, inf, 1.0)
 
 
-def test_with_hardly_a_backlog_a_call_is_sent_when_there_is_nothing_else() -> None:
-    streamed = prefill(64)
-    engine = new_engine(streamed)
+def test_with_hardly_a_backlog_one_call_is_sent_behind_the_one_that_is_computed() -> None:
+    first, second = prefill(64), prefill(64)
+    engine = new_engine(first)
+    assert room(engine, 0.0, 0.001) == (True, 0.0)
+    send(engine, second)
     assert room(engine, 0.0, 0.001) == (False, inf)
-    engine.compute(streamed, 0.1)
+    engine.compute(first, 0.1)
     assert room(engine, 0.1, 0.001) == (True, 0.1)
-    send(engine, prefill(990, is_streamed=False), now_s=0.5)
-    assert room(engine, 0.5, 0.001) == (False, 1.5)
-    assert room(engine, 1.5, 0.001) == (True, 1.5)
 
 
 # Several tenants.
@@ -210,9 +195,27 @@ def test_while_several_tenants_are_active_less_is_sent_ahead() -> None:
 
 def test_a_bound_that_is_shorter_already_stays() -> None:
     engine = new_engine(prefill(140))  # 0.15 s
-    for tenants in ("a", "ab"):
-        assert has(room_of(tenants, 0.1), engine, "a") == [False]
-        assert room_of(tenants, 0.1).due_s(engine, "a", 0.0) == pytest.approx(0.05)
+    assert has(room_of("ab", 0.1), engine, "a") == [False]
+    assert room_of("ab", 0.1).due_s(engine, "a", 0.0) == pytest.approx(0.05)
+
+
+def test_no_more_is_expected_of_a_prompt_than_its_most_progress() -> None:
+    shared, engine = (
+        room_of("ab"),
+        new_engine(prefill(490), prefill(290)),
+    )  # 0.475 s of 0.79 pass
+    for now_s in (0.0, 60.0):
+        assert has(shared, engine, "a", now_s) == [False], "only a first byte shows that the first prompt is done"
+        assert shared.due_s(engine, "a", now_s) == inf
+    assert shared.due_s(new_engine(prefill(490), prefill(140)), "a", 0.0) == pytest.approx(0.39)
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_a_slow_engine_has_room_when_it_was_said_to_have(slowness: float) -> None:
+    shared, engine = room_of("ab"), new_engine(prefill(1990), slowness=slowness)
+    when_s = shared.due_s(engine, "a", 0.0)
+    assert has(shared, engine, "a", when_s - 0.01) == [False]
+    assert has(shared, engine, "a", when_s + 0.01) == [True]
 
 
 def test_a_tenant_that_has_gone_for_a_minute_does_not_make_the_bound_shorter() -> None:
@@ -240,10 +243,10 @@ def test_the_last_slots_are_for_tenants_with_less_than_their_share() -> None:
     assert has(shared, engine, "ab") == [False, True]
     decode(shared, engine, {"b": 3})
     assert has(shared, engine, "ab") == [False, True]
-    assert shared.has(engine, None, 0.0)
+    assert shared.has_last(engine, None, 0.0)
     decode(shared, engine, {"b": 1})
     assert has(shared, engine, "ab") == [False, False]
-    assert not shared.has(engine, None, 0.0)
+    assert not shared.has_last(engine, None, 0.0)
     assert shared.due_s(engine, "a", 0.0) == inf
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.cache_state import OutstandingCall
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.queue import COLD
@@ -19,11 +20,14 @@ from plait.policy.types import Call, Objective, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 BLOCK_TOKENS = 64
+COMPUTED = OutstandingCall(0, "other", 0, 0, is_urgent=False, is_computed=False, hashes=[])
 
 
 class WaitingFleet:
     """Engines by name. `max_wait_s` bounds what waits before any call has left.
 
+    If the fleet `is_busy`, each engine computes a prompt of somebody else all the time, which goes before all
+    others. They serve calls on time first if told so (`urgent_first`).
     All tenants have the `limits`, which may change. `entered` has the calls that were taken, in this order, until they
     leave.
     """
@@ -36,6 +40,8 @@ class WaitingFleet:
         ahead_s: float = 1.0,
         weights: Mapping[str, float] | None = None,
         kv_tokens: int | None = None,
+        is_busy: bool = False,
+        urgent_first: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.limits = limits
@@ -43,6 +49,10 @@ class WaitingFleet:
         for name in engines:
             self.router.add_engine(name, COSTS, kv_tokens=kv_tokens)
             self.router.health.answered(name, {"m": None})
+            self.router.engines[name].view.urgent_first = urgent_first
+            if is_busy:
+                others = self.router.engines[name].cache.others
+                others.apply([COMPUTED], (), 0.0, snapshot=True, blocks=False)
         self.admission = Admission(
             self.router, self._at, lambda _: self.limits, max_wait_s=max_wait_s / COLD, ahead_s=ahead_s, weights=weights
         )
@@ -58,6 +68,7 @@ class WaitingFleet:
         *,
         prefix: int | None = None,
         ttft_s: float | None = None,
+        jct_s: float | None = None,
         for_throughput: bool = False,
         session: str = "",
     ) -> Waiting:
@@ -70,8 +81,9 @@ class WaitingFleet:
             tokens,
             BLOCK_TOKENS,
             [abs(first) + block for block in range(tokens // BLOCK_TOKENS)],
-            slo=None if ttft_s is None else Slo(ttft_s=ttft_s),
+            slo=Slo(ttft_s, None, jct_s) if ttft_s or jct_s else None,
             objective=Objective.THROUGHPUT if for_throughput else None,
+            arrived_s=self.now_s,
         )
         waiting = Waiting(tenant, tokens + 10, call=call, output_tokens=10, session=session)
         waiting.tell = lambda: None if waiting.error is not None else self.sent.append(waiting)

@@ -189,9 +189,9 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         running = Running(made)
         await until_stuck()
         queue = made.router.engines["a"].view.queue
-        assert (queue.tokens > 0, queue.urgent_tokens) == (True, 0)
+        assert (queue.tokens > 0, queue.on_time_tokens) == (True, 0)
         refine(made, running.deliveries[0], Slo(ttft_s=1e-9))
-        assert queue.urgent_tokens == queue.tokens
+        assert queue.on_time_tokens == queue.tokens
         made.router.check()
         held.response.pieces.append(FINISH + DONE)
         held.response.finish()

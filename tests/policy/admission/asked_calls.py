@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Line, Rank
+from plait.policy.costs.prefill_queue import Precedence
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +18,7 @@ class Asked:
     tenant: str
     tokens: int
     rank: Rank = Rank.NORMAL
+    precedence: Precedence = Precedence.REST
     priority: int = 0
     number: int = 0
     work_s: float = 0.0

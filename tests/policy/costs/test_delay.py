@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.delay import Asked, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import LoadLedger, Prefill
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_blocks
 from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
 from plait.policy.prefix.block_hash import chain
@@ -206,7 +207,7 @@ def test_an_engine_that_serves_urgent_calls_first_makes_them_wait_for_urgent_cal
     fleet.engines[0].use_report(100, urgent_first=True)
     call = call_of("prefix")._replace(slo=Slo(ttft_s=0.2))
     assert least_delay(call, fleet).engine_id == "0"
-    send(fleet.engines[0], Prefill(300, 0.3, 0.0, 0.0, is_urgent=True))
+    send(fleet.engines[0], Prefill(300, 0.3, 0.0, 0.0, is_on_time=True))
     assert least_delay(call, fleet).engine_id == "1"
 
 

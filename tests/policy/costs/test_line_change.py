@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plait.policy.costs.delay import Asked, DelayCost, change_gain_s
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.load import Prefill
+from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Situation
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Placement, PlacementReason

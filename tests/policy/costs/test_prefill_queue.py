@@ -8,12 +8,21 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.load import MOST_PROGRESS, Prefill, PrefillQueue
+from plait.policy.costs.prefill_queue import MOST_PROGRESS, Prefill, PrefillQueue
 
 
-def prefill(tokens: int, *, is_streamed: bool = True, is_urgent: bool = False, is_own: bool = True) -> Prefill:
+def prefill(
+    tokens: int,
+    *,
+    is_streamed: bool = True,
+    due_s: float = inf,
+    is_small: bool = False,
+    tenant: str = "",
+    is_own: bool = True,
+) -> Prefill:
     """Its times have few binary digits, so all sums are exact."""
-    return Prefill(tokens, tokens / 1024, tokens / 8192, 0.0, is_streamed, is_urgent, is_own)
+    times = tokens / 1024, tokens / 8192, 0.0
+    return Prefill(tokens, *times, is_streamed, due_s < inf, due_s, is_small, tenant, is_own)
 
 
 def new_queue(*sent: Prefill, held: tuple[Prefill, ...] = ()) -> PrefillQueue:
@@ -125,23 +134,71 @@ def test_what_others_have_sent_leaves_the_gateway_its_part_of_the_time() -> None
     queue.check()
 
 
-# What is urgent.
+# What is served first.
 
 
-def test_a_call_that_gets_or_loses_a_ttft_counts_anew_wherever_it_is() -> None:
-    sent, held = prefill(1024, is_urgent=True), prefill(512)
+def test_a_call_that_gets_or_loses_a_promise_counts_anew_wherever_it_is() -> None:
+    sent, held = prefill(1024, due_s=8.0), prefill(512)
     queue = new_queue(sent, held=(held,))
-    assert queue.urgent_tokens == 1024
-    queue.mark(held, is_urgent=True)
-    queue.mark(held, is_urgent=True)
-    queue.mark(sent, is_urgent=False)
-    assert queue.urgent_tokens == 512
+    assert (queue.on_time_tokens, queue.tokens_of) == (1024, [1024, 0, 0])
+    queue.mark(held, 8.0)
+    queue.mark(held, 8.0)
+    queue.mark(sent, inf)
+    assert (queue.on_time_tokens, queue.tokens_of) == (512, [0, 0, 1024])
     queue.send(held, 1.0)
-    assert queue.urgent_tokens == 512
+    assert (queue.on_time_tokens, queue.tokens_of) == (512, [512, 0, 1024])
     queue.leave(held, 2.0)
-    queue.mark(held, is_urgent=False)
-    assert (queue.urgent_tokens, held.is_urgent) == (0, False)
+    queue.mark(held, inf)
+    assert (queue.on_time_tokens, held.is_on_time) == (0, False)
     queue.check()
+
+
+def test_a_prompt_that_cannot_be_computed_in_time_any_more_is_late() -> None:
+    large, small, held = prefill(2048, due_s=5.0), prefill(512, due_s=4.0, is_small=True), prefill(1024, due_s=3.0)
+    queue = new_queue(large, small, held=(held,))
+    found = []
+    for now_s in (1.5, 2.0, 3.0, 3.5):
+        assert queue.late_s >= now_s
+        queue.find_late(now_s)
+        found.append((queue.on_time_tokens, list(queue.tokens_of)))
+        queue.check()
+    assert found == [(3584, [2560, 0, 0]), (2560, [2560, 0, 0]), (512, [512, 0, 2048]), (0, [0, 512, 2048])]
+    assert queue.late_s == inf
+
+
+def test_a_later_promise_replaces_the_one_that_was_missed() -> None:
+    one = prefill(1024, due_s=2.0)
+    queue = new_queue(one)
+    queue.mark(one, 6.0)
+    queue.find_late(1.5)
+    assert (queue.on_time_tokens, queue.late_s) == (1024, 5.0)
+    queue.find_late(5.0)
+    assert (queue.on_time_tokens, queue.tokens_of) == (0, [0, 0, 1024])
+
+
+def test_what_others_promised_is_on_time_as_long_as_it_is_there() -> None:
+    one = Prefill(1024, 1.0, 0.0, 0.0, is_on_time=True, is_own=False)
+    queue = new_queue(one)
+    queue.find_late(100.0)
+    assert (queue.on_time_tokens, queue.late_s) == (1024, inf)
+
+
+def test_what_waits_in_the_engine_is_behind_the_oldest_prompt_that_nothing_goes_before() -> None:
+    small, first, second = prefill(64, is_small=True), prefill(2048), prefill(1024)
+    queue = new_queue(small, first, second)
+    assert queue.behind() == (1088, 0.1328125)
+    queue.leave(first, 1.0)
+    assert queue.behind() == (64, 0.0078125)
+    queue.leave(second, 2.0)
+    assert queue.behind() == (64, 0.0078125), "it may not have begun"
+
+
+def test_prompts_in_the_engine_are_counted_by_tenant() -> None:
+    first, second, held = prefill(1, tenant="a"), prefill(1, tenant="b"), prefill(1, tenant="c")
+    queue = new_queue(first, second, held=(held,))
+    assert set(queue.tenants) == {"a", "b"}
+    queue.leave(second, 1.0)
+    assert set(queue.tenants) == {"a"}
 
 
 # At random.
@@ -183,21 +240,30 @@ EVENTS = st.tuples(
     st.sampled_from(("add", "add", "send", "send", "leave", "mark", "wait")),
     st.integers(0, 2000),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from((inf, 0.5, 1.0, 2.0)),
     st.integers(0, 64),
 )
+"""What happens, a number, whether it is streamed, by when it is due, and the 64ths of a second that pass before."""
 
 
 @given(st.lists(EVENTS, max_size=80))
-def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, bool, int]]) -> None:
+def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, float, int]]) -> None:
     queue, oracle, now_s = PrefillQueue(), Oracle(), 0.0
-    for what, number, is_streamed, is_urgent, passed in events:
+    for what, number, is_streamed, due_s, passed in events:
         now_s += passed / 64
         queue.expire(now_s)
         oracle.expire(set(queue._sent), now_s)
         if what == "add":
-            oracle.held.append(prefill(number, is_streamed=is_streamed, is_urgent=is_urgent, is_own=number % 3 > 0))
-            queue.add(oracle.held[-1])
+            one = prefill(
+                number,
+                is_streamed=is_streamed,
+                due_s=now_s + due_s,
+                is_small=number < 500,
+                tenant="ab"[number % 2],
+                is_own=number % 3 > 0,
+            )
+            oracle.held.append(one)
+            queue.add(one)
         elif what == "send" and oracle.held:
             one = oracle.held[number % len(oracle.held)]
             queue.send(one, now_s)
@@ -208,7 +274,8 @@ def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, boo
                 queue.leave(one, now_s)
                 oracle.leave(one)
             else:
-                queue.mark(one, is_urgent=is_urgent)
+                queue.mark(one, now_s + due_s)
+        queue.find_late(now_s)
         queue.check()
         check_sums(queue, oracle, now_s)
     for one in oracle.all:
@@ -222,7 +289,9 @@ def check_sums(queue: PrefillQueue, oracle: Oracle, now_s: float) -> None:
     assert queue.attention_s == sum(one.attention_s for one in oracle.all)
     assert queue.sent_tokens == sum(one.tokens for one in oracle.sent)
     assert queue.sent_attention_s == sum(one.attention_s for one in oracle.sent)
-    assert queue.urgent_tokens == sum(one.tokens for one in oracle.all if one.is_urgent)
+    on_time = {one for one in oracle.all if one.due_s < inf and now_s < one.due_s - one.time_s}
+    assert queue.on_time_tokens == sum(one.tokens for one in on_time)
+    assert queue.tokens_of[0] == sum(one.tokens for one in on_time.intersection(oracle.sent))
     own_s, sent_s = (sum(one.time_s for one in oracle.sent if one.is_own or is_all) for is_all in (False, True))
     assert queue.own_share == (own_s / sent_s if sent_s else 1.0)
     assert queue.expires_s < inf or not any(one in oracle.ends for one in oracle.sent)

@@ -1,0 +1,187 @@
+"""The room of the engines: whether one is sent a call now, by what it serves before the call.
+
+A tenant that has more than its share is sent a call only if all that its engine was sent is computed soon. All others
+wait for what is served before them: prompts of the same precedence (docs/design/admission.md).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import inf
+from typing import Final
+
+from plait.policy.admission.fair_shares import ActiveTenants, FairShares
+from plait.policy.costs.engine_view import EngineView, sent_calls
+from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
+
+AHEAD_S: Final = 4.0
+"""An engine is sent so much behind the prompt that it computes."""
+
+SHARED_AHEAD_S: Final = 0.25
+"""The same while several tenants are active. One that comes waits for what the others have in the engine."""
+
+SLOTS_A_RESERVED: Final = 64
+"""One slot in so many is kept from tenants that have more than their share of an engine's slots, while several are
+active. So a tenant with few calls need not wait until an answer ends.
+"""
+
+
+class Room:
+    """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
+
+    `shares` knows the tenants' weights and which of them wait. `active` has the tenants that have sent calls lately.
+    `sent` counts the calls that an engine was sent and that have not `left`, by engine and tenant.
+    """
+
+    def __init__(self, ahead_s: float, shares: FairShares) -> None:
+        self._ahead_s = ahead_s
+        self._shares = shares
+        self.active = ActiveTenants(shares.weights)
+        self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def fill(self, engine_id: str, tenant: str, tokens: int, now_s: float) -> None:
+        """An engine is sent a call of the tenant, with so many tokens."""
+        self.active.sent(tenant, tokens, now_s)
+        self.sent[engine_id, tenant] += 1
+
+    def left(self, engine_id: str, tenant: str) -> None:
+        """A call that an engine was sent has ended."""
+        key = engine_id, tenant
+        sent = self.sent[key] - 1
+        if sent:
+            self.sent[key] = sent
+        else:
+            del self.sent[key]
+
+    def is_over(self, tenant: str, now_s: float) -> bool:
+        """Whether a tenant has more than its share, and wants yet more."""
+        active = self.active
+        return len(active.latest) > 1 and self._shares.is_waiting(tenant) and active.is_over(tenant, now_s)
+
+    def has(self, view: EngineView, tenant: str, now_s: float, precedence: Precedence = Precedence.REST) -> bool:
+        """Whether the engine is sent a further prompt of the tenant, of this precedence.
+
+        That is so if a slot is free, and what the engine computes before the prompt ends soon.
+        """
+        if self._ahead_s == inf:
+            return True
+        is_shared = self._is_shared(now_s)
+        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+            return False
+        queue = view.queue
+        if queue.expires_s <= now_s:
+            queue.expire(now_s)
+        if not queue.sent:
+            return True
+        is_over = is_shared and self.is_over(tenant, now_s)
+        if is_over and not _may_pass_others(queue, tenant, precedence):
+            return False
+        before_s = self._before_s(view, precedence, now_s, is_shared=is_shared, is_over=is_over)
+        return before_s < self._bound_s(view, is_shared=is_shared)
+
+    def has_last(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
+        """Whether the engine is sent a prompt that it serves last (None: of a tenant that has no call there)."""
+        if self._ahead_s == inf:
+            return True
+        is_shared = self._is_shared(now_s)
+        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+            return False
+        before_s = _all_s(view, now_s, is_shared=is_shared)
+        return not view.queue.sent or before_s < self._bound_s(view, is_shared=is_shared)
+
+    def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
+        """When there may be room as time passes, if nothing else happens; infinite if there will be none."""
+        is_shared, queue = self._is_shared(now_s), view.queue
+        queue.expire(now_s)
+        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+            return inf
+        is_over, bound_s = is_shared and self.is_over(tenant, now_s), self._bound_s(view, is_shared=is_shared)
+        over_s = self._before_s(view, Precedence.REST, now_s, is_shared=is_shared, is_over=is_over) - bound_s
+        if not queue.sent or over_s < 0:
+            return now_s
+        events_s = min(queue.expires_s, queue.late_s)
+        if not is_shared:
+            return events_s  # what is behind the prompt that is computed does not get less meanwhile
+        share = 1.0 if is_over else _rest_share(view)
+        if share * queue.sent * view.first_bytes.gap_s >= bound_s:
+            return events_s
+        left_s = view.slowness * share * (queue.most_progress_s - queue.progress_s(now_s))
+        return min(now_s + over_s / (view.slowness * share) if over_s < left_s else inf, events_s)
+
+    def _is_shared(self, now_s: float) -> bool:
+        return len(self.active.latest) > 1 and self.active.are_several(now_s)
+
+    def _before_s(
+        self, view: EngineView, precedence: Precedence, now_s: float, *, is_shared: bool, is_over: bool
+    ) -> float:
+        """What an engine that has prompts to compute serves before one of this precedence, in seconds."""
+        queue = view.queue
+        if is_over and precedence is Precedence.REST:
+            return _all_s(view, now_s, is_shared=True)
+        queue.find_late(now_s)
+        if precedence is not Precedence.REST:
+            tokens = queue.tokens_of[precedence]
+            return view.slowness * view.drain_s(tokens) if tokens else 0.0
+        if is_shared:
+            return _rest_share(view) * _all_s(view, now_s, is_shared=True)
+        tokens, attention_s = queue.behind()
+        return view.slowness * (view.drain_s(tokens) + attention_s) if tokens else 0.0
+
+    def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
+        """How much the engine is sent, by this gateway and others, before this one waits.
+
+        It counts its own part: a tenant alone may send as much through each gateway. Of several tenants' calls each
+        gateway sends its share. Otherwise whoever fills an engine would be the first to learn of room, and keep all.
+        """
+        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
+        own = view.queue.own_share * (view.gateways if is_shared else 1)
+        return bound_s if own >= 1 else bound_s / own if own > 0 else inf
+
+    def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
+        if not view.slots:
+            return True
+        free = _free_slots(view)
+        if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
+            return free > 0
+        return free > 0 and self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s)
+
+
+def _free_slots(view: EngineView) -> int:
+    """The slots that this gateway may fill. Those that others have filled are not free, but each may fill its share.
+
+    Without that, whoever has calls there would be the first to learn of each slot that gets free, and keep all of them.
+    """
+    sent = sent_calls(view)
+    free = view.slots - sent - view.reported
+    return free if free > 0 or not view.reported else view.slots // view.gateways - sent
+
+
+def backlog_s(view: EngineView, now_s: float) -> float:
+    """Seconds until the prompts that the engine was sent are computed, at the pace that was measured."""
+    queue = view.queue
+    queue.expire(now_s)
+    if not queue.sent:
+        return 0.0
+    return view.slowness * (view.drain_s(queue.sent_tokens) + queue.sent_attention_s - queue.progress_s(now_s))
+
+
+def _may_pass_others(queue: PrefillQueue, tenant: str, precedence: Precedence) -> bool:
+    """Whether a tenant that is over its share may be sent such a prompt: one on time passes its own ones only."""
+    if precedence is Precedence.ON_TIME:
+        return queue.tenants.keys() == {tenant}
+    return precedence is Precedence.REST
+
+
+def _all_s(view: EngineView, now_s: float, *, is_shared: bool) -> float:
+    """Seconds until all is computed that the engine was sent; beside other tenants at the pace of first bytes, too.
+
+    Only that pace shows that an engine's KV cache is full.
+    """
+    found_s = backlog_s(view, now_s)
+    return max(found_s, view.queue.sent * view.first_bytes.gap_s) if is_shared else found_s
+
+
+def _rest_share(view: EngineView) -> float:
+    """The part of what an engine was sent that is served last."""
+    queue = view.queue
+    return queue.tokens_of[Precedence.REST] / queue.sent_tokens if queue.sent_tokens else 0.0

@@ -1,0 +1,268 @@
+"""The prompts that one engine has to compute: those that it was sent, and those that wait in the gateway.
+
+A streamed call waits until its first byte. Nothing shows when another call's prefill ends, so it is taken as predicted:
+after the prefills that were sent before it and its own.
+
+An engine with our scheduler computes the prompts of calls that can still keep their promises before all others. So the
+sums are kept by precedence, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+MOST_PROGRESS = 0.95
+"""The part of its prefill that a prompt counts as computed at most while it has no first token."""
+
+
+class Precedence(IntEnum):
+    """A prompt's class among those that an engine was sent: what it waits for there, at the most, is its own class."""
+
+    ON_TIME = 0
+    """Its call can still keep its TTFT or JCT, and the engine serves such calls first."""
+    SMALL = 1
+    """It adds little to the engine's iterations."""
+    REST = 2
+
+
+@dataclass(slots=True, eq=False)
+class Prefill:
+    """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them.
+
+    The engine was sent the call at `sent_s`. It `is_on_time` as long as it could still be over by `due_s`; infinite:
+    when that is, is not known. It `is_small` or not once it was sent. `tenant` is the call's; `is_own` says that this
+    gateway has sent it.
+    """
+
+    tokens: int
+    time_s: float
+    attention_s: float
+    sent_s: float
+    is_streamed: bool = True
+    is_on_time: bool = False
+    due_s: float = inf
+    is_small: bool = False
+    tenant: str = ""
+    is_own: bool = True
+
+    @property
+    def precedence(self) -> Precedence:
+        """Its class."""
+        if self.is_on_time:
+            return Precedence.ON_TIME
+        return Precedence.SMALL if self.is_small else Precedence.REST
+
+    @property
+    def begins_by_s(self) -> float:
+        """When it has to begin at the latest."""
+        return self.due_s - self.time_s
+
+
+class PrefillQueue:
+    """The waiting prefills of one engine. `tokens` and `attention_s` are their sums.
+
+    `on_time_tokens` are those of prefills on time. `held` counts the prefills of calls that wait in the gateway, and
+    `sent` those that the engine was sent and has not computed. `sent_tokens` and `sent_attention_s` are the sums of the
+    latter, and `tokens_of` their tokens by precedence. `tenants` counts them by tenant. The oldest of them has been
+    computed since `head_s`. `expires_s` is when the next one ends without an event (infinite: none does).
+    """
+
+    __slots__ = (
+        *("_begin_by", "_held", "_order", "_own_time_s", "_sent", "_sent_time_s", "_whole"),
+        *("attention_s", "expires_s", "head_s", "held", "on_time_tokens", "sent", "sent_attention_s"),
+        *("sent_tokens", "tenants", "tokens", "tokens_of"),
+    )
+
+    def __init__(self) -> None:
+        self.tokens = self.sent_tokens = self.on_time_tokens = 0
+        self.tokens_of = [0] * len(Precedence)
+        self.tenants = Counter[str]()
+        self.attention_s = self.sent_attention_s = 0.0
+        self._sent_time_s = self._own_time_s = 0.0
+        self._held: dict[Prefill, None] = {}
+        self._sent: dict[Prefill, None] = {}
+        self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
+        self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap of what is on time; entries may be old
+        self._order = count()
+        self.held = self.sent = 0
+        self.head_s = 0.0
+        self.expires_s = inf
+
+    def __len__(self) -> int:
+        """Prefills that wait, or are being computed."""
+        return self.held + self.sent
+
+    def add(self, prefill: Prefill) -> None:
+        """A call was placed here. It waits in the gateway."""
+        self._held[prefill] = None
+        self.held += 1
+        self.tokens += prefill.tokens
+        self.attention_s += prefill.attention_s
+        if prefill.is_on_time:
+            self._expect(prefill)
+
+    def send(self, prefill: Prefill, now_s: float) -> None:
+        """The engine was sent the call, which has waited, or was placed here just now."""
+        tokens, time_s, attention_s = prefill.tokens, prefill.time_s, prefill.attention_s
+        if prefill in self._held:
+            del self._held[prefill]
+            self.held -= 1
+        else:
+            self.tokens += tokens
+            self.attention_s += attention_s
+            if prefill.is_on_time:
+                self._expect(prefill)
+        if not self._sent:
+            self.head_s = now_s
+        prefill.sent_s = now_s
+        self._sent[prefill] = None
+        self.sent += 1
+        self.sent_tokens += tokens
+        self.tokens_of[prefill.precedence] += tokens
+        self.tenants[prefill.tenant] += 1
+        self.sent_attention_s += attention_s
+        self._sent_time_s += time_s
+        if prefill.is_own:
+            self._own_time_s += time_s
+        if not prefill.is_streamed:
+            self._whole.append((now_s + self._sent_time_s, prefill))
+            self.expires_s = self._whole[0][0]
+
+    def leave(self, prefill: Prefill, now_s: float) -> None:
+        """A call does not wait any more: its prompt is computed, or it has ended; no effect if it did not wait."""
+        if prefill in self._sent:
+            if prefill is next(iter(self._sent)):
+                self.head_s = now_s
+            del self._sent[prefill]
+            if not self._sent and not self._held:  # rounding ends with the last one
+                self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
+                self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
+                self.tokens_of = [0] * len(Precedence)
+                self.tenants.clear()
+                self._whole.clear()
+                self._begin_by.clear()
+                self.expires_s = inf
+                return
+            self.sent -= 1
+            self.sent_tokens -= prefill.tokens
+            self.tokens_of[prefill.precedence] -= prefill.tokens
+            self.tenants[prefill.tenant] -= 1
+            if not self.tenants[prefill.tenant]:
+                del self.tenants[prefill.tenant]
+            self.sent_attention_s -= prefill.attention_s
+            self._sent_time_s -= prefill.time_s
+            self._own_time_s -= prefill.time_s * prefill.is_own
+            if self._whole:
+                while self._whole and self._whole[0][1] not in self._sent:
+                    self._whole.popleft()
+                self.expires_s = self._whole[0][0] if self._whole else inf
+        elif prefill in self._held:
+            del self._held[prefill]
+            self.held -= 1
+        else:
+            return
+        self.tokens -= prefill.tokens
+        self.on_time_tokens -= prefill.tokens * prefill.is_on_time
+        self.attention_s -= prefill.attention_s
+        if not self._sent:  # rounding ends with the calls
+            self._sent_time_s = self._own_time_s = self.sent_attention_s = 0.0
+            if not self._held:
+                self.attention_s = 0.0
+
+    def mark(self, prefill: Prefill, due_s: float) -> None:
+        """A call has got another TTFT or JCT; infinite: none."""
+        self._count(prefill, is_on_time=False)
+        prefill.due_s = due_s
+        if due_s < inf:
+            self._count(prefill, is_on_time=True)
+            if prefill in self._sent or prefill in self._held:
+                self._watch(prefill)
+
+    def expire(self, now_s: float) -> None:
+        """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
+        while self.expires_s <= now_s:
+            ended_s, prefill = self._whole[0]
+            self.leave(prefill, ended_s)
+
+    def find_late(self, now_s: float) -> None:
+        """What has not begun by its time is on time no more. This comes before sums by precedence are read."""
+        while self.late_s <= now_s:
+            begins_by_s, _, prefill = heappop(self._begin_by)
+            if prefill.begins_by_s == begins_by_s:
+                self._count(prefill, is_on_time=False)
+
+    @property
+    def late_s(self) -> float:
+        """When the next prefill may be on time no more."""
+        return self._begin_by[0][0] if self._begin_by else inf
+
+    def behind(self) -> tuple[int, float]:
+        """The tokens of what was sent, and their attention, without the prompt that is computed now.
+
+        That is the oldest one that nothing else is computed before.
+        """
+        computed = next((one for one in self._sent if one.precedence is Precedence.REST), None)
+        if computed is None:
+            return self.sent_tokens, self.sent_attention_s
+        return self.sent_tokens - computed.tokens, self.sent_attention_s - computed.attention_s
+
+    def _expect(self, prefill: Prefill) -> None:
+        """A prefill on time has come."""
+        self.on_time_tokens += prefill.tokens
+        if prefill.due_s < inf:
+            self._watch(prefill)
+
+    def _watch(self, prefill: Prefill) -> None:
+        heappush(self._begin_by, (prefill.begins_by_s, next(self._order), prefill))
+
+    def _count(self, prefill: Prefill, *, is_on_time: bool) -> None:
+        """A prefill is on time, or is so no more. One that has left counts nowhere."""
+        if is_on_time is prefill.is_on_time:
+            return
+        is_sent = prefill in self._sent
+        if is_sent:
+            self.tokens_of[prefill.precedence] -= prefill.tokens
+        if is_sent or prefill in self._held:
+            self.on_time_tokens += prefill.tokens if is_on_time else -prefill.tokens
+        prefill.is_on_time = is_on_time
+        if is_sent:
+            self.tokens_of[prefill.precedence] += prefill.tokens
+
+    @property
+    def own_share(self) -> float:
+        """The part of what the engine was sent, by time, that this gateway has sent."""
+        return self._own_time_s / self._sent_time_s if self._sent_time_s else 1.0
+
+    @property
+    def most_progress_s(self) -> float:
+        """What `progress_s` is at most while nothing happens."""
+        return MOST_PROGRESS * next(iter(self._sent)).time_s if self._sent else 0.0
+
+    def progress_s(self, now_s: float) -> float:
+        """How much of the oldest prefill that was sent has been computed, as seconds of it."""
+        return min(now_s - self.head_s, self.most_progress_s)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for prefills, tokens, attention_s in (
+            ([*self._held, *self._sent], self.tokens, self.attention_s),
+            (list(self._sent), self.sent_tokens, self.sent_attention_s),
+        ):
+            assert tokens == sum(prefill.tokens for prefill in prefills)
+            assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
+        assert (self.held, self.sent) == (len(self._held), len(self._sent))
+        assert self.expires_s == (self._whole[0][0] if self._whole else inf)
+        waiting = [*self._held, *self._sent]
+        assert self.on_time_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_on_time)
+        for precedence, tokens in enumerate(self.tokens_of):
+            assert tokens == sum(prefill.tokens for prefill in self._sent if prefill.precedence == precedence)
+        assert self.tenants == Counter(prefill.tenant for prefill in self._sent)
+        watched = {prefill for _, _, prefill in self._begin_by}
+        assert all(prefill in watched for prefill in waiting if prefill.is_on_time and prefill.due_s < inf)
+        assert abs(self._sent_time_s - sum(prefill.time_s for prefill in self._sent)) < 1e-6 or not self._sent
+        assert abs(self._own_time_s - sum(prefill.time_s for prefill in self._sent if prefill.is_own)) < 1e-6

@@ -1,0 +1,80 @@
+"""When an engine is sent one more call, by what it serves before the call.
+
+A pass takes 10 ms and 1 ms for each new token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.gateway.admission.room import Room
+from plait.policy.admission.fair_shares import FairShares
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.prefill_queue import Precedence, Prefill
+from tests.gateway.admission.test_room import AHEAD_S, new_engine, prefill, room_of, send
+
+
+def of(precedence: Precedence, tokens: int = 490, tenant: str = "a") -> Prefill:
+    """A prompt of half a second."""
+    is_on_time, is_small = precedence is Precedence.ON_TIME, precedence is Precedence.SMALL
+    return replace(prefill(tokens), is_on_time=is_on_time, is_small=is_small, tenant=tenant)
+
+
+def precedences(room: Room, engine: EngineView, tenant: str = "a") -> list[Precedence]:
+    """Those of the prompts of a tenant that there is room for."""
+    return [precedence for precedence in Precedence if room.has(engine, tenant, 0.0, precedence)]
+
+
+@pytest.mark.parametrize("precedence", [Precedence.ON_TIME, Precedence.SMALL])
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+def test_what_is_served_first_waits_for_its_like_only(tenants: str, precedence: Precedence) -> None:
+    several, rest = room_of(tenants), [of(Precedence.REST, 5_000) for _ in range(2)]
+    others = {Precedence.ON_TIME, Precedence.SMALL} - {precedence}
+    engine = new_engine(*rest)
+    assert precedences(several, engine) == [Precedence.ON_TIME, Precedence.SMALL]
+    send(engine, *(of(precedence) for _ in range(3)))
+    assert precedences(several, engine) == list(others)
+    engine.queue.check()
+
+
+def test_beside_others_the_rest_waits_for_the_rest_only() -> None:
+    engine = new_engine(of(Precedence.ON_TIME), of(Precedence.SMALL))
+    assert precedences(room_of("ab"), engine) == [Precedence.REST]
+    send(engine, of(Precedence.REST))
+    assert precedences(room_of("ab"), engine) == []
+
+
+def greedy_room(tenants: str) -> Room:
+    """The first of these tenants has more than its share, and calls that wait."""
+    shares = FairShares()
+    made = Room(AHEAD_S, shares)
+    for tenant in tenants:
+        made.active.came(tenant, 0.0)
+    made.active.sent(tenants[0], 100, 0.0)
+    shares.waits(tenants[0])
+    return made
+
+
+def test_of_a_tenant_over_its_share_nothing_passes_what_others_have_there() -> None:
+    greedy, long = greedy_room("ab"), of(Precedence.REST, 5_000)
+    engine = new_engine(long)
+    assert precedences(greedy, engine) == [Precedence.ON_TIME], "it passes its own"
+    assert precedences(greedy, engine, "b") == [Precedence.ON_TIME, Precedence.SMALL]
+    send(engine, of(Precedence.SMALL, 1, "b"))
+    assert precedences(greedy, engine) == []
+
+
+def test_for_a_tenant_over_its_share_everything_counts() -> None:
+    engine = new_engine(of(Precedence.ON_TIME), of(Precedence.SMALL))
+    assert precedences(greedy_room("ab"), engine) == []
+    assert precedences(greedy_room("a"), engine) == list(Precedence), "it is alone"
+
+
+def test_what_is_late_makes_room_for_what_is_on_time() -> None:
+    several, late = room_of("ab"), replace(prefill(490), is_on_time=True, due_s=2.0)
+    engine = new_engine(of(Precedence.REST, 5_000), late)
+    assert not several.has(engine, "a", 0.0, Precedence.ON_TIME)
+    assert several.due_s(engine, "a", 0.0) == 1.5
+    assert several.has(engine, "a", 1.5, Precedence.ON_TIME)

@@ -21,7 +21,11 @@ from plait.policy.placement.policies import Policy
 NONE: Final = "none"
 ROUND_ROBIN: Final = "round_robin"
 ADMISSION: Final = "admission"
+FCFS: Final = "fcfs"
+FCFS_ADMISSION: Final = "fcfs, admission"
 BASELINES: Final = (NONE, ROUND_ROBIN)
+DEFAULT: Final = (*BASELINES, ADMISSION)
+"""What a full fleet is run with if nothing else is asked for."""
 
 NewSystem = Callable[[int], tuple[Router, Simulation]]
 """Makes a router and its simulation, for one run with this seed."""
@@ -50,12 +54,16 @@ class FleetSize:
 def systems(fleet: FleetSize) -> dict[str, NewSystem]:
     """The systems by name. Each begins with an empty fleet.
 
-    A system whose name is `ADMISSION` is held to the claims.
+    A system whose name is `ADMISSION` is held to the claims. Those of `FCFS` are on engines that serve calls in the
+    order of arrival, as one without the adapter does.
     """
+    most_s, in_order = AdmissionConfig().max_wait_s, replace(fleet, scheduler="fcfs")
     return {
         NONE: partial(_seeded, fleet, "plait", inf, inf),
         ROUND_ROBIN: partial(_seeded, fleet, "round_robin", inf, inf),
-        ADMISSION: partial(_seeded, fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s),
+        ADMISSION: partial(_seeded, fleet, "plait", AHEAD_S, most_s),
+        FCFS: partial(_seeded, in_order, "plait", inf, inf),
+        FCFS_ADMISSION: partial(_seeded, in_order, "plait", AHEAD_S, most_s),
     }
 
 

@@ -1,0 +1,85 @@
+"""The report on promised times: what is wanted, a table of what was kept, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results
+from benchmarks.filling.systems import ADMISSION
+from plait.gateway.simulation.compare import Claim
+
+LEAST_COMPLETED: Final = 0.96
+"""Of the calls a second that are completed without JCTs."""
+
+COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    "kept": ("kept", "{:.3f}".format),
+    "ttft_p50_s": ("short TTFT p50, s", "{:.2f}".format),
+    "ttft_p99_s": ("p99", "{:.2f}".format),
+    "long_ttft_p50_s": ("long TTFT p50, s", "{:.2f}".format),
+    "completed_per_s": ("calls/s", "{:.2f}".format),
+    "tokens_per_s": ("tokens/s", "{:.0f}".format),
+    "refused": ("refused", "{:.1f}".format),
+}
+"""Means over the seeds."""
+
+
+def claims(results: Results) -> Iterator[Claim]:
+    """What is wanted of admission: the mean share over the seeds at the worst load, and nearly all calls a second."""
+    found = {point: kept for point, kept in results.items() if point.system == ADMISSION}
+    for promise, callers in dict.fromkeys((point.promise, point.callers) for point in found):
+        if promise == NO_JCT:
+            continue
+        cells = [cell for cell in _cells(found) if (cell.promise, cell.callers) == (promise, callers)]
+        kept = {cell: _mean(found, cell, "kept") for cell in cells}
+        worst = min(kept, key=kept.__getitem__)
+        least = min(PROMISES[promise].least, CALLERS[callers].least)
+        yield _at_least(f"{promise} kept, callers {callers}, at its worst (load {worst.load:g})", kept[worst], least)
+        for cell in cells:
+            plain = replace(cell, promise=NO_JCT)
+            if PROMISES[promise].slo.jct_s is not None and plain in _cells(found):
+                value = _mean(found, cell, "completed_per_s") / _mean(found, plain, "completed_per_s")
+                name = f"calls/s, {promise} / {NO_JCT}, callers {callers}, load {cell.load:g}"
+                yield _at_least(name, value, LEAST_COMPLETED)
+
+
+def markdown(results: Results) -> Iterator[str]:
+    """A table for each promise and its callers."""
+    for promise, callers in dict.fromkeys((point.promise, point.callers) for point in results):
+        yield f"### {promise}, callers {callers}\n"
+        yield _row("load", "system", *(name for name, _ in COLUMNS.values()))
+        yield _row(*["---"] * (2 + len(COLUMNS)))
+        for cell in _cells(results):
+            if (cell.promise, cell.callers) == (promise, callers):
+                figures = (show(_mean(results, cell, field)) for field, (_, show) in COLUMNS.items())
+                yield _row(f"{cell.load:g}", cell.system, *figures)
+        yield ""
+
+
+def as_json(plan: Plan, results: Results, made: Sequence[Claim]) -> dict[str, Any]:
+    """Inputs, figures of every run, claims."""
+    return {
+        "experiment": "full_fleet --promises",
+        "inputs": asdict(plan),
+        "results": [{**asdict(point), **asdict(kept)} for point, kept in results.items()],
+        "claims": [asdict(claim) for claim in made],
+    }
+
+
+def _cells(points: Iterable[Point]) -> list[Point]:
+    """One point for all seeds of each, in the order of the runs."""
+    return list(dict.fromkeys(replace(point, seed=0) for point in points))
+
+
+def _mean(results: Results, cell: Point, field: str) -> float:
+    return fmean(getattr(kept, field) for point, kept in results.items() if replace(point, seed=0) == cell)
+
+
+def _at_least(name: str, value: float, least: float) -> Claim:
+    return Claim(name, value, f">= {least:g}", value >= least)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -4,8 +4,8 @@ The same calls on the same engines, without admission, by round robin, and with 
 The most calls a second that a system completes then is the workload's saturation. Then calls come as an open loop at
 shares of the saturation, and beyond it. A workload whose trace is missing is skipped. `--live` asks questions on the
 documents in real time instead: four embedded engines behind a gateway with the configuration that ships. `--tenants`
-has three tenants there, one of which sends twenty times as much, at some loads beyond the saturation. `--refusals` says
-how true `Retry-After` is, in virtual time. `--promises` promises times to short calls beside long prompts.
+has three tenants, one of which sends twenty times as much; with `--live`, in real time. `--refusals` says how true
+`Retry-After` is. `--promises` promises times to short calls beside long prompts.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.filling import promise_report, promises
+from benchmarks.filling import live_tenants, promise_report, promises, tenant_report, tenants
 from benchmarks.filling.claims import claims
 from benchmarks.filling.live import run_live
 from benchmarks.filling.refusals import CHAT, measure
 from benchmarks.filling.report import as_json, lines, markdown
 from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner, Task
 from benchmarks.filling.systems import DEFAULT, NONE, FleetSize, systems
-from benchmarks.filling.tenants import SHAPES, Contest, run_tenants
 from benchmarks.filling.workloads import missing, workloads
 from benchmarks.workers import run_all
 from e2e.traces import TRACES
+from plait.policy.types import Objective
 
 SEEDS: Final = 2
 QUICK_CALLS: Final = 30
@@ -51,16 +51,26 @@ class NewRunner:
 def main() -> int:
     """Run, print, write; returns 1 if a claim does not hold."""
     arguments = _arguments()
-    if arguments.live:
-        figures = run_live(arguments.rate, arguments.seconds or SECONDS, arguments.first_seed)
-        print(json.dumps(asdict(figures)))
-        return int(bool(figures.lost))
-    if arguments.tenants:
-        return _tenants(arguments)
-    if arguments.refusals:
-        return _refusals(arguments)
-    if arguments.promises is not None:
-        return _promises(arguments)
+    modes = (
+        (arguments.tenants and arguments.live, _live_tenants),
+        (arguments.tenants, _tenants),
+        (arguments.live, _live_documents),
+        (arguments.refusals, _refusals),
+        (arguments.promises is not None, _promises),
+        (True, _loads),
+    )
+    return next(run_mode for is_asked, run_mode in modes if is_asked)(arguments)
+
+
+def _live_documents(arguments: argparse.Namespace) -> int:
+    """Run and print; returns 1 if a call was lost."""
+    figures = run_live(arguments.rate, arguments.seconds or SECONDS, arguments.first_seed)
+    print(json.dumps(asdict(figures)))
+    return int(bool(figures.lost))
+
+
+def _loads(arguments: argparse.Namespace) -> int:
+    """Run, print and write all workloads at all loads; returns 1 if a claim does not hold."""
     skipped = {name: file for name, file in missing(arguments.traces).items() if name in arguments.workloads}
     for name, file in skipped.items():
         print(f"skipped: {name}, no {file} in {arguments.traces}")
@@ -72,28 +82,52 @@ def main() -> int:
     results = run(plan, arguments.traces, [(name, seed) for name in names for seed in seeds], arguments.jobs)
     made = list(claims(results))
     print("\n".join([*markdown(results), "", *lines(made)]))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(as_json(plan, results, made, skipped), indent=1) + "\n")
+    _write(arguments.json, as_json(plan, results, made, skipped))
     return int(not all(claim.holds for claim in made))
 
 
 def _tenants(arguments: argparse.Namespace) -> int:
+    """Run and print one load after the other; returns 1 if a claim does not hold."""
+    asked = list(_contests(arguments))
+    contests = list(dict.fromkeys(contest for one in asked for contest in (one.base, one)))
+    found = dict(run_all(_virtual_tenants, arguments.traces, contests, arguments.jobs))
+    results = {contest: found[contest] for contest in contests}
+    made = list(tenant_report.claims(results))
+    print("\n".join([*tenant_report.markdown(results), "", *lines(made)]))
+    _write(arguments.json, tenant_report.as_json(results, made))
+    return int(not all(claim.holds for claim in made))
+
+
+def _live_tenants(arguments: argparse.Namespace) -> int:
     """Run and print one load after the other; returns 1 if a light tenant has lost a call."""
     found = 0
-    for load in arguments.loads or LOADS:
-        contest = Contest(
-            shape=arguments.shape,
-            load=load,
-            seconds=arguments.seconds or SECONDS,
-            seed=arguments.first_seed,
-            engines=arguments.engines,
-            ttft_s=arguments.ttft,
-            fair=not arguments.one_tenant,
-        )
-        figures = run_tenants(contest)
-        print(json.dumps({"load": load, **asdict(figures)}), flush=True)
+    for contest in _contests(arguments):
+        figures = live_tenants.run_live(contest)
+        print(json.dumps({"load": contest.load, **asdict(figures)}), flush=True)
         found |= bool(figures.light_lost)
     return found
+
+
+def _contests(arguments: argparse.Namespace) -> Iterator[tenants.Contest]:
+    """Those that are asked for, by load and seed. A flood of one's own calls is small, beside long ones."""
+    contest = tenants.Contest(
+        shape="long" if arguments.own_flood else arguments.shape,
+        load=0.0,
+        seconds=arguments.seconds or (SECONDS if arguments.live else tenants.SECONDS),
+        seed=0,
+        engines=arguments.engines,
+        flood="small" if arguments.own_flood else arguments.flood,
+        ttft_s=arguments.ttft,
+        objective=None if arguments.objective is None else Objective(arguments.objective),
+        fair=not (arguments.one_tenant or arguments.own_flood),
+    )
+    for load in arguments.loads or (tenants.LOAD,):
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            yield replace(contest, load=load, seed=seed)
+
+
+def _virtual_tenants(_traces: Path) -> Callable[[tenants.Contest], tenants.TenantFigures]:
+    return tenants.run_tenants
 
 
 def _refusals(arguments: argparse.Namespace) -> int:
@@ -123,9 +157,13 @@ def _promises(arguments: argparse.Namespace) -> int:
     results = {point: kept for task in tasks for point, kept in found[task].items()}
     made = list(promise_report.claims(results))
     print("\n".join([*promise_report.markdown(results), *lines(made)]))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(promise_report.as_json(plan, results, made), indent=1) + "\n")
+    _write(arguments.json, promise_report.as_json(plan, results, made))
     return int(not all(claim.holds for claim in made))
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def run(plan: Plan, traces: Path, tasks: Sequence[Task], jobs: int) -> Results:
@@ -164,13 +202,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE",
                         help="of the first calls, which do not count up to load 1 (default: %(default)s)")  # fmt: skip
     live = parser.add_argument_group("in real time")
-    live.add_argument("--live", action="store_true", help="real processes and sockets, documents only")
+    live.add_argument("--live", action="store_true", help="real processes and sockets: documents, or tenants")
     live.add_argument("--rate", type=float, default=3.0, help="questions a second (default: %(default)s)")
-    live.add_argument("--tenants", action="store_true", help="three tenants, one of which sends twenty times as much")
-    live.add_argument("--shape", choices=SHAPES, default="chat", help="of the tenants' calls (default: %(default)s)")
-    live.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
-    live.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
-    parser.add_argument("--seconds", type=float, help=f"default: {SECONDS:g}, of promises {promises.SECONDS:g}")
+    shared = parser.add_argument_group("tenants")
+    shared.add_argument("--tenants", action="store_true", help="three tenants, one of which sends twenty times as much")
+    shared.add_argument("--shape", choices=tenants.SHAPES, default="chat", help="of all calls (default: %(default)s)")
+    shared.add_argument(
+        "--flood", choices=tenants.SHAPES, help="of the heavy tenant's calls, if they have another shape"
+    )
+    shared.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
+    shared.add_argument("--objective", choices=[*Objective], help="for each call of the heavy tenant")
+    shared.add_argument("--own-flood", action="store_true", help="one tenant's small calls beside its own long ones")
+    shared.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
+    parser.add_argument("--seconds", type=float, help=f"default: {SECONDS:g}; in virtual time, {tenants.SECONDS:g}")
     promised = parser.add_argument_group("promises")
     promised.add_argument("--promises", nargs="*", choices=promises.PROMISES, help="default: all")
     promised.add_argument("--callers", nargs="+", choices=promises.CALLERS, default=promises.CALLERS,

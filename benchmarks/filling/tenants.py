@@ -1,41 +1,48 @@
-"""Three tenants in real time, one of which sends twenty times as much: real processes, the configuration that ships.
+"""Three tenants, one of which sends twenty times as much: their calls, and what comes of these in virtual time.
 
-The load is given in the fleet's saturation, which is found in virtual time: the calls a second that are completed if
-all come at once.
+Each tenant has its share of a load, in the saturation of calls of its own shape: the calls a second that are completed
+if all come at once. So what the light tenants send does not change with what the heavy one sends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import tempfile
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cache
+from operator import attrgetter
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.filling.live import SHIPPED, TIMEOUT_S, WORDS, is_whole, lost, post, ttfts_s, usage
-from benchmarks.filling.systems import NONE, FleetSize, systems
+from benchmarks.filling.systems import ADMISSION, NONE, FleetSize, systems
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, TOOL_LENGTHS, Lengths, extended, zipf
-from e2e.faults.raw_client import Answer, Client
-from e2e.servers import Fleet, Launcher
-from plait.gateway.simulation.simulate import SimulatedCall
+from plait.gateway.simulation.compare import percentile
+from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
+from plait.policy.types import Objective, Slo
 
 HEAVY: Final = "heavy"
 WEIGHTS: Final = {HEAVY: 20, "light-1": 1, "light-2": 1}
-"""How many calls each tenant sends, relative to the others."""
-SATURATION_CALLS: Final = 1000
+"""Each tenant's part of the load, relative to the others'."""
+LOAD: Final = 1.9
+SECONDS: Final = 60.0
+SATURATION_CALLS: Final = 400
+"""By engine."""
+LOOKS_S: Final = (12.0, 20.0, 30.0)
+"""When the lines are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Calls with one of some shared prefixes, by Zipf's law. All lengths are in tokens."""
+    """Calls with one of some shared prefixes, by Zipf's law. All lengths are in tokens.
+
+    The token ids of its prefixes are from `first_id` on.
+    """
 
     prefixes: int
     prefix_tokens: tuple[int, int]
     lengths: Lengths
+    first_id: int
 
     def prefix_lengths(self) -> list[int]:
         """The length of each prefix."""
@@ -44,9 +51,41 @@ class Shape:
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
-    "chat": Shape(1, (100, 100), Lengths((50, 1_500), (20, 600), 180)),
-    "tools": Shape(200, (1_000, 8_000), TOOL_LENGTHS),
+    "chat": Shape(1, (100, 100), Lengths((50, 1_500), (20, 600), 180), 0),
+    "tools": Shape(200, (1_000, 8_000), TOOL_LENGTHS, 1_000),
+    "small": Shape(1, (16, 16), Lengths((4, 84), (20, 100), 60), 2_000),
+    "long": Shape(1, (100, 100), Lengths((8_500, 8_500), (60, 160), 100), 3_000),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """One run of tenants whose calls have a `shape`; those of the heavy tenant the shape `flood`, if there is one.
+
+    With a `ttft_s` or an `objective`, each call of the heavy tenant has it. Not `fair`: all calls are one tenant's.
+    """
+
+    shape: str
+    load: float
+    seconds: float
+    seed: int
+    engines: int = 1
+    flood: str | None = None
+    ttft_s: float | None = None
+    objective: Objective | None = None
+    fair: bool = True
+    system: str = ADMISSION
+
+    @property
+    def base(self) -> Contest:
+        """What it is compared with: a heavy tenant that only sends more, or for one tenant, no admission."""
+        if self.fair:
+            return replace(self, flood=None, ttft_s=None, objective=None)
+        return replace(self, system=NONE)
+
+    def shape_of(self, tenant: str) -> Shape:
+        """Of the calls of a tenant."""
+        return SHAPES[self.flood if self.flood and tenant == HEAVY else self.shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,122 +99,106 @@ class Asked:
     answer_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """One run. With a `ttft_s`, each call of the heavy tenant has this TTFT. Not `fair`: all are one tenant's."""
-
-    shape: str
-    load: float
-    seconds: float
-    seed: int
-    engines: int = 1
-    ttft_s: float | None = None
-    fair: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class TenantFigures:
-    """What came of a run: times in seconds, tokens of prompts and answers a second. `lost` says what came instead."""
+    """What came of a run in virtual time: times in seconds.
+
+    `calls_per_s` is over the time until the last call has ended, and `longest_wait_s` the longest TTFT of any call.
+    `lines` has the most and the fewest calls that wait for one engine, by the time at which they were counted.
+    """
 
     light_calls: int
-    light_lost: dict[str, int]
+    light_lost: int
     light_ttft_p50_s: float
     light_ttft_p99_s: float
     heavy_calls: int
-    heavy_lost: dict[str, int]
+    heavy_lost: int
     heavy_ttft_p50_s: float
-    tokens_s: float
-    engines_suspected: float
+    calls_per_s: float
+    longest_wait_s: float
+    lines: Mapping[float, tuple[int, int]]
 
 
-def run_tenants(contest: Contest) -> TenantFigures:
-    """Send the calls of all three tenants."""
-    return asyncio.run(_run(contest, contest.load * saturation_per_s(contest)))
-
-
-def saturation_per_s(contest: Contest) -> float:
+@cache
+def saturation_per_s(shape: Shape, engines: int) -> float:
     """The calls a second that are completed in virtual time if all come at once."""
-    shape, dice = SHAPES[contest.shape], random.Random(f"saturation of {contest.shape}")
-    shared = [extended(EMPTY, prefix, tokens) for prefix, tokens in enumerate(shape.prefix_lengths())]
-    asked, calls = zipf(shape.prefixes, dice), list[SimulatedCall]()
-    for number in range(contest.engines * SATURATION_CALLS):
-        prompt = extended(shared[next(asked)], FIRST_UNIQUE_ID + number, shape.lengths.draw_question(dice))
-        calls.append(SimulatedCall(0.0, prompt, shape.lengths.draw_answer(dice)))
-    _, simulation = systems(FleetSize(engines=contest.engines))[NONE](0)
+    dice = random.Random(f"saturation of {shape.first_id}")
+    asked = zipf(shape.prefixes, dice)
+    calls = [
+        _simulated(Asked(0.0, "", next(asked), *_draw(shape, dice)), shape, number)
+        for number in range(engines * SATURATION_CALLS)
+    ]
+    _, simulation = systems(FleetSize(engines=engines))[NONE](0)
     return len(calls) / max(record.finished_s for record in simulation.run(calls))
 
 
-def calls_of(contest: Contest, rate: float) -> Iterator[Asked]:
-    """The calls of a run, `rate` a second."""
-    shape, dice, at_s = SHAPES[contest.shape], random.Random(contest.seed), 0.0
+def calls_of(contest: Contest) -> list[Asked]:
+    """The calls of a run, in the order of their times."""
+    return sorted((call for tenant in WEIGHTS for call in _calls_of(contest, tenant)), key=attrgetter("at_s"))
+
+
+def _calls_of(contest: Contest, tenant: str) -> Iterator[Asked]:
+    shape, dice, at_s = contest.shape_of(tenant), random.Random(f"{tenant} {contest.seed}"), 0.0
+    share = WEIGHTS[tenant] / sum(WEIGHTS.values())
+    rate_per_s = contest.load * share * saturation_per_s(shape, contest.engines)
     asked = zipf(shape.prefixes, dice)
-    while (at_s := at_s + dice.expovariate(rate)) < contest.seconds:
-        (tenant,) = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        yield Asked(at_s, tenant, next(asked), shape.lengths.draw_question(dice), shape.lengths.draw_answer(dice))
+    while (at_s := at_s + dice.expovariate(rate_per_s)) < contest.seconds:
+        yield Asked(at_s, tenant, next(asked), *_draw(shape, dice))
 
 
-async def _run(contest: Contest, rate: float) -> TenantFigures:
-    """At `rate` calls a second."""
-    tenants: list[Mapping[str, Any]] = [{"name": name, "api_keys": [_key(name)]} for name in WEIGHTS]
-    with tempfile.TemporaryDirectory() as folder, Launcher(Path(folder)) as launch:
-        engines = [launch.engine(f"e{number}", time_scale=1) for number in range(contest.engines)]
-        gateway = launch.gateway(engines, "gateway", tenants=tenants, upstream=SHIPPED)
-        await asyncio.to_thread(Fleet(gateway, {engine.name: engine for engine in engines}).start)
-        async with Client(gateway.port, TIMEOUT_S) as client:
-            answers = await _ask(contest, client, list(calls_of(contest, rate)))
-        changes = await asyncio.to_thread(gateway.metric, "plait_engine_health_changes_total")
-    return _figures(answers, changes - contest.engines)
-
-
-async def _ask(contest: Contest, client: Client, calls: Sequence[Asked]) -> list[tuple[Asked, Answer]]:
-    """Send the calls at their times; returns each with its answer."""
-    ratio = await _words_a_token(client)
-    prefixes = [
-        _words(f"prefix {n}", ratio * tokens) for n, tokens in enumerate(SHAPES[contest.shape].prefix_lengths())
+def run_tenants(contest: Contest) -> TenantFigures:
+    """Run the calls of all three tenants."""
+    calls = [
+        _of(contest, call, _simulated(call, contest.shape_of(call.tenant), number))
+        for number, call in enumerate(calls_of(contest))
     ]
-
-    async def ask(number: int, call: Asked) -> tuple[Asked, Answer]:
-        question = _words(f"{contest.seed}/{number}", ratio * call.question_tokens)
-        headers = {"authorization": f"Bearer {_key(call.tenant if contest.fair else HEAVY)}"}
-        if contest.ttft_s is not None and call.tenant == HEAVY:
-            headers["plait-slo-ttft-ms"] = str(round(1e3 * contest.ttft_s))
-        return call, await post(client, f"{prefixes[call.prefix]}\n{question}", call.answer_tokens, headers)
-
-    tasks, begins_s = list[asyncio.Task[tuple[Asked, Answer]]](), time.monotonic()
-    for number, call in enumerate(calls):
-        await asyncio.sleep(max(0.0, begins_s + call.at_s - time.monotonic()))
-        tasks.append(asyncio.create_task(ask(number, call)))
-    return await asyncio.gather(*tasks)
-
-
-async def _words_a_token(client: Client) -> float:
-    probe = await post(client, _words("probe", 1_000), 1, {"authorization": f"Bearer {_key(HEAVY)}"})
-    return 1_000 / usage(probe)[0]
-
-
-def _words(seed: str, words: float) -> str:
-    return " ".join(random.Random(seed).choices(WORDS, k=max(1, round(words))))
-
-
-def _key(tenant: str) -> str:
-    return f"key-of-{tenant}"
-
-
-def _figures(answers: Sequence[tuple[Asked, Answer]], suspected: float) -> TenantFigures:
-    light = [answer for call, answer in answers if call.tenant != HEAVY]
-    heavy = [answer for call, answer in answers if call.tenant == HEAVY]
-    whole = [answer for _, answer in answers if is_whole(answer)]
-    took_s = max(answer.began_s + answer.time_s for answer in whole) - min(answer.began_s for answer in whole)
-    usages = [usage(answer) for answer in whole]
-    light_s, heavy_s = ttfts_s(light), ttfts_s(heavy)
+    _, simulation = systems(FleetSize(engines=contest.engines))[contest.system](contest.seed)
+    records = simulation.run(calls)
+    light, heavy = ([one for one in records if (one.prefix == HEAVY) is is_heavy] for is_heavy in (False, True))
+    light_s = [record.ttft_s for record in light]
+    heavy_calls = sum(call.prefix == HEAVY for call in calls)
     return TenantFigures(
-        light_calls=len(light),
-        light_lost=lost(light),
+        light_calls=len(calls) - heavy_calls,
+        light_lost=len(calls) - heavy_calls - len(light),
         light_ttft_p50_s=median(light_s),
-        light_ttft_p99_s=light_s[int(0.99 * (len(light_s) - 1))],
-        heavy_calls=len(heavy),
-        heavy_lost=lost(heavy),
-        heavy_ttft_p50_s=median(heavy_s),
-        tokens_s=sum(prompt + output for prompt, _, output in usages) / took_s,
-        engines_suspected=suspected,
+        light_ttft_p99_s=percentile(light_s, 0.99),
+        heavy_calls=heavy_calls,
+        heavy_lost=heavy_calls - len(heavy),
+        heavy_ttft_p50_s=median(record.ttft_s for record in heavy),
+        calls_per_s=len(records) / max(record.finished_s for record in records),
+        longest_wait_s=max(record.ttft_s for record in records),
+        lines={at_s: _lines(records, at_s) for at_s in LOOKS_S},
     )
+
+
+def _draw(shape: Shape, dice: random.Random) -> tuple[int, int]:
+    """The tokens of a question and its answer."""
+    return shape.lengths.draw_question(dice), shape.lengths.draw_answer(dice)
+
+
+@cache
+def _prefixes(shape: Shape) -> list[Prompt]:
+    return [extended(EMPTY, number, tokens) for number, tokens in enumerate(shape.prefix_lengths(), shape.first_id)]
+
+
+def _simulated(call: Asked, shape: Shape, number: int) -> SimulatedCall:
+    """A call with its prompt. Its `prefix` names its tenant, too: not all calls tell it to the gateway."""
+    prompt = extended(_prefixes(shape)[call.prefix], FIRST_UNIQUE_ID + number, call.question_tokens)
+    return SimulatedCall(call.at_s, prompt, call.answer_tokens, prefix=call.tenant, tenant=call.tenant)
+
+
+def _of(contest: Contest, call: Asked, simulated: SimulatedCall) -> SimulatedCall:
+    """The call as its tenant sends it in this contest."""
+    if not contest.fair:
+        simulated = replace(simulated, tenant=HEAVY)
+    if call.tenant != HEAVY:
+        return simulated
+    slo = None if contest.ttft_s is None else Slo(ttft_s=contest.ttft_s)
+    return replace(simulated, slo=slo, objective=contest.objective)
+
+
+def _lines(records: Sequence[CallRecord], at_s: float) -> tuple[int, int]:
+    """The most and the fewest calls that wait for an engine, of those that it is sent later."""
+    waiting = Counter({record.engine_id: 0 for record in records})
+    waiting.update(record.engine_id for record in records if record.arrived_s <= at_s < record.sent_s)
+    return max(waiting.values()), min(waiting.values())

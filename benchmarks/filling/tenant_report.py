@@ -1,0 +1,109 @@
+"""The report on tenants in virtual time: what is wanted, a table, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.filling.tenants import HEAVY, LOOKS_S, Contest, TenantFigures
+from plait.gateway.simulation.compare import Claim
+
+Results = Mapping[Contest, TenantFigures]
+
+MOST_LIGHT_P99: Final = 1.15
+LEAST_CALLS: Final = 0.97
+MOST_LONGEST: Final = 1.1
+"""Over the same figure of the contest that it is compared with (`Contest.base`)."""
+
+COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    "light_lost": ("light lost", "{:.1f}".format),
+    "light_ttft_p50_s": ("light TTFT p50, s", "{:.2f}".format),
+    "light_ttft_p99_s": ("p99", "{:.2f}".format),
+    "heavy_ttft_p50_s": ("heavy TTFT p50, s", "{:.2f}".format),
+    "heavy_lost": ("heavy lost", "{:.1f}".format),
+    "calls_per_s": ("calls/s", "{:.2f}".format),
+    "longest_wait_s": ("longest wait, s", "{:.1f}".format),
+}
+"""Means over the seeds."""
+
+
+def claims(results: Results) -> Iterator[Claim]:
+    """What is wanted: no light call is lost, and each figure is near that of the contest it is compared with."""
+    for contest in cells(results):
+        lost = sum(figures.light_lost for figures in _runs(results, contest))
+        yield Claim(f"light calls lost, {name_of(contest)}", lost, "0", lost == 0)
+        if contest.base == contest or contest.base not in cells(results):
+            continue
+        if contest.fair:
+            yield _at_most(results, contest, "light_ttft_p99_s", MOST_LIGHT_P99)
+        if contest.flood == contest.base.flood:  # else other calls come
+            value = _ratio(results, contest, "calls_per_s")
+            name = f"calls/s, {name_of(contest)} / {name_of(contest.base)}"
+            yield Claim(name, value, f">= {LEAST_CALLS:g}", value >= LEAST_CALLS)
+            yield _at_most(results, contest, "longest_wait_s", MOST_LONGEST)
+
+
+def markdown(results: Results) -> Iterator[str]:
+    """The table. Lines are given by the most and the fewest calls that wait for an engine."""
+    names = [name for name, _ in COLUMNS.values()] + [f"lines at {at_s:g} s" for at_s in LOOKS_S]
+    yield _row("contest", *names)
+    yield _row(*["---"] * (1 + len(names)))
+    for contest in cells(results):
+        figures = [show(_mean(results, contest, field)) for field, (_, show) in COLUMNS.items()]
+        lines = [_lines(results, contest, at_s) for at_s in LOOKS_S]
+        yield _row(name_of(contest), *figures, *lines)
+
+
+def as_json(results: Results, made: Sequence[Claim]) -> dict[str, Any]:
+    """Inputs and figures of every run, and the claims."""
+    return {
+        "experiment": "full_fleet --tenants",
+        "results": [{**asdict(contest), **asdict(figures)} for contest, figures in results.items()],
+        "claims": [asdict(claim) for claim in made],
+    }
+
+
+def name_of(contest: Contest) -> str:
+    """What a reader is told of a contest: what its heavy tenant does, and the load."""
+    heavy = [
+        contest.flood or "",
+        "" if contest.ttft_s is None else f"TTFT {contest.ttft_s:g} s",
+        contest.objective or "",
+    ]
+    does = ", ".join(filter(None, heavy)) or "plain"
+    tenants = f"{HEAVY} {does}" if contest.fair else f"one tenant, {does}, {contest.system}"
+    return f"{contest.shape}, {tenants}, load {contest.load:g}"
+
+
+def cells(results: Results) -> list[Contest]:
+    """One contest for all seeds of each, in the order of the runs."""
+    return list(dict.fromkeys(replace(contest, seed=0) for contest in results))
+
+
+def _runs(results: Results, cell: Contest) -> list[TenantFigures]:
+    return [figures for contest, figures in results.items() if replace(contest, seed=0) == replace(cell, seed=0)]
+
+
+def _mean(results: Results, cell: Contest, field: str) -> float:
+    return fmean(getattr(figures, field) for figures in _runs(results, cell))
+
+
+def _lines(results: Results, cell: Contest, at_s: float) -> str:
+    ends = zip(*(figures.lines[at_s] for figures in _runs(results, cell)), strict=True)
+    return ", ".join(f"{fmean(end):.0f}" for end in ends)
+
+
+def _ratio(results: Results, cell: Contest, field: str) -> float:
+    return _mean(results, cell, field) / _mean(results, cell.base, field)
+
+
+def _at_most(results: Results, cell: Contest, field: str, most: float) -> Claim:
+    value = _ratio(results, cell, field)
+    name = field.removesuffix("_s").replace("_", " ")
+    return Claim(f"{name}, {name_of(cell)} / {name_of(cell.base)}", value, f"<= {most:g}", value <= most)
+
+
+def _row(*row: str) -> str:
+    return f"| {' | '.join(row)} |"

@@ -59,10 +59,11 @@ def test_a_request_id_is_echoed_or_given(client: OpenAI, fleet: Fleet, stream: b
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_promise_is_answered(client: OpenAI, fleet: Fleet, stream: bool) -> None:
     ask = asking(fresh_prefix(), stream=stream)
-    assert "plait-slo" not in headers_of(client, {"plait-slo-jct-ms": "60000"}, **ask)[0]
+    assert "plait-slo" not in headers_of(client, {"plait-slo-tpot-ms": "60000"}, **ask)[0]
     assert headers_of(client, {"plait-slo-ttft-ms": "60000"}, **ask)[0]["plait-slo"] == "expected"
+    assert headers_of(client, {"plait-slo-jct-ms": "60000"}, **ask)[0]["plait-slo"] == "expected"
     hopeless = asking(fresh_prefix(), stream=stream, extra_body={"plait": {"slo_ttft_ms": 0.01}})
-    assert headers_of(client, **hopeless)[0]["plait-slo"] == "at-risk"
+    assert headers_of(client, **hopeless)[0]["plait-slo"] == "missed"
     assert fleet.gateway.metric("plait_slo_calls_total", slo="ttft", met="no") >= 1
 
 

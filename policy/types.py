@@ -31,6 +31,10 @@ class Slo(NamedTuple):
         """Whether a time counts from when the call is ready, so that engines have to know how long it has waited."""
         return self.ttft_s is not None or self.jct_s is not None
 
+    def is_missed(self, age_s: float) -> bool:
+        """Whether a call that has no token yet after `age_s` is too late for its first one, or for its last one."""
+        return any(time_s is not None and age_s > time_s for time_s in (self.ttft_s, self.jct_s))
+
     def from_zero(self, age_s: float) -> Slo:
         """The same promise for times that count from `age_s` seconds earlier."""
         return Slo(_later(self.ttft_s, age_s), self.tpot_s, _later(self.jct_s, age_s))
@@ -123,7 +127,9 @@ class Cost(Protocol):
 class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
-    `meets_ttft` says whether that engine is expected to meet the call's TTFT; None: nothing is expected.
+    `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
+    promised for them, or the policy does not look. From its first token on, the call is expected to take `decode_s`
+    (0: not known).
     """
 
     engine_id: str
@@ -131,4 +137,5 @@ class Placement(NamedTuple):
     cached_tokens: int
     missed_tokens: int
     cost: Cost | None = None
-    meets_ttft: bool | None = None
+    meets_slo: bool | None = None
+    decode_s: float = 0.0

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from plait.policy.costs.delay import Asked, DelayCost, offer
-from plait.policy.costs.situation import Situation, placed
+from plait.policy.costs.situation import Situation
 from plait.policy.placement.least_delay import with_copies
 from plait.policy.placement.policies import Plain, Policy
 from plait.policy.types import Call, Placement
@@ -25,6 +25,6 @@ def without(term: str) -> Policy:
         sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]
-        return placed(call, chosen.engine, None, chosen.held_blocks, chosen.cost)
+        return asked.placed(chosen.engine, chosen.held_blocks, chosen.cost)
 
     return Plain(place)

@@ -53,7 +53,8 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-placement": "Why it went there",
     "plait-cached-tokens": "Prompt tokens that were expected in the engine's cache",
     "plait-waited-s": "Seconds that the call waited in the gateway",
-    "plait-slo": "Of a call with a TTFT. `expected`: the engine is expected to meet it; `at-risk`: no engine was",
+    "plait-slo": "Of a call with a TTFT or a JCT. `expected`: the engine is expected to meet it; `at-risk`: no engine "
+    "was; `missed`: it is over",
     "plait-session": "The call's session",
 }
 """Headers of calls' answers."""

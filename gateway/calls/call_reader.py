@@ -345,7 +345,7 @@ class CallReader:
         ids = prompt.prompts if takes_ids else None
         body = OutgoingBody(incoming.body, request, ids, salt, renames, self.router.gateway_id)
         return Delivery(
-            call, incoming.path, incoming.headers, body, incoming.arrived_s, annotations.session,
+            call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,
         )  # fmt: skip
 
@@ -385,7 +385,7 @@ class CallReader:
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt)
         return Delivery(
-            call, incoming.path, incoming.headers, body, incoming.arrived_s, session,
+            call, incoming.path, incoming.headers, body, session,
             tenant=incoming.tenant, form=route.form, route=route.path,
             turn_of=call.session,
         )  # fmt: skip

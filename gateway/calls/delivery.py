@@ -73,7 +73,6 @@ class Delivery(msgspec.Struct, eq=False):
     path: str
     headers: Headers  # the client's
     body: EngineBody
-    arrived_s: float  # the call's times count from here: its arrival, or when its inputs had values
     session: str | None = None  # of a program; a header of the answer repeats it
     text: TextTap | None = None  # reads the completion's text
     held: HeldBytes | None = None  # where an answer that is not streamed counts while it comes
@@ -120,6 +119,16 @@ class Delivery(msgspec.Struct, eq=False):
     problem: EngineError | str | None = None
     """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
     that another one may succeed. A text: what is wrong by the caller's fault."""
+
+    @property
+    def arrived_s(self) -> float:
+        """The call's times count from here: its arrival, or when its inputs had values."""
+        return self.call.arrived_s
+
+    @property
+    def failed_engines(self) -> frozenset[str]:
+        """The engines of the attempts that failed."""
+        return frozenset([engine_id for engine_id, _ in self.failures])
 
     def retry(self) -> None:
         """Another attempt follows. What came back of the one that failed is forgotten."""

@@ -220,24 +220,31 @@ class Relay:
 
     def _place_again(self, delivery: Delivery) -> None:
         """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
-        failed = {engine_id for engine_id, _ in delivery.failures}
-        avoid = delivery.avoids | failed
-        placement = self._selected(delivery, avoid)
-        if placement.engine_id in failed:
+        placement = self._selected(delivery)
+        if placement.engine_id in delivery.failed_engines:
             delivery.timer = asyncio.get_running_loop().call_later(
-                _pause_s(delivery), self._step, delivery, partial(self._book_again, avoid)
+                _pause_s(delivery), self._step, delivery, self._book_again
             )
         else:
-            self._send(self._router.book(delivery.call, placement, loop_time_s(), tenant=delivery.tenant), delivery)
+            self._book(delivery, placement)
 
-    def _book_again(self, avoid: frozenset[str], delivery: Delivery) -> None:
+    def _book_again(self, delivery: Delivery) -> None:
         delivery.timer = None
-        placement = self._selected(delivery, avoid)
-        self._send(self._router.book(delivery.call, placement, loop_time_s(), tenant=delivery.tenant), delivery)
+        self._book(delivery, self._selected(delivery))
 
-    def _selected(self, delivery: Delivery, avoid: frozenset[str]) -> Placement:
-        prefer, unable, route = self._sessions.preferred(delivery), delivery.unable, delivery.route
-        return self._router.select(delivery.call, loop_time_s(), prefer=prefer, avoid=avoid, unable=unable, route=route)
+    def _selected(self, delivery: Delivery) -> Placement:
+        return self._router.select(
+            delivery.call,
+            loop_time_s(),
+            prefer=self._sessions.preferred(delivery),
+            avoid=delivery.avoids | delivery.failed_engines,
+            unable=delivery.unable,
+            route=delivery.route,
+        )
+
+    def _book(self, delivery: Delivery, placement: Placement) -> None:
+        """Send a call that has failed to the engine of its new placement."""
+        self._send(self._router.book(delivery.call, placement, loop_time_s(), tenant=delivery.tenant), delivery)
 
     def _send(self, booking: Booking, delivery: Delivery) -> None:
         """Send the call to the engine that it is booked on."""
@@ -355,7 +362,7 @@ class Relay:
             if not delivery.failures:
                 raise error
             delivery.outcome = "no_engine"
-            self._give_up(delivery)
+            _give_up(delivery)
             return False
         delivery.failures += ((delivery.engine_id, error),)
         _tell_of_failure(delivery, error)
@@ -371,20 +378,21 @@ class Relay:
             why = None if delivery.charged else "budget"
         if why is not None:
             self._metrics.not_retried(model, why)
-            self._give_up(delivery)
+            _give_up(delivery)
             return False
         self._metrics.retried(model, delivery.engine_id, error.cause)
         delivery.retry()
         return True
 
-    def _give_up(self, delivery: Delivery) -> None:
-        """The problem of a call that no engine answered: the most useful of its errors."""
-        engine_id, error = min(delivery.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
-        if isinstance(error, EngineUnreachableError):
-            error = NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.")
-        if error.retry_after_s is None:
-            error.retry_after_s = 1.0
-        delivery.status, delivery.engine_id, delivery.problem = error.status, engine_id, error
+
+def _give_up(delivery: Delivery) -> None:
+    """The problem of a call that no engine answered: the most useful of its errors."""
+    engine_id, error = min(delivery.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
+    if isinstance(error, EngineUnreachableError):
+        error = NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.")
+    if error.retry_after_s is None:
+        error.retry_after_s = 1.0
+    delivery.status, delivery.engine_id, delivery.problem = error.status, engine_id, error
 
 
 _USEFULNESS = {"status_429": 0, "status_503": 0, "status_500": 1, "unreachable": 4, "connect_timeout": 4, "lost": 3}
@@ -412,7 +420,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
         engine=placement and placement.engine_id,
         placement=placement and placement.reason,
         objective=call.objective,
-        slo_at_risk=(placement and placement.meets_ttft is False) or None,
+        slo_at_risk=(placement and placement.meets_slo is False) or None,
         group=call.group and call.group.group_id.replace(delivery.tenant, tenant, 1),
         outcome=delivery.outcome,
         finish_reason=delivery.finish,
@@ -423,7 +431,7 @@ def _log(delivery: Delivery, tenant: str, now_s: float) -> None:
         output_tokens=usage and usage.output_tokens,
         held_s=delivery.held_s and round(delivery.held_s, 4),
         placed_s=booking and round(booking.booked_s - arrived_s, 4),
-        waited_s=booking and round(booking.sent_s - booking.booked_s, 4),
+        waited_s=booking and round(booking.sent_s - arrived_s, 4),
         ttft_s=first_s and round(first_s - arrived_s, 4),
         tpot_s=tpot_s,
         e2e_s=round(now_s - arrived_s, 4),

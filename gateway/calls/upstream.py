@@ -35,6 +35,7 @@ from plait.gateway.fleet.booking import Booking, Progress
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, retry_after_s
 from plait.gateway.timer import loop_time_s
+from plait.policy.types import NO_SLO
 
 MAX_ANSWER_BYTES = 256 * 2**20
 """The longest answer that is not streamed. It is held in memory until its client has it."""
@@ -392,9 +393,26 @@ def _start(delivery: Delivery, response: Response) -> list[tuple[bytes, bytes]]:
     waited_s = booking.sent_s - delivery.arrived_s
     if waited_s >= LEAST_WAIT_S:
         headers.append((b"plait-waited-s", b"%.3f" % waited_s))
-    if placement.meets_ttft is not None:
-        headers.append((b"plait-slo", b"expected" if placement.meets_ttft else b"at-risk"))
+    outlook = _outlook(delivery, booking) if booking.call.slo is not None and response.status == 200 else None
+    if outlook is not None:
+        headers.append((b"plait-slo", outlook))
     return headers
+
+
+def _outlook(delivery: Delivery, booking: Booking) -> bytes | None:
+    """What is known of a call's TTFT and JCT at its first token, or when all of its answer is there at once.
+
+    None if neither was looked at when it was placed, and neither is missed.
+    """
+    slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
+    age_s = (loop_time_s() if first_s is None else first_s) - delivery.arrived_s
+    if slo.is_missed(age_s):
+        return b"missed"
+    if placement.meets_slo is None:
+        return None
+    rest_s = 0.0 if first_s is None else placement.decode_s
+    is_late = slo.jct_s is not None and age_s + rest_s > slo.jct_s
+    return b"at-risk" if is_late or not placement.meets_slo else b"expected"
 
 
 def passed(headers: Headers, names: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:

@@ -19,7 +19,7 @@ from typing import Final
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
 from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node
-from plait.policy.types import Call, Placement
+from plait.policy.types import NO_SLO, Call, Placement
 
 STALLED_SHARE = 0.5
 """Of the calls that are there, so many still decode when a new prompt is computed."""
@@ -77,9 +77,10 @@ class DelayCost:
 
 @dataclass(slots=True)
 class Asked:
-    """A call to be placed: the length that is expected of its answer, and its TTFT (infinite if it has none).
+    """A call to be placed: the length that is expected of its answer, and what is left of its TTFT and of its JCT.
 
-    `rate_s` is how many calls come to an engine in a second, and none of them waits there longer than `most_wait_s`.
+    These are infinite if it has none, and negative once they are over. `rate_s` is how many calls come to an engine in
+    a second, and none of them waits there longer than `most_wait_s`.
     """
 
     call: Call
@@ -87,18 +88,31 @@ class Asked:
     ttft_s: float
     rate_s: float = 0.0
     most_wait_s: float = inf
+    jct_s: float = inf
 
     @classmethod
     def of(cls, call: Call, situation: Situation) -> Asked:
         """`call` in this situation."""
-        ttft_s = inf if call.slo is None or call.slo.ttft_s is None else call.slo.ttft_s
+        slo, age_s = call.slo or NO_SLO, situation.now_s - call.arrived_s
+        ttft_s = inf if slo.ttft_s is None else slo.ttft_s - age_s
+        jct_s = inf if slo.jct_s is None else slo.jct_s - age_s
         output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming()
         costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
-        return cls(call, output_tokens, ttft_s, coming.rate_s, ELSEWHERE * costs.added_s(tokens, 0)[0])
+        return cls(call, output_tokens, ttft_s, coming.rate_s, ELSEWHERE * costs.added_s(tokens, 0)[0], jct_s)
+
+    def late_s(self, cost: DelayCost) -> float:
+        """By how much the first token or the last one is expected too late, whichever is later; 0 if neither is."""
+        first_s = cost.first_token_s
+        return max(0.0, first_s - self.ttft_s, first_s + cost.decode_s - self.jct_s)
+
+    def placed(self, engine: EngineView, held_blocks: int, cost: DelayCost) -> Placement:
+        """The placement on `engine`, which has `held_blocks` of the prompt, and whether its times are met there."""
+        meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
+        return placed(self.call, engine, None, held_blocks, cost, meets_slo=meets_slo, decode_s=cost.decode_s)
 
 
 Rank = tuple[float, float]
-"""By how much the TTFT is missed, and the whole delay. The least is the best."""
+"""By how much the TTFT or the JCT is missed, and the whole delay. The least is the best."""
 
 
 @dataclass(slots=True)
@@ -119,8 +133,7 @@ def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
         evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, engine.free_tokens)
         if evicted_s:
             cost.evicted_s = evicted_s
-    late_s = max(0.0, cost.first_token_s - asked.ttft_s) if asked.ttft_s < inf else 0.0
-    return Offer((late_s, cost.total_s), engine, held_blocks, cost)
+    return Offer((asked.late_s(cost), cost.total_s), engine, held_blocks, cost)
 
 
 def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int, free_tokens: float) -> float:
@@ -234,7 +247,7 @@ def change_gain_s(
     blocks = cached_blocks(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
-    return gain_s, placed(call, here, None, blocks, cost)
+    return gain_s, asked.placed(here, blocks, cost)
 
 
 def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) -> float:

@@ -230,7 +230,8 @@ def placed(
     held_blocks: int,
     cost: Cost | None = None,
     *,
-    meets_ttft: bool | None = None,
+    meets_slo: bool | None = None,
+    decode_s: float = 0.0,
 ) -> Placement:
     """The placement of `call` on `engine`, which has `held_blocks` of its prompt.
 
@@ -239,4 +240,5 @@ def placed(
     cached_tokens = held_blocks * call.block_tokens
     if reason is None:
         reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
-    return Placement(engine.engine_id, reason, cached_tokens, call.prompt_tokens - cached_tokens, cost, meets_ttft)
+    missed_tokens = call.prompt_tokens - cached_tokens
+    return Placement(engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, decode_s)

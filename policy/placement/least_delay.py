@@ -55,11 +55,11 @@ _rank: Final[Callable[[Offer], Rank]] = attrgetter("rank")
 def least_delay(call: Call, situation: Situation) -> Placement:
     """The engine with the least delay. Ties: in turn.
 
-    A call with a TTFT goes to an engine that is expected to meet it. If none is, the call goes
-    where its first token is expected first. A call of a task group without a TTFT goes where that is best for the
-    whole group. Where there is one engine and no TTFT, nothing has to be computed.
+    A call with a TTFT or a JCT goes to an engine that is expected to meet it. If none is, the call goes where it is
+    late by the least. A call of a task group without a TTFT goes where that is best for the whole group. Where there is
+    one engine and neither TTFT nor JCT, nothing has to be computed.
     """
-    if len(situation.engines) == 1 and (call.slo is None or call.slo.ttft_s is None):
+    if len(situation.engines) == 1 and (call.slo is None or not call.slo.has_zero):
         engine = situation.engines[0]
         if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
             engine.queue.expire(situation.now_s)
@@ -74,8 +74,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         best = min(with_copies(asked, situation, engines, offers), key=_rank)
     else:
         best = best_of_many(asked, situation, engines)
-    meets_ttft = None if asked.ttft_s == inf else best.rank[0] <= 0
-    return placed(call, best.engine, None, best.held_blocks, best.cost, meets_ttft=meets_ttft)
+    return asked.placed(best.engine, best.held_blocks, best.cost)
 
 
 def with_copies(
@@ -93,7 +92,7 @@ def with_copies(
 def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
     """The first of the best of all offers `with_copies`, without looking at every engine.
 
-    An offer that misses the TTFT is compared with all.
+    An offer that misses the TTFT or the JCT is compared with all.
     """
     search, found = _Search(asked, situation, engines), longest(asked, situation, engines)
     if found is None:

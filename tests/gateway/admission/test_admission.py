@@ -68,6 +68,36 @@ def test_an_engine_that_runs_dry_takes_the_call_that_gains_most() -> None:
     assert [fleet.engine_of(call) for call in calls] == ["x", "x", "y", "y"]
 
 
+@pytest.mark.parametrize(("waited_s", "meets_slo"), [(8.0, True), (31.5, False)])
+def test_what_a_call_has_waited_in_a_line_is_not_left_of_its_ttft_in_another(
+    waited_s: float, *, meets_slo: bool
+) -> None:
+    fleet = WaitingFleet("x", "y", is_busy=True)
+    fleet.router.health.unreachable("y")
+    first, second = fleet.enter(tokens=30_000), fleet.enter(tokens=3_000, ttft_s=34.0)
+    assert first.is_sent
+    assert second.booking is not None
+    before = second.booking.placement
+    assert (before.engine_id, before.meets_slo) == ("x", True)
+    fleet.pass_time(waited_s)
+    fleet.router.health.answered("y", {"m": None})
+    fleet.settle()
+    assert (fleet.engine_of(second), second.is_sent, second.booking.placement.meets_slo) == ("y", True, meets_slo)
+
+
+def test_a_line_that_is_placed_anew_has_waited_too() -> None:
+    fleet = WaitingFleet("x", "y", is_busy=True)
+    calls = [fleet.enter(tokens=3_000, ttft_s=8.0) for _ in range(4)]
+    (waiting,) = (call for call in calls if fleet.engine_of(call) == "y" and not call.is_sent)
+    assert waiting.booking is not None
+    assert waiting.booking.placement.meets_slo
+    fleet.pass_time(1.9)
+    fleet.router.health.drain("y")
+    fleet.settle()
+    assert fleet.engine_of(waiting) == "x"
+    assert waiting.booking.placement.meets_slo is False, "7.2 s, of which 6.1 s are left"
+
+
 def test_a_line_is_placed_anew_when_its_engine_goes() -> None:
     fleet = WaitingFleet("x", "y", is_busy=True)
     calls = [fleet.enter(tokens=3_000) for _ in range(6)]

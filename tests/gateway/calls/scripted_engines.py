@@ -184,7 +184,8 @@ class Gateway:
     def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES))
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
-        return Delivery(call, "/v1/completions", headers, outgoing, asyncio.get_running_loop().time(), **more)
+        call = call._replace(arrived_s=asyncio.get_running_loop().time())
+        return Delivery(call, "/v1/completions", headers, outgoing, **more)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""

@@ -20,7 +20,7 @@ LABELS = 'engine="a",model="m"'
 def delivered(booking: Booking, usage: CallUsage | None, outcome: str = "ok") -> Delivery:
     """A call that arrived at 9 s."""
     body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
-    delivery = Delivery(booking.call, "/v1/completions", (), body, 9.0, tenant="t")
+    delivery = Delivery(booking.call._replace(arrived_s=9.0), "/v1/completions", (), body, tenant="t")
     delivery.booking, delivery.engine_id = booking, booking.placement.engine_id
     delivery.usage, delivery.outcome = usage, outcome
     return delivery
@@ -67,7 +67,9 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
         delivery = delivered(booking, CallUsage(65, 5, 0))
         delivery.finish, delivery.status = finish, status
         metrics.ended(delivery, 12.0)
-    metrics.ended(Delivery(booking.call, "/v1/completions", (), delivery.body, 9.0, status=429), 12.0)
+    metrics.ended(
+        Delivery(booking.call._replace(arrived_s=9.0), "/v1/completions", (), delivery.body, status=429), 12.0
+    )
     found = samples(registry)
     labels = 'model="m",status="{}",finish_reason="{}",tenant="blue"'
     calls = {name: value for name, value in found.items() if name.startswith("plait_tenant_calls_total{")}

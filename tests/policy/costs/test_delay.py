@@ -188,7 +188,7 @@ def test_a_cached_prefix_attracts_until_using_it_costs_more_than_computing_it_ag
 
 def urgent(*engines: Engine, ttft_s: float) -> tuple[str, bool]:
     placement = least_delay(call_of("prefix")._replace(slo=Slo(ttft_s=ttft_s)), situation(*engines))
-    return placement.engine_id, placement.meets_ttft is False
+    return placement.engine_id, placement.meets_slo is False
 
 
 def test_a_call_with_a_ttft_goes_where_it_is_met_even_if_that_delays_others_more() -> None:

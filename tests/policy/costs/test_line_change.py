@@ -17,7 +17,7 @@ from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Situation
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
-from plait.policy.types import Placement, PlacementReason
+from plait.policy.types import Placement, PlacementReason, Slo
 from tests.policy.costs.test_delay import (
     COSTS,
     ENGINES,
@@ -49,6 +49,8 @@ class Change:
     ahead_s: float = 0.0
     slowness: float = 1.0
     kept_blocks: int = 6
+    slo: Slo | None = None
+    age_s: float = 0.0
 
     def gain(self) -> tuple[float, Placement]:
         fleet = situation(self.there, self.here, prompt=PROMPT)
@@ -63,7 +65,7 @@ class Change:
             there.residency.book(tree.insert(hashes(other)))
         before = there.calls, there.context_tokens, here.calls, len(tree)
         moment = Situation(tree.match(hashes(PROMPT)), [here], 0, 0.0, fleet.traffic)
-        asked = Asked.of(call_of(PROMPT), moment)
+        asked = Asked.of(call_of(PROMPT)._replace(slo=self.slo, arrived_s=-self.age_s), moment)
         found = change_gain_s(asked, moment, there, self.ahead_s, (held_blocks, leaf))
         assert (there.calls, there.context_tokens, here.calls, len(tree)) == before, "nothing has changed"
         return found
@@ -106,6 +108,14 @@ def test_the_placement_has_the_delay_that_is_expected_here() -> None:
     assert placement.cost is not None
     assert isinstance(placement.cost, DelayCost)
     assert (placement.cost.queue_s, placement.cost.prefill_s) == pytest.approx((0.110, 0.071 + 0.000_61))
+
+
+@pytest.mark.parametrize("slo", [Slo(ttft_s=9.0), Slo(jct_s=9.25)], ids=["ttft", "jct"])
+def test_the_placement_says_whether_what_is_left_of_the_times_is_enough(slo: Slo) -> None:
+    """A first token takes 0.07 s here, and the rest of the answer 0.23 s."""
+    found = [Change(ahead_s=9.0, slo=slo, age_s=age_s).gain()[1].meets_slo for age_s in (0.0, 8.9, 8.95, 20.0)]
+    assert found == [True, True, False, False]
+    assert Change(ahead_s=9.0).gain()[1].meets_slo is None
 
 
 def test_who_leaves_a_busy_engine_delays_nobody_there_any_more() -> None:

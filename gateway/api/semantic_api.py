@@ -27,15 +27,8 @@ from plait.gateway.programs.recorded_answer import NOT_DURABLE
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.sessions import wants_durable
-from plait.gateway.programs.submission import (
-    HeldSubmission,
-    SessionId,
-    SubmitBody,
-    TimeToLive,
-    VariableName,
-    new_call,
-    read_submission,
-)
+from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
+from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph import CLIENT

@@ -32,7 +32,7 @@ from plait.gateway.programs.record import (
 )
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
-from plait.gateway.programs.submission import SubmittedCall, made_again
+from plait.gateway.programs.submitted_call import SubmittedCall, made_again
 from plait.policy.programs.request_graph_state import CallState
 
 log = structlog.get_logger(__name__)

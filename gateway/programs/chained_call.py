@@ -85,7 +85,10 @@ class Generated(NamedTuple):
 
 
 class ChainedCall(ABC):
-    """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way."""
+    """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way.
+
+    `path` is the route of the engine that answers it.
+    """
 
     __slots__ = (
         "_after",
@@ -94,14 +97,16 @@ class ChainedCall(ABC):
         "_was_cut",
         "answer_bytes",
         "call",
+        "path",
         "promise",
         "runner",
         "session",
     )
 
-    def __init__(self, runner: CallRunner, session: Session) -> None:
+    def __init__(self, runner: CallRunner, session: Session, path: str) -> None:
         self.runner = runner
         self.session = session
+        self.path = path
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
         self.answer_bytes = AnswerBytes(runner.executor.sessions, session)
@@ -266,6 +271,7 @@ class ChainedCall(ABC):
         log.info(
             "chained call",
             request_id=call.call_id,
+            path=self.path,
             session=self.session.session_id,
             outputs=[output.variable for output in call.outputs],
             problem=cause.message,

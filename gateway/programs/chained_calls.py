@@ -66,9 +66,9 @@ class AnsweredCall(ChainedCall):
     __slots__ = ("_asked", "_end", "answer", "streams")
 
     def __init__(
-        self, runner: CallRunner, session: Session, asked: HeldRequest | None, *, streams: bool, keeps: bool
+        self, runner: CallRunner, session: Session, path: str, asked: HeldRequest | None, *, streams: bool, keeps: bool
     ) -> None:
-        super().__init__(runner, session)
+        super().__init__(runner, session, path)
         self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
         self.streams = streams
         self._asked: HeldRequest | None = asked
@@ -284,7 +284,7 @@ class _AnnotatedBody(msgspec.Struct, frozen=True):
 def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> AnsweredCall:
     """The new call of a request, with its owner."""
     streams, keeps = bool(asked.request.stream), asked.annotations.output is not None
-    owner = AnsweredCall(runner, session, asked, streams=streams, keeps=keeps)
+    owner = AnsweredCall(runner, session, asked.incoming.path, asked, streams=streams, keeps=keeps)
     owner.call = _held_call(session, owner, asked)
     return owner
 
@@ -302,7 +302,7 @@ def answered_before(
     runner: CallRunner, session: Session, call: HeldCall, request: KeptRequest, event: ValueSet
 ) -> AnsweredCall:
     """The owner of a call that an earlier gateway has answered: a repetition gets the same answer."""
-    owner = AnsweredCall(runner, session, None, streams=event.answer is None, keeps=True)
+    owner = AnsweredCall(runner, session, request.path, None, streams=event.answer is None, keeps=True)
     owner.call = call
     if event.answer is None:
         kind: Headers = EVENT_STREAM

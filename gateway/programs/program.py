@@ -24,7 +24,8 @@ from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.programs.submission import CALL_BODY, HeldSubmission, new_call, read_submission
+from plait.gateway.programs.submission import CALL_BODY
+from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT, RequestGraph
 from plait.policy.programs.request_graph_state import (

@@ -205,7 +205,15 @@ def _output(
     seed = int.from_bytes(digest[:8], "big")
     short = request.output_limit is None and len(prompt) < SHORT_PROMPT_TOKENS
     low, high = SHORT_OUTPUT_TOKENS if short else NATURAL_OUTPUT_TOKENS
-    return TextSource(tokenizer, seed), None if request.ignore_eos else low + seed % (high - low)
+    source = TextSource(tokenizer, seed, behind_word=_ends_in_word(tokenizer, prompt, request))
+    return source, None if request.ignore_eos else low + seed % (high - low)
+
+
+def _ends_in_word(tokenizer: Tokenizer, prompt: Sequence[int], request: Request) -> bool:
+    """Whether the answer goes on with a text that does not end with white space. Models write a space first then."""
+    if isinstance(request, ChatRequest) and not request.continue_final_message:
+        return False
+    return not tokenizer.decode(prompt[-1:])[-1:].isspace()
 
 
 def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:

@@ -43,13 +43,13 @@ class TextSource(Iterator[EmulatedToken]):
     """The tokens of one call's output, without end.
 
     If the tokenizer splits at spaces, encoding the text of the first n tokens gives their ids again. So the next turn
-    of a conversation finds the output in the cache.
+    of a conversation finds the output in the cache. Text that goes on `behind_word` begins with a space.
     """
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, seed: int, *, behind_word: bool = False) -> None:
         self._sentences = _sentences(tokenizer)
         self._random = random.Random(seed)  # noqa: S311 - repeatable, not secret
-        self._rest = iter(self._sentences.opening)
+        self._rest = iter(self._sentences.behind_word if behind_word else self._sentences.opening)
 
     def __next__(self) -> EmulatedToken:
         for token in self._rest:
@@ -66,15 +66,18 @@ class _EncodedSentences(dict[int, tuple[EmulatedToken, ...]]):
         self._tokenizer = tokenizer
         self._context = tokenizer.encode(OPENING, add_special_tokens=False)
         self.opening = self._tokens([], self._context)
+        self.behind_word = self._behind_opening(f" {OPENING}")
 
     def __missing__(self, number: int) -> tuple[EmulatedToken, ...]:
+        tokens = self[number] = self._behind_opening(f" {_sentence(number)}")
+        return tokens
+
+    def _behind_opening(self, text: str) -> tuple[EmulatedToken, ...]:
         # Encoded after another sentence, because some tokenizers treat the start of a text differently.
-        text = f" {_sentence(number)}"
         ids = self._tokenizer.encode(OPENING + text, add_special_tokens=False)
         length = len(self._context)
         own = ids[length:] if ids[:length] == self._context else self._tokenizer.encode(text, add_special_tokens=False)
-        tokens = self[number] = self._tokens(self._context, own)
-        return tokens
+        return self._tokens(self._context, own)
 
     def _tokens(self, context: list[int], ids: list[int]) -> tuple[EmulatedToken, ...]:
         """Each id with the text that it adds to the previous id. Decoded alone, an id may lose its leading space."""

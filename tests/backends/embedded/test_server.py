@@ -164,11 +164,11 @@ async def test_it_does_not_call_tools_of_its_own_accord(served: Served, choice: 
 
 
 async def test_a_text_completion(served: Served) -> None:
-    body = await served.complete("abc", max_tokens=4)
+    body = await served.complete("abc ", max_tokens=4)
     assert body["id"].startswith("cmpl-")
     assert (body["object"], body["system_fingerprint"]) == ("text_completion", FINGERPRINT)
     assert body["choices"] == [{"index": 0, "text": "This", "logprobs": None, "finish_reason": "length"}]
-    assert body["usage"]["prompt_tokens"] == 3
+    assert body["usage"]["prompt_tokens"] == 4
 
 
 async def test_token_ids_are_a_prompt_as_their_text_is(served: Served) -> None:
@@ -179,7 +179,7 @@ async def test_token_ids_are_a_prompt_as_their_text_is(served: Served) -> None:
 
 async def test_several_prompts_each_have_their_choices(served: Served) -> None:
     body = await served.complete(["abc", "defgh"], max_tokens=2, n=2, echo=True)
-    assert [choice["text"] for choice in body["choices"]] == ["abcTh", "abcTh", "defghTh", "defghTh"]
+    assert [choice["text"] for choice in body["choices"]] == ["abc T", "abc T", "defgh T", "defgh T"]
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert body["usage"] == {
         "prompt_tokens": 8,
@@ -191,7 +191,7 @@ async def test_several_prompts_each_have_their_choices(served: Served) -> None:
 
 async def test_a_stream_echoes_the_prompt_first(served: Served) -> None:
     streamed = await served.complete("abc", max_tokens=2, echo=True, stream=True)
-    assert [event["choices"][0]["text"] for event in streamed] == ["abc", "T", "h"]
+    assert [event["choices"][0]["text"] for event in streamed] == ["abc", " ", "T"]
 
 
 # Errors.

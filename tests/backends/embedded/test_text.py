@@ -24,6 +24,13 @@ def test_the_text_says_first_that_it_is_emulated() -> None:
     assert len(ids) == 2000
 
 
+def test_behind_a_word_it_begins_with_a_space() -> None:
+    tokens = list(itertools.islice(TextSource(SHIPPED, 7, behind_word=True), 30))
+    text = "".join(token.text for token in tokens)
+    assert text.startswith(f" {OPENING} ")
+    assert SHIPPED.encode("Code:" + text) == [*SHIPPED.encode("Code:"), *(token.token_id for token in tokens)]
+
+
 def test_the_text_is_english_sentences() -> None:
     _, text = output(seed=7, tokens=2000)
     sentences = text.split(". ")

@@ -29,10 +29,12 @@ _DECODER = msgspec.json.Decoder(_Body)
 class TextTap(msgspec.Struct, eq=False):
     """Reads one answer that has one choice. `on_text` receives its text as it comes, once for all that came together.
 
-    `was_cut` is True if the text ended at its length limit.
+    `was_cut` is True if the text ended at its length limit. A text that begins with the `space`, one character or none,
+    is received without it.
     """
 
     on_text: Callable[[str], None]
+    space: str = ""
     was_cut: bool = False
     is_found: bool = False
     is_unreadable: bool = False
@@ -51,13 +53,16 @@ class TextTap(msgspec.Struct, eq=False):
             data = line.removeprefix(b"data:").strip()
             if data and len(data) < len(line) and data != b"[DONE]":
                 texts.append(self._read(data))
-        text = "".join(texts)
-        if text:
-            self.on_text(text)
+        self._tell("".join(texts))
 
     def whole(self, body: bytes | bytearray) -> None:
         """Read a response that is not streamed."""
-        text = self._read(body)
+        self._tell(self._read(body))
+
+    def _tell(self, text: str) -> None:
+        if not text:
+            return
+        text, self.space = text.removeprefix(self.space), ""
         if text:
             self.on_text(text)
 

@@ -87,7 +87,8 @@ class Generated(NamedTuple):
 class ChainedCall(ABC):
     """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way.
 
-    `path` is the route of the engine that answers it.
+    `path` is the route of the engine that answers it. The current output does not begin with the `space` that the model
+    writes first.
     """
 
     __slots__ = (
@@ -101,12 +102,14 @@ class ChainedCall(ABC):
         "promise",
         "runner",
         "session",
+        "space",
     )
 
     def __init__(self, runner: CallRunner, session: Session, path: str) -> None:
         self.runner = runner
         self.session = session
         self.path = path
+        self.space = ""
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
         self.answer_bytes = AnswerBytes(runner.executor.sessions, session)
@@ -220,7 +223,7 @@ class ChainedCall(ABC):
             avoids=frozenset([tried.engine_id for tried in failed]),
             output=None if output is None else output.variable,
             held_s=self.call.held_s,
-            text=None if output is None else TextTap(self._on_text),
+            text=None if output is None else TextTap(self._on_text, self.space),
         )
         await self.runner.relay.run(delivery, sink)
         self._was_cut = delivery.text is not None and delivery.text.was_cut

@@ -16,11 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
-from plait.gateway.calls.annotations import (
-    SESSION_ID,
-    VARIABLE_NAME,
-)
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, check_request, parse_request
+from plait.gateway.calls.annotations import SESSION_ID, VARIABLE_NAME
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
 from plait.gateway.programs.filled_prompts import (
     PLACEHOLDER,
@@ -39,6 +36,9 @@ VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME}\Z")]
 SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID}\Z")]
 TimeToLive = Annotated[float, Meta(gt=0, le=7 * 86_400.0)]
 """Of a session, in seconds."""
+
+LEAST_TOKENS: Final = 16
+"""An answer of fewer tokens may be one number. Some tokenizers have a token of its own for the space before a digit."""
 
 Fields = dict[str, msgspec.Raw]
 
@@ -189,9 +189,11 @@ class Submission:
         self.steps = self._made_steps()
         self._check_ends()
         self._checked: dict[str, ChatRequest | CompletionRequest] = {}
+        self._spaces: dict[str, str] = {}
         limits = list[int | None]()
         for step in self.steps:
             request = self._checked[step.name] = self._checked_request(step)
+            self._spaces[step.name] = " " if self._leaves_space(step, request) else ""
             limits.append(request.output_limit)
         self.output_tokens = None if None in limits else sum([limit for limit in limits if limit is not None])
         self._variables = {name: one.variable for name, one in self._placeholders.items()}
@@ -218,7 +220,7 @@ class Submission:
         """
         named = {name: values[variable] for name, variable in self._variables.items() if variable in values}
         *before, turn = self._turns[: step.turn + 1]
-        begun = turn.begun(step.end, named, generated)
+        begun = turn.begun(self._end(step), named, generated)
         prompt: dict[str, Any] = {"prompt": begun}
         if self.body.chat:
             messages = [earlier.filled(named, generated) for earlier in before]
@@ -234,7 +236,25 @@ class Submission:
         named = {name: sizes[variable] for name, variable in self._variables.items() if variable in sizes}
         *before, turn = self._turns[: step.turn + 1]
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
-        return [sum(sizes_before, turn.filled_bytes(step.end, named, texts))]
+        return [sum(sizes_before, turn.filled_bytes(self._end(step), named, texts))]
+
+    def space_before(self, step: OutputStep) -> str:
+        """The space before the output, if it is not in the prompt because the model is to write it; else empty.
+
+        Tokenizers join a space to the word behind it. Behind a prompt with the space, the model generates other tokens
+        than those of the whole text. So the next step would not find its answer in the cache.
+        """
+        return self._spaces[step.name]
+
+    def _end(self, step: OutputStep) -> int:
+        """Where the step's prompt ends in its turn."""
+        return step.end - len(self._spaces[step.name])
+
+    def _leaves_space(self, step: OutputStep, request: Request) -> bool:
+        """Whether the text before an output has a last space that the model may write, and more than that."""
+        before = self._turns[step.turn].message["content"][: step.end]
+        has_space = before.endswith(" ") and bool(PLACEHOLDER.sub("", before).strip())
+        return has_space and _may_begin_with_space(request)
 
     def _checked_request(self, step: OutputStep) -> ChatRequest | CompletionRequest:
         """The request for an output, with any prompt. Raises `CallerError` if an engine would refuse it."""
@@ -290,6 +310,16 @@ class Submission:
         if behind < len(self._turns):
             message = f"messages[{behind}] comes after the last output, so it would have no effect; remove it."
             raise CallerError(message, param="messages")
+
+
+def _may_begin_with_space(request: Request) -> bool:
+    """Whether an answer with one more space at its beginning is the same answer.
+
+    It is not if a stop string or a grammar knows the space, or if few tokens are allowed and the space may be one.
+    """
+    limit, stop = request.output_limit, [request.stop] if isinstance(request.stop, str) else request.stop or []
+    is_long = limit is None or limit >= LEAST_TOKENS
+    return is_long and not request.has_grammar and not any(text[:1].isspace() for text in stop)
 
 
 def _messages(body: CallBody, outputs: Collection[str]) -> list[Message]:

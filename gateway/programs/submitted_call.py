@@ -64,6 +64,7 @@ class SubmittedCall(ChainedCall):
                 arrived_s=now_s if number else ready.ready_s,
             )
             self.promise.steps_left = len(submission.steps) - number
+            self.space = submission.space_before(step)
             with self.runner.prompts.of(sent.tenant, self.call) as prompt:
                 unfilled = Unfilled(
                     submission.body.model,

@@ -68,3 +68,22 @@ def test_a_text_that_ended_at_its_length_limit_was_cut(reason: object, was_cut: 
     tap.feed(event({"choices": [{"text": "one", "finish_reason": None}]}))
     tap.feed(event({"choices": [{"text": "", "finish_reason": reason}]}))
     assert (tap.was_cut, tap.problem) == (was_cut, None)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "received"),
+    [
+        ([" x", " = 1"], ["x", " = 1"]),
+        ([" ", "x"], ["x"]),
+        (["", "  x"], [" x"]),
+        (["x", " y"], ["x", " y"]),
+        (["\n x"], ["\n x"]),
+    ],
+)
+def test_a_space_at_the_beginning_that_was_in_the_prompt_is_left_out(pieces: list[str], received: list[str]) -> None:
+    texts: list[str] = []
+    tap = TextTap(texts.append, space=" ")
+    for piece in pieces:
+        tap.feed(b"data: " + json.dumps({"choices": [{"text": piece}]}).encode() + b"\n\n")
+    assert texts == received
+    assert tap.problem is None

@@ -62,8 +62,8 @@ async def test_a_call_of_several_outputs_goes_on_after_the_last_that_it_made(pat
         await second.stored()
         assert (await second.get("name")).json["value"] == "Ada"
         (running,) = second.engine.running
-        assert running.endswith(" Ada  Age: "), "the model's own text, before the transform"
-        await second.engine.answer(running, "36")
+        assert running.endswith(" Ada  Age:"), "the model's own text, before the transform"
+        await second.engine.answer(running, " 36")
         await second.stored()
         assert (await second.get("age")).json["value"] == "36"
 

@@ -186,9 +186,9 @@ async def test_a_call_that_starts_again_has_its_newest_objectives() -> None:
     async with served_calls(max_attempts=2) as served:
         await served.submit("Do {{it}}", "it", chat=False)
         await served.get("it", criteria="throughput")
-        await served.engine.break_off("Do ", "half")
-        assert served.engine.running["Do "][0].call.objective is Objective.THROUGHPUT
-        await served.engine.answer("Do ", "it")
+        await served.engine.break_off("Do", "half")
+        assert served.engine.running["Do"][0].call.objective is Objective.THROUGHPUT
+        await served.engine.answer("Do", "it")
 
 
 async def test_the_next_step_of_a_submitted_call_has_its_newest_objectives() -> None:
@@ -198,13 +198,13 @@ async def test_the_next_step_of_a_submitted_call_has_its_newest_objectives() -> 
         ((handle, objectives),) = served.engine.refined
         assert objectives.slo is not None
         assert objectives.slo.jct_s == pytest.approx(30.0, abs=2.0), "half for each step"
-        await served.engine.answer("Do ", "it")
-        second = served.engine.running["Do it Test: "][0]
+        await served.engine.answer("Do", "it")
+        second = served.engine.running["Do it Test:"][0]
         assert second.handle != handle
         assert second.call.slo is not None
         assert second.call.slo.tpot_s == 0.030
         assert second.call.slo.jct_s == pytest.approx(60.0, abs=4.0)
-        await served.engine.answer("Do it Test: ", "ok")
+        await served.engine.answer("Do it Test:", "ok")
         assert get.json["value"] == "ok"
 
 

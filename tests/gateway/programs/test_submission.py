@@ -56,7 +56,7 @@ def test_a_prompt_is_filled_up_to_each_output() -> None:
     made = submission("Do {{task}}.\n{{ code }}\nTest {{code}} of {{other}}: {{test}} end", TASK, code, TEST)
     assert asked(made, {"task": "{{it}}"})["messages"] == [user("Do {{it}}.\n")]
     second = asked(made, {"task": "it"}, code="x")["messages"]
-    assert second == [user("Do it.\n"), assistant("x\nTest X of {{other}}: ")]
+    assert second == [user("Do it.\n"), assistant("x\nTest X of {{other}}:")]
     assert [step.output.variable for step in made.steps] == ["program", "test"]
     assert [str(step.output.transform) for step in made.steps] == ["strip", "None"]
     assert made.inputs == ("task",)
@@ -66,14 +66,48 @@ def test_in_a_chat_the_model_goes_on_with_its_own_message() -> None:
     made = submission("Hi {{code}}, {{test}}", CODE, TEST)
     assert made.path == "/v1/chat/completions"
     assert asked(made) == {"model": "m", "stream": True, "messages": [user("Hi ")]}
-    messages = [user("Hi "), assistant("text, ")]
+    messages = [user("Hi "), assistant("text,")]
     assert asked(made, code="text") == {"model": "m", "stream": True, "messages": messages, **GOING_ON}
 
 
 def test_a_raw_prompt_goes_on_as_it_is() -> None:
     made = submission("Hi {{code}}, {{test}}", CODE, TEST, chat=False)
     assert made.path == "/v1/completions"
-    assert asked(made, code="text") == {"model": "m", "stream": True, "prompt": "Hi text, "}
+    assert asked(made, code="text") == {"model": "m", "stream": True, "prompt": "Hi text,"}
+
+
+SPACES = [
+    ("Q. {{code}} Code: {{test}}", {}, " "),
+    ("Q. {{code}} Code:  {{test}}", {}, " "),
+    ("Q. {{code}} Code:{{test}}", {}, ""),
+    ("Q. {{code}} Code:\n{{test}}", {}, ""),
+    ("Q. {{code}} {{test}}", {}, ""),
+    ("Q. {{code}} Code: {{test}}", {"max_tokens": 16}, " "),
+    ("Q. {{code}} Code: {{test}}", {"max_tokens": 15}, ""),
+    ("Q. {{code}} Code: {{test}}", {"stop": ["end", "\n"]}, ""),
+    ("Q. {{code}} Code: {{test}}", {"stop": "end"}, " "),
+    ("Q. {{code}} Code: {{test}}", {"response_format": {"type": "json_object"}}, ""),
+]
+"""The text before the last output, fields of the request, and the space that the model is to write."""
+
+
+@pytest.mark.parametrize(("prompt", "fields", "space"), SPACES)
+@pytest.mark.parametrize("value", ["x", ""])
+def test_the_space_before_an_output_is_left_to_the_model(
+    prompt: str, fields: dict[str, Any], space: str, value: str
+) -> None:
+    made = submission(prompt, CODE, TEST, **fields)
+    begun = prompt.split("{{code}}")[1].removesuffix("{{test}}")
+    assert made.space_before(made.steps[1]) == space
+    assert asked(made, code=value)["messages"][-1] == assistant(f"{value}{begun.removesuffix(space)}")
+    assert made.space_before(made.steps[0]) == "", "that of a user stays"
+
+
+def test_what_the_client_wrote_stands_before_the_answer_in_the_next_prompt() -> None:
+    made = submission("Code: {{code}} Test: {{test}}", CODE, TEST, chat=False)
+    assert [made.space_before(step) for step in made.steps] == [" ", " "]
+    assert asked(made)["prompt"] == "Code:"
+    assert asked(made, code="x = 1")["prompt"] == "Code: x = 1 Test:"
 
 
 def test_messages_are_turns() -> None:
@@ -93,10 +127,10 @@ def test_messages_are_turns() -> None:
     assert asked(made, values) == {
         "model": "m",
         "stream": True,
-        "messages": [*opening, assistant("Sure: ")],
+        "messages": [*opening, assistant("Sure:")],
         **GOING_ON,
     }
-    assert asked(made, values, code="x")["messages"] == [*opening, assistant("Sure: x Done: ")]
+    assert asked(made, values, code="x")["messages"] == [*opening, assistant("Sure: x Done:")]
     last = asked(made, values, code="x", done="y")
     filled = [{"type": "text", "text": "Test X of it."}, parts[1]]
     assert last["messages"] == [*opening, assistant("Sure: x Done: y"), user(filled)], "a new turn"

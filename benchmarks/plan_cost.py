@@ -106,7 +106,7 @@ def _busy_engine(waiting: int, promised: float) -> Engine:
 def _call(name: str, now_s: float, prompt: list[int], dice: random.Random, promised: float) -> EmbeddedCall:
     chain, tree_chain = HashChain(16, ROOT, prompt), HashChain(64, ROOT, prompt)
     slo = Slo(ttft_s=dice.uniform(1.0, 60.0), tpot_s=0.1875) if dice.random() < promised else None
-    return EmbeddedCall(name, now_s, len(prompt), slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=4000)
+    return EmbeddedCall(name, now_s, len(prompt), slo=slo, chain=chain, tree_chain=tree_chain, final_output_tokens=4000)
 
 
 def _claim(cost: Cost) -> dict[str, Any]:

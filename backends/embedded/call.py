@@ -14,6 +14,8 @@ from plait.policy.scheduling.plan import LocalCall
 class EmbeddedCall(LocalCall):
     """A call in this engine: the hashes of its KV blocks and tree blocks, and the source of its output.
 
+    The call ends when it has generated `final_output_tokens`, which its scheduler does not know.
+
     `cached_tokens` are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is
     when the engine received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks
     were cached at the last look-up. `handle` is the gateway's name for a call whose objectives may change,
@@ -22,7 +24,7 @@ class EmbeddedCall(LocalCall):
 
     chain: HashChain = field(kw_only=True)
     tree_chain: HashChain = field(kw_only=True)
-    max_output_tokens: int = field(kw_only=True)
+    final_output_tokens: int = field(kw_only=True)
     output: Iterator[int] = field(default_factory=lambda: repeat(0), kw_only=True)
     blocks: list[int] = field(default_factory=list, kw_only=True)
     registered_blocks: int = field(default=0, kw_only=True)

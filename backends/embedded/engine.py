@@ -169,14 +169,14 @@ class Engine:
         """Whether no iteration is in flight. Then a call that is added needs a `step` to begin one."""
         return self._ends_s is None
 
-    def fits(self, prompt_tokens: int, max_output_tokens: int) -> bool:
+    def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether a call can run at all: its KV must fit into an otherwise empty cache."""
-        return self._blocks.blocks_for(prompt_tokens + max_output_tokens) <= self._blocks.cache.total_blocks
+        return self._blocks.blocks_for(prompt_tokens + output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
         """Queue a call. It must fit (see `fits`)."""
         assert call.prompt_tokens > 0
-        assert call.max_output_tokens > 0
+        assert call.final_output_tokens > 0
         self.counters.calls += 1
         insort(self.waiting, call, key=attrgetter("arrived_s"))
         tree_chain = call.tree_chain
@@ -281,7 +281,7 @@ class Engine:
             call.tree_chain.extend((token,))
         self.counters.output_tokens += 1
         self._reporter.produced(call, 1, self._stepped_s)
-        finished = call.output_tokens >= call.max_output_tokens
+        finished = call.output_tokens >= call.final_output_tokens
         if finished:
             self._reporter.ended(call, self._stepped_s)
             self.running.remove(call)

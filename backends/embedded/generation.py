@@ -138,7 +138,9 @@ class Generation:
         self._held_chars = max((len(text) for text in self._stop), default=1) - 1
         self._held: list[tuple[int, str]] = []
         self._send = on_piece
-        self.call = self._embedded_call(call_id, prompt, root, min(natural_tokens or limit, limit), annotations)
+        self.call = self._embedded_call(
+            call_id, prompt, root, annotations, limit=limit, final_tokens=min(natural_tokens or limit, limit)
+        )
         clock.add(self.call, self._on_output)
 
     def __iter__(self) -> Generation:
@@ -155,7 +157,14 @@ class Generation:
         self._clock.abort(self.call)
 
     def _embedded_call(
-        self, call_id: str, prompt: Sequence[int], root: int, limit: int, annotations: EngineAnnotations
+        self,
+        call_id: str,
+        prompt: Sequence[int],
+        root: int,
+        annotations: EngineAnnotations,
+        *,
+        limit: int,
+        final_tokens: int,
     ) -> EmbeddedCall:
         engine, now_s = self._clock.engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)
@@ -171,6 +180,7 @@ class Generation:
             chain=chain,
             tree_chain=chain if same else HashChain(engine.granularity_tokens, root, prompt),
             max_output_tokens=limit,
+            final_output_tokens=final_tokens,
             output=self,
             handle=annotations.handle,
             gateway=annotations.gateway or "",

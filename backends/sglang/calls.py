@@ -65,6 +65,7 @@ def sglang_call(
         slo=annotations.slo,
         objective=annotations.objective,
         priority=annotations.priority,
+        max_output_tokens=request.sampling_params.max_new_tokens,
         order=(arrived_s, sequence),
         received_s=now_s,
         tree_blocks=_tree_blocks(request, observer),

@@ -61,6 +61,7 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
         slo=annotations.slo,
         objective=annotations.objective,
         priority=annotations.priority,
+        max_output_tokens=request.max_tokens,
         received_s=now_s,
         order=(arrived_s, sequence),
         block_hashes=request.block_hashes,

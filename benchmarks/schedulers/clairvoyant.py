@@ -38,7 +38,7 @@ class Foresight:
     def remaining_tokens(self, call: LocalCall) -> int:
         """Output tokens to come."""
         assert isinstance(call, EmbeddedCall)
-        return call.max_output_tokens - call.output_tokens
+        return call.final_output_tokens - call.output_tokens
 
     def decode_s(self, call: LocalCall) -> float:
         """The fastest a next token can come, alone on the engine."""

@@ -196,7 +196,7 @@ def embedded_call(call: MixedCall, engine: Engine) -> EmbeddedCall:
         slo=call.slo,
         chain=HashChain(BLOCK_TOKENS, root, tokens),
         tree_chain=HashChain(engine.granularity_tokens, root, tokens),
-        max_output_tokens=call.lengths.output_tokens,
+        final_output_tokens=call.lengths.output_tokens,
         output=count(tokens.stop),
     )
 

@@ -94,6 +94,7 @@ def test_a_call_carries_its_annotations_and_its_zero(build: Build) -> None:
     engine.add(prompt(10, 1), name="later")
     engine.add(
         prompt(10, 2),
+        20,
         name="earlier",
         plait_age_ms=5000,
         plait_ttft_ms="250",
@@ -107,5 +108,6 @@ def test_a_call_carries_its_annotations_and_its_zero(build: Build) -> None:
     assert (earlier.call_id, later.call_id, bad.call_id) == ("earlier", "later", "bad")
     assert 4.9 < later.arrived_s - earlier.arrived_s < 6
     assert (earlier.slo, earlier.objective, earlier.priority) == (Slo(0.25, 0.0205), Objective.LATENCY, -2)
+    assert (earlier.max_output_tokens, later.max_output_tokens) == (20, 4)
     assert (bad.slo, bad.objective, bad.priority) == (None, None, 0)
     assert dict(engine.driver.annotations.ignored) == {"plait_age_ms": 1, "plait_objective": 1, "plait_jct_ms": 1}

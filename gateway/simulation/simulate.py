@@ -53,7 +53,8 @@ class SimulatedCall:
     """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
 
     If `first_output_id` is None, the ids are unique, so that the output fills the cache but never matches. The times of
-    `slo` count from `arrives_s`. `objective` and `group` are as in `Call`. Its client names the `session`, if any.
+    `slo` count from `arrives_s`. `objective`, `group` and `output_limit` are as in `Call`. Its client names the
+    `session`, if any.
     """
 
     arrives_s: float
@@ -63,6 +64,7 @@ class SimulatedCall:
     slo: Slo | None = None
     objective: Objective | None = None
     group: TaskGroup | None = None
+    output_limit: int | None = None
     first_output_id: int | None = None
     tenant: str = ""
     session: str = ""
@@ -233,6 +235,7 @@ class Simulation:
             slo=simulated.slo,
             objective=simulated.objective,
             group=simulated.group,
+            output_limit=simulated.output_limit,
             session=simulated.session,
             arrived_s=now_s,
         )
@@ -411,9 +414,10 @@ def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: s
         prompt.tokens,
         slo=call.slo,
         objective=call.objective,
+        max_output_tokens=call.output_limit,
         chain=chain,
         tree_chain=chain if prompt.tree_chain is prompt.chain else prompt.tree_chain.copy(),
-        max_output_tokens=simulated.output_tokens,
+        final_output_tokens=simulated.output_tokens,
         output=count(first_id),
         gateway=gateway,
     )

@@ -14,30 +14,42 @@ from plait.policy.scheduling.plan import RECENT_ITERATIONS, IterationWork, Local
 from plait.policy.types import Objective
 
 START_OUTPUT_TOKENS = 211.0
-"""S_g until a call with the objective has ended: the mean output of the Azure conversation trace (2023)."""
+"""S_g until a call of the class has ended: the mean output of the Azure conversation trace (2023)."""
+
+LEAST_OUTPUT_TOKENS = 32.0
+"""Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
 
 RECENT_OUTPUTS = 1024
-"""Ours: the mean is over this many of the latest outputs of an objective."""
+"""Ours: the mean is over this many of the latest outputs of a class."""
+
+CallClass = tuple[Objective | None, bool]
+"""(Objective, whether the call has a JCT). Calls of task groups have one; other calls with a deduced SLO have none."""
+
+
+def class_of(call: LocalCall) -> CallClass:
+    """The class of a call. S_g is the mean output of a class."""
+    return call.objective, call.slo is not None and call.slo.jct_s is not None
 
 
 class MeanOutputs:
-    """S_g, the mean output, of each objective."""
+    """S_g, the mean output, of each class of calls."""
 
     def __init__(self) -> None:
-        self._outputs: dict[Objective | None, deque[int]] = {}
-        self._sums: dict[Objective | None, int] = {}
+        self._outputs: dict[CallClass, deque[int]] = {}
+        self._sums: dict[CallClass, int] = {}
 
     def on_ended(self, calls: Iterable[LocalCall]) -> None:
         """These calls have left the engine."""
         for call in calls:
-            outputs = self._outputs.setdefault(call.objective, deque(maxlen=RECENT_OUTPUTS))
+            kind = class_of(call)
+            outputs = self._outputs.setdefault(kind, deque(maxlen=RECENT_OUTPUTS))
             dropped = outputs[0] if len(outputs) == RECENT_OUTPUTS else 0
             outputs.append(max(1, call.output_tokens))
-            self._sums[call.objective] = self._sums.get(call.objective, 0) + outputs[-1] - dropped
+            self._sums[kind] = self._sums.get(kind, 0) + outputs[-1] - dropped
 
-    def means(self) -> dict[Objective | None, float]:
-        """The mean of each objective of which a call has ended."""
-        return {objective: self._sums[objective] / len(outputs) for objective, outputs in self._outputs.items()}
+    def means(self) -> dict[CallClass, float]:
+        """The mean of each class of which a call has ended."""
+        return {kind: self._sums[kind] / len(outputs) for kind, outputs in self._outputs.items()}
 
 
 PREEMPTION_ITERATIONS = 1024
@@ -112,7 +124,7 @@ class Pace:
 
     `longest_s` is T_max, the longest recent iteration. `chunk_tokens` is L_c, the mean chunk. `preemption_rate` is P,
     preemptions per generated token. `longest_preemption_s` is P_max. `tokens_per_s` is S_pf / T_pf, the throughput at
-    the pivot, None while it is not known. `mean_outputs` are S_g by objective. `shortest_s` is ours: the iteration with
+    the pivot, None while it is not known. `mean_outputs` are S_g by class. `shortest_s` is ours: the iteration with
     one token, 0 while it is not known.
     """
 
@@ -122,7 +134,7 @@ class Pace:
     preemption_rate: float = 0.0
     longest_preemption_s: float = 0.0
     tokens_per_s: float | None = None
-    mean_outputs: Mapping[Objective | None, float] = field(default_factory=dict)
+    mean_outputs: Mapping[CallClass, float] = field(default_factory=dict)
     pivot_tokens: int = 0
     """S_pf, at most the engine's own maximum."""
 
@@ -152,9 +164,15 @@ class Pace:
             mean_outputs=outputs.means(),
         )
 
-    def output_tokens(self, objective: Objective | None) -> float:
-        """S_g: the mean output of the calls with this objective that ended recently."""
-        return self.mean_outputs.get(objective, START_OUTPUT_TOKENS)
+    def output_tokens(self, call: LocalCall) -> float:
+        """S_g: the mean output of the calls of this call's class that ended recently."""
+        return self.mean_outputs.get(class_of(call), START_OUTPUT_TOKENS)
+
+    def tokens_to_come(self, call: LocalCall) -> float:
+        """The output tokens that a call is expected to generate from now on: at least 1, at most those of its limit."""
+        generated, limit = call.output_tokens, call.max_output_tokens
+        to_come = max(LEAST_OUTPUT_TOKENS, self.output_tokens(call) - generated)
+        return to_come if limit is None else max(1.0, min(to_come, limit - generated))
 
     @property
     def token_s(self) -> float:

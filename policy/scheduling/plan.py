@@ -51,7 +51,8 @@ class LocalCall:
     """A call inside an engine. The KV of its first `computed_tokens`, prompt then output, is in the cache.
 
     `arrived_s` is the call's zero on the engine's clock: its arrival there less the time that it waited before. The
-    other fields are its annotations. Among equal calls, a lower `priority` goes first.
+    call generates at most `max_output_tokens`; None: the limit is not known. The other fields are its annotations.
+    Among equal calls, a lower `priority` goes first.
     """
 
     call_id: str
@@ -62,6 +63,7 @@ class LocalCall:
     slo: Slo | None = None
     objective: Objective | None = None
     priority: int = 0
+    max_output_tokens: int | None = None
 
     @property
     def uncomputed_tokens(self) -> int:

@@ -113,12 +113,8 @@ class Objectives:
         return pivot_execution(pace)
 
     def jct_remaining_s(self, call: LocalCall, jct_s: float, now_s: float, tokens: int, pace: Pace) -> float:
-        """T_r of a call with a JCT: its whole slack. It orders calls but does not shorten iterations.
-
-        Shorter iterations would not help such calls: the loss in throughput cancels the gain.
-        """
-        to_come = max(1.0, pace.output_tokens(call.objective) - call.output_tokens)
-        expected_s = self.execution(pace).of(tokens) + to_come * pace.token_s
+        """T_r of a call with a JCT: its whole slack."""
+        expected_s = self.execution(pace).of(tokens) + pace.tokens_to_come(call) * pace.token_s
         return jct_s - (now_s - call.arrived_s) - expected_s
 
     def due_s(self, call: LocalCall, slo: Slo, now_s: float) -> float | None:
@@ -148,19 +144,25 @@ class Objectives:
     def tightest_s(self, decodes: Sequence[LocalCall], now_s: float, pace: Pace) -> float:
         """The tightest iteration SLO of the `decodes`; infinite if none limits the iteration.
 
-        A TPOT under the shortest iteration cannot be met, so it is ignored.
+        A JCT without a TPOT limits the iteration to the time left for each token to come. What is under the shortest
+        iteration cannot be met, so it is ignored.
         """
         slos_s, first_token_s, shortest_s = [], self._first_token_s, pace.shortest_s
         for call in decodes:
             slo = call.slo or self.of(call)
             if slo is None:
                 continue
-            tpot_s = slo.tpot_s
-            if tpot_s is not None and tpot_s >= shortest_s:
-                left_s = first_token_s.get(call, now_s) + tpot_s * call.output_tokens - now_s
-                if left_s < tpot_s:
-                    left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call.objective))
-                slos_s.append(left_s)
+            _, tpot_s, jct_s = slo
+            if tpot_s is not None:
+                if tpot_s >= shortest_s:
+                    left_s = first_token_s.get(call, now_s) + tpot_s * call.output_tokens - now_s
+                    if left_s < tpot_s:
+                        left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call))
+                    slos_s.append(left_s)
+            elif jct_s is not None:
+                left_s = (jct_s - (now_s - call.arrived_s)) / pace.tokens_to_come(call)
+                if left_s >= shortest_s:
+                    slos_s.append(left_s)
         return min(slos_s, default=inf)
 
 

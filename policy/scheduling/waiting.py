@@ -18,9 +18,6 @@ from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.selection import MISFITS, WINDOW_CALLS, select_in_order
 
-LEAST_OUTPUT_TOKENS = 32
-"""Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
-
 Entry = tuple[float, int, LocalCall, int, int, float | None]
 """(T_r, priority, call, uncached tokens, cached tokens, time until the first token is due)."""
 _REMAINING, _PRIORITY = itemgetter(0), itemgetter(1)
@@ -179,13 +176,13 @@ def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -
     cache runs out first. So large calls do not delay small ones. A large call gets its turn too, because its ratio
     grows while it waits.
     """
-    now_s, pace, output_tokens = moment.now_s, moment.pace, moment.pace.output_tokens
+    now_s, pace = moment.now_s, moment.pace
     token_s = 1 / pace.tokens_per_s if pace.tokens_per_s else 0.0
     decode_s = pace.shortest_s or 1.0  # without a cost model, only tokens count
     entries = []
     for position, (call, tokens, _) in enumerate(missed):
         generated = call.output_tokens
-        to_come = max(LEAST_OUTPUT_TOKENS, output_tokens(call.objective) - generated)
+        to_come = pace.tokens_to_come(call)
         kv_time = (call.prompt_tokens + generated + to_come / 2) * (tokens * token_s + to_come * decode_s)
         entries.append((-call.priority, (now_s - call.arrived_s) / kv_time, -position))
     first = nlargest(max(0, batch.free_slots) + MISFITS, entries)

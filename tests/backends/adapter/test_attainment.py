@@ -100,7 +100,9 @@ def embedded_call(name: str, ttft_s: float | None, output_tokens: int = 2) -> Em
     tokens = [ord(letter) for letter in name] * 100
     chain = HashChain(64, root_hash("m"), tokens)
     slo = Slo(ttft_s=ttft_s) if ttft_s else None
-    return EmbeddedCall(name, 0.0, len(tokens), slo=slo, chain=chain, tree_chain=chain, max_output_tokens=output_tokens)
+    return EmbeddedCall(
+        name, 0.0, len(tokens), slo=slo, chain=chain, tree_chain=chain, final_output_tokens=output_tokens
+    )
 
 
 def test_the_embedded_engine_reports_it() -> None:

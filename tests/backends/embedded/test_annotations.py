@@ -71,7 +71,7 @@ async def test_a_call_carries_what_it_was_promised(monkeypatch: pytest.MonkeyPat
     call = await received(monkeypatch, annotations)
     assert call.slo is not None
     assert call.slo == pytest.approx((0.2 * TIME_SCALE, 0.05 * TIME_SCALE, 9.0 * TIME_SCALE))
-    assert (call.objective, call.priority) == (Objective.LATENCY, -2)
+    assert (call.objective, call.priority, call.max_output_tokens) == (Objective.LATENCY, -2, 2)
     assert call.received_s is not None
     assert call.received_s - call.arrived_s == pytest.approx(1.5 * TIME_SCALE)
 
@@ -100,5 +100,5 @@ def test_calls_wait_in_the_order_of_their_zeros() -> None:
     engine = Engine(EngineSettings(name="e", model="m", kv_tokens=4000), load_profile("a6000-mistral-7b").cost_model())
     chain = HashChain(64, root_hash("m"), [1])
     for name, arrived_s in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
-        engine.add(EmbeddedCall(name, arrived_s, 1, chain=chain, tree_chain=chain, max_output_tokens=1))
+        engine.add(EmbeddedCall(name, arrived_s, 1, chain=chain, tree_chain=chain, final_output_tokens=1))
     assert [call.call_id for call in engine.waiting] == ["a", "b", "c"]

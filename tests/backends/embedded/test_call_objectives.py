@@ -26,7 +26,7 @@ COSTS = load_profile("a6000-mistral-7b").cost_model()
 def embedded_call(number: int, tokens: int = 500, output: int = 20, slo: Slo | None = None) -> EmbeddedCall:
     chain = HashChain(64, root_hash("m"), [number] * tokens)
     return EmbeddedCall(
-        str(number), 0.0, tokens, slo=slo, chain=chain, tree_chain=chain, max_output_tokens=output, handle=str(number)
+        str(number), 0.0, tokens, slo=slo, chain=chain, tree_chain=chain, final_output_tokens=output, handle=str(number)
     )
 
 

@@ -79,7 +79,7 @@ def new_call(
     chain = HashChain(engine.settings.block_tokens, ROOT, tokens)
     same = engine.granularity_tokens == engine.settings.block_tokens
     tree_chain = chain if same else HashChain(engine.granularity_tokens, ROOT, tokens)
-    return EmbeddedCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, max_output_tokens=output)
+    return EmbeddedCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, final_output_tokens=output)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Drive:
             assert output.call not in self.aborted, "an aborted call says nothing more"
             assert output.call not in self.finished
             self.tokens[output.call] += 1
-            assert output.finished == (self.tokens[output.call] == output.call.max_output_tokens)
+            assert output.finished == (self.tokens[output.call] == output.call.final_output_tokens)
             if output.finished:
                 self.finished.append(output.call)
         self.log.append((self.now_s, tuple(output.call.call_id for output in step.outputs), step.ends_s))
@@ -201,7 +201,7 @@ def test_every_call_ends_with_its_tokens_and_leaves_nothing_behind(specs: list[S
     run = drive(specs, **options)
     engine = run.engine
     assert set(run.finished) | run.aborted == set(run.calls)
-    assert all(run.tokens[call] == call.max_output_tokens for call in run.finished)
+    assert all(run.tokens[call] == call.final_output_tokens for call in run.finished)
     kv = engine.cache_state().kv
     assert kv.free_blocks + kv.cached_blocks == kv.total_blocks == options["kv_tokens"] // options["block_tokens"]
     counters = engine.counters
@@ -218,7 +218,7 @@ def test_without_preemption_every_token_is_computed_once(specs: list[Spec], **op
     assert run.engine.counters.preemptions == 0
     computed = sum(new for batch in run.recorder.batches for new, _ in batch)
     cached = {call: call.cached_tokens or 0 for call in run.calls}
-    expected = sum(call.prompt_tokens - cached[call] + call.max_output_tokens - 1 for call in run.calls)
+    expected = sum(call.prompt_tokens - cached[call] + call.final_output_tokens - 1 for call in run.calls)
     assert computed == expected
     assert run.engine.counters.computed_prompt_tokens == sum(c.prompt_tokens - cached[c] for c in run.calls)
     assert run.engine.counters.cached_prompt_tokens == sum(cached.values())

@@ -27,7 +27,7 @@ def facts(blocks: KvBlocks) -> EmbeddedFacts:
 
 def call_of(tokens: Sequence[int]) -> EmbeddedCall:
     chain, tree_chain = HashChain(16, ROOT, tokens), HashChain(64, ROOT, tokens)
-    return EmbeddedCall("c", 0.0, len(tokens), chain=chain, tree_chain=tree_chain, max_output_tokens=9)
+    return EmbeddedCall("c", 0.0, len(tokens), chain=chain, tree_chain=tree_chain, final_output_tokens=9)
 
 
 def test_what_a_call_needs_is_what_it_takes(blocks: KvBlocks, facts: EmbeddedFacts) -> None:

@@ -69,6 +69,9 @@ class Request:
     input_embeds: None = None
     session: None = None
 
+    def __post_init__(self) -> None:
+        self.sampling_params.max_new_tokens = self.max_new_tokens
+
     @property
     def tokens(self) -> int:
         return len(self.origin_input_ids) + len(self.output_ids)

@@ -114,6 +114,7 @@ def test_a_request_that_sglang_queues_again_keeps_its_call() -> None:
     rank.running_batch.reqs, rank.last_batch = [], None
     rank._add_request_to_queue(request)
     assert request.plait_call is call
+    assert call.max_output_tokens == 20
     assert rank.plait.preemptions == 1
     rank.begin_step([])
     assert checked.plans == 3

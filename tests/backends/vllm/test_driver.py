@@ -67,6 +67,7 @@ class Core:
             request_id=name,
             num_prompt_tokens=64,
             num_tokens=64,
+            max_tokens=50,
             all_token_ids=list(range(64)),
             prompt_embeds=None,
             mm_features=[],
@@ -105,7 +106,7 @@ class Core:
 def test_a_call_has_its_newest_objectives() -> None:
     core = Core()
     call = core.receive("cmpl-1-0-a1b2", plait_handle="h", plait_jct_ms=9000)
-    assert call.slo == Slo(jct_s=9.0)
+    assert (call.slo, call.max_output_tokens) == (Slo(jct_s=9.0), 50)
     assert core.change('[{"plait_handle":"h","plait_tpot_ms":40,"plait_objective":"latency"}]') == 1
     assert (call.slo, call.objective) == (Slo(tpot_s=0.04), Objective.LATENCY)
     scheduler = core.driver.report(None, None).scheduler

@@ -118,6 +118,7 @@ slos = st.none() | st.builds(
     tpot_s=st.none() | st.floats(0.001, 0.3),
     jct_s=st.none() | st.floats(0.1, 60.0),
 )
+limits = st.none() | st.integers(5, 500)
 
 
 @st.composite
@@ -131,12 +132,13 @@ def engines(draw: st.DrawFn) -> FakeEngine:
         size, output = draw(st.integers(1, 40)), draw(st.integers(0, 5))
         computed = draw(st.integers(0, size - 1)) if output == 0 else size + output - 1
         call = LocalCall(f"running-{number}", draw(st.floats(0, 3)), size, computed, output, draw(slos))
+        call.max_output_tokens = draw(limits)
         engine.running.append(call)
     for number in range(draw(st.integers(0, 6))):
         call = LocalCall(
             f"waiting-{number}", draw(st.floats(0, 3)), draw(st.integers(1, 40)), 0, draw(st.integers(0, 2))
         )
-        call.slo, call.priority = draw(slos), draw(st.integers(-1, 1))
+        call.slo, call.priority, call.max_output_tokens = draw(slos), draw(st.integers(-1, 1)), draw(limits)
         engine.cached[call.call_id] = draw(st.integers(0, blocks(call.uncomputed_tokens) - 1)) * BLOCK_TOKENS
         engine.waiting.append(call)
     return engine

@@ -62,7 +62,7 @@ def check_every_call_finishes(scheduler: SloScheduler, specs: Sequence[CallSpec]
             chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
             engine.add(
                 EmbeddedCall(
-                    str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=output
+                    str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, final_output_tokens=output
                 )
             )
             if not engine.idle:

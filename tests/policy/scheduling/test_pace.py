@@ -15,7 +15,7 @@ from plait.policy.scheduling.pace import (
     RecentIterations,
 )
 from plait.policy.scheduling.plan import RECENT_ITERATIONS, IterationWork, LocalCall
-from plait.policy.types import Objective
+from plait.policy.types import Objective, Slo
 from tests.policy.scheduling.fake_engine import COSTS
 
 
@@ -56,21 +56,40 @@ def pace_of(outputs: MeanOutputs) -> Pace:
     return Pace.of(RecentIterations(), IterationModel(), PreemptionHistory(), outputs, 1)
 
 
-def test_mean_outputs_are_those_of_calls_that_have_left_by_objective() -> None:
+def ended(output_tokens: int, objective: Objective | None = None, slo: Slo | None = None) -> LocalCall:
+    return LocalCall("ended", 0.0, 10, 10, output_tokens, slo, objective)
+
+
+def test_mean_outputs_are_those_of_calls_of_the_class_that_have_left() -> None:
     outputs = MeanOutputs()
-    assert pace_of(outputs).output_tokens(None) == START_OUTPUT_TOKENS
-    calls = [LocalCall(str(n), 0.0, 10, 10, 10 * (n + 1)) for n in range(2)]
-    batch = LocalCall("batch", 0.0, 10, 10, 500, objective=Objective.THROUGHPUT)
-    outputs.on_ended([*calls, batch])
-    assert (pace_of(outputs).output_tokens(None), pace_of(outputs).output_tokens(Objective.THROUGHPUT)) == (15, 500)
-    assert pace_of(outputs).output_tokens(Objective.LATENCY) == START_OUTPUT_TOKENS
+    plain, chat = ended(10), ended(30, Objective.LATENCY, Slo(ttft_s=1.0, tpot_s=0.04))
+    part = ended(500, Objective.LATENCY, Slo(jct_s=9.0))
+    assert pace_of(outputs).output_tokens(plain) == START_OUTPUT_TOKENS
+    outputs.on_ended([plain, ended(20), part])
+    assert [pace_of(outputs).output_tokens(call) for call in (plain, part)] == [15, 500]
+    assert pace_of(outputs).output_tokens(chat) == START_OUTPUT_TOKENS, "a task group says nothing about chats"
+
+
+@pytest.mark.parametrize(
+    ("mean_tokens", "generated", "limit", "to_come"),
+    [
+        *((200, 0, None, 200), (200, 150, None, 50), (200, 190, None, 32), (200, 900, None, 32)),
+        *((200, 0, 80, 80), (200, 70, 80, 10), (200, 150, 900, 50), (200, 80, 80, 1), (200, 0, 0, 1)),
+    ],
+)
+def test_tokens_to_come_are_the_rest_of_the_mean_but_32_at_least_and_within_the_limit(
+    mean_tokens: float, generated: int, limit: int | None, to_come: float
+) -> None:
+    pace = Pace(longest_s=0.0, shortest_s=0.0, chunk_tokens=1.0, mean_outputs={(None, False): mean_tokens})
+    call = LocalCall("c", 0.0, 10, 10, generated, max_output_tokens=limit)
+    assert pace.tokens_to_come(call) == to_come
 
 
 def test_only_the_latest_outputs_count() -> None:
     outputs = MeanOutputs()
     outputs.on_ended([LocalCall("first", 0.0, 10, 10, 9000)])
     outputs.on_ended(LocalCall(str(n), 0.0, 10, 10, 7) for n in range(RECENT_OUTPUTS))
-    assert outputs.means() == {None: 7.0}
+    assert outputs.means() == {(None, False): 7.0}
 
 
 def test_a_call_that_is_neither_running_nor_waiting_any_more_has_left() -> None:

@@ -174,7 +174,7 @@ def test_a_task_group_computes_its_prefix_once_on_the_embedded_engine() -> None:
         tokens = (*prefix, *[100 + number] * own)
         chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
         call = EmbeddedCall(
-            str(number), now_s, len(tokens), slo=slo, chain=chain, tree_chain=tree_chain, max_output_tokens=100
+            str(number), now_s, len(tokens), slo=slo, chain=chain, tree_chain=tree_chain, final_output_tokens=100
         )
         engine.add(call)
         if not number:  # a decode beside them, so that chunks do not end with a block

@@ -61,11 +61,14 @@ def test_what_no_iteration_can_keep_does_not_bind() -> None:
 
 
 def test_a_jobs_remaining_time_is_its_whole_slack() -> None:
-    pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={None: 7.0})
-    call, slo = LocalCall("c", 0.0, 1200), Slo(jct_s=10.0)
+    pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={(None, True): 40.0})
+    slo = Slo(jct_s=10.0)
+    call = LocalCall("c", 0.0, 1200, slo=slo)
     remaining_s, due_s = Objectives().timer(0.25, pace)(call, slo, 1200)
     assert due_s is None
-    assert remaining_s == pytest.approx(10.0 - 0.25 - 0.6 - 7 * 0.2)
+    assert remaining_s == pytest.approx(10.0 - 0.25 - 0.6 - 40 * 0.2)
+    call.max_output_tokens = 7
+    assert Objectives().timer(0.25, pace)(call, slo, 1200)[0] == pytest.approx(10.0 - 0.25 - 0.6 - 7 * 0.2)
 
 
 def test_the_default_is_for_calls_that_say_nothing() -> None:

@@ -142,7 +142,10 @@ class Run:
     def _on_failed(self, error: PlaitError) -> None:
         raise error
 
-    def _predicted_s(self, _model: str, _prompt_tokens: int, _output_tokens: int | None) -> float:
+    def _predicted_s(
+        self, _model: str, _prompt_tokens: int, _output_limit: int | None, *, in_group: bool = False
+    ) -> float:
+        del in_group
         return CALL_S * self.dice.uniform(0.5, 1.5)
 
     def _timed(self, what: str, event: Callable[..., None], *arguments: object) -> None:

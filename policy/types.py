@@ -68,7 +68,7 @@ class Call(NamedTuple):
     gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
     None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
     gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar. The times of `slo`
-    count from `arrived_s`.
+    count from `arrived_s`. If it `is_deduced`, the gateway has deduced them: nobody was promised them.
     """
 
     call_id: str
@@ -85,6 +85,7 @@ class Call(NamedTuple):
     prompt_hash: int | None = None
     session: str = ""
     has_grammar: bool = False
+    is_deduced: bool = False
     arrived_s: float = 0.0
 
     @property

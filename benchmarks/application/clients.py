@@ -10,7 +10,6 @@ from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
 from plait.gateway.config.sections import SessionsConfig
-from plait.gateway.fleet.router import Router
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.program import Program, entry
@@ -71,7 +70,7 @@ class Clients:
         self.way_s = network_s / 2
         self._system = system
         self.deduced = system.deduced
-        self._executor = Executor(SessionsConfig(), partial(_alone_s, self.router), self.simulation.at)
+        self._executor = Executor(SessionsConfig(), self.router.predicted_s, self.simulation.at)
         self._ids = 0
 
     def run(self, scenario: Scenario) -> list[Job]:
@@ -220,11 +219,3 @@ class _Owner:
 
 def _failed(error: PlaitError) -> None:
     raise error
-
-
-def _alone_s(router: Router, _model: str, prompt_tokens: int, output_tokens: int | None) -> float:
-    """What the gateway predicts for a call alone on an engine (`Router.predicted_s`)."""
-    view = next(iter(router.engines.values())).view
-    mean_tokens = view.ledger.mean_output_tokens
-    expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
-    return view.cost_model.prefill_time_s(prompt_tokens) + view.cost_model.decode_time_s(expected_tokens, prompt_tokens)

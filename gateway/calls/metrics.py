@@ -304,10 +304,12 @@ class CallMetrics:
             "plait_tenant_ttft_seconds", "Arrival to first token", by_tenant, TENANT_TTFT_BUCKETS_S
         )
         self._slo = FastCounter(
-            "plait_slo_calls", "Calls with this SLO, by whether it was met", [*by_objective, "slo", "met"]
+            "plait_slo_calls",
+            "Calls with this SLO, by whether it was promised or deduced, and whether it was met",
+            [*by_objective, "slo", "source", "met"],
         )
         self._good = FastCounter(
-            "plait_good_calls", "Calls that met all their SLOs: the rate is the goodput", by_objective
+            "plait_good_calls", "Calls that met all that they were promised: the rate is the goodput", by_objective
         )
         of_tenants = (self._tenant_calls, self._tenant_prompt, self._tenant_output, self._tenant_ttft)
         for collector in (*of_tenants, self._slo, self._good):
@@ -373,13 +375,14 @@ class CallMetrics:
         return tenant
 
     def _count_slos(self, delivery: Delivery, booking: Booking, tenant: str, objective: str, now_s: float) -> bool:
-        """Count whether each SLO of the call was met; returns whether all were."""
-        answered, met_all = delivery.outcome == "ok", delivery.outcome == "ok"
+        """Count whether each SLO of the call was met; returns whether all that it was promised were."""
+        answered = kept = delivery.outcome == "ok"
+        source = "deduced" if booking.call.is_deduced else "promised"
         for slo, limit_s, taken_s in _times(delivery, booking, now_s):
             met = answered and taken_s <= limit_s
-            met_all &= met
-            self._slo.of[booking.call.model, tenant, objective, slo, "yes" if met else "no"].value += 1
-        return met_all
+            kept &= met or booking.call.is_deduced
+            self._slo.of[booking.call.model, tenant, objective, slo, source, "yes" if met else "no"].value += 1
+        return kept
 
     def _new(self, model: str, engine_id: str) -> _OfEngine:
         found = self._by_engine[model, engine_id] = _OfEngine(

@@ -32,6 +32,7 @@ from plait.policy.placement.policies import POLICIES, Policy, continued
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
+from plait.policy.programs.group_outputs import GroupOutputs
 from plait.policy.types import Call, Placement
 
 Route = str | None
@@ -85,6 +86,7 @@ class Router:
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
+        self.group_outputs = GroupOutputs(prior_output_tokens)
         self.retries = RetryBudgets(self.demand.active)
         self.hand_over = HandOver()
         self._new_ledger = partial(LoadLedger, window_s=window_s, prior_output_tokens=prior_output_tokens)
@@ -161,6 +163,8 @@ class Router:
         before = engine.health.state
         engine.settle(booking, usage, now_s)
         self.demand.left(booking.call, now_s, None if usage is None else usage.output_tokens)
+        if usage is not None and booking.call.group is not None:
+            self.group_outputs.ended(self.models.target(booking.call.model), usage.output_tokens)
         if self.waiting or self.health.trials:
             self._left(booking)
         return None if engine.health.state is before else self.health.recovered(engine, before)
@@ -260,16 +264,22 @@ class Router:
             engine.age(now_s)
         self._policy.age(self.tree, self.models.peers, now_s)
 
-    def predicted_s(self, model: str, prompt_tokens: int, output_tokens: int | None) -> float:
+    def predicted_s(
+        self, model: str, prompt_tokens: int, output_tokens: int | None, *, in_group: bool = False
+    ) -> float:
         """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
 
-        0 if no engine serves the model.
+        `output_tokens` is its output limit (None: no limit). `in_group` says that it generates as much as calls of task
+        groups do. 0 if no engine serves the model.
         """
         served = self.models.target(model)
         for engine in self.engines.values():
             if served in engine.offer.models:
-                costs, mean_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
-                expected_tokens = mean_tokens if output_tokens is None else min(output_tokens, mean_tokens)
+                costs, expected_tokens = engine.view.cost_model, engine.view.ledger.mean_output_tokens
+                if in_group:
+                    expected_tokens = self.group_outputs.expected_tokens(served, output_tokens)
+                elif output_tokens is not None:
+                    expected_tokens = min(output_tokens, expected_tokens)
                 return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
         return 0.0
 

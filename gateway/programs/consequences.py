@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
@@ -35,11 +35,17 @@ from plait.policy.programs.objectives import NOTHING
 from plait.policy.programs.request_graph_state import Cause, Effects, VariableState
 from plait.policy.types import NO_SLO
 
-Prediction = Callable[[str, int, int | None], float]
-"""Predicts the seconds that a call takes alone on an engine.
 
-Its arguments are the model, the prompt tokens and the output limit (None: no limit).
-"""
+class Prediction(Protocol):
+    """Predicts the seconds that a call takes alone on an engine.
+
+    Its arguments are the model, the prompt tokens and the output limit (None: no limit). `in_group` says that the call
+    generates as much as calls of task groups do.
+    """
+
+    def __call__(self, model: str, prompt_tokens: int, output_limit: int | None, /, *, in_group: bool = False) -> float:
+        """The prediction."""
+
 
 LONGEST_S: Final = 0.1
 """A session gathers for at most so long, however many calls come: some 60 ms for the requests of 16 calls from a slow
@@ -233,12 +239,13 @@ class Consequences:
         self._cancelling = False
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:
-        """Set the call's `predicted_s`. `input_characters` is the total length of its known inputs."""
+        """Set how long the call is expected to run. `input_characters` is the total length of its known inputs."""
         if call.native_s is not None:
             call.predicted_s = call.native_s
             return
         tokens = call.prompt_tokens + input_characters // CHARACTERS_PER_TOKEN
         call.predicted_s = self._predicted_s(call.model, tokens, call.output_tokens)
+        call.in_group_s = self._predicted_s(call.model, tokens, call.output_tokens, in_group=True)
 
     def apply(self, session: Session, effects: Effects, deduced: Iterable[str], now_s: float) -> None:
         """Bring the session up to date with an event of its graph, then notify getters and call owners.

@@ -16,7 +16,7 @@ from plait.gateway.programs.held_call import GrowingText, HeldCall, Made, Output
 from plait.gateway.programs.record import UNRECORDED, Unrecorded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark, Stage
-from plait.policy.programs.objectives import Deductions, slo_of
+from plait.policy.programs.objectives import Deductions, slo_of, states_times
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, VariableState
 from plait.policy.types import Objective, Slo, TaskGroup
@@ -368,7 +368,7 @@ def has_failed(session: Session, variable: str, what: FailureCause) -> bool:
 
 
 Group = tuple[TaskGroup, float]
-"""A task group, and the longest predicted time of one of its calls, alone on an engine."""
+"""A task group, and the longest predicted time of one of its calls, alone on an engine, in seconds."""
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
@@ -401,7 +401,7 @@ def timed_by(session: Session, getter: Getter) -> Iterator[str]:
 
 def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], share_s: float | None) -> ReadyCall:
     deduction = session.deductions.of(call.call_id)
-    group, slowest_s = (None, call.predicted_s)
+    group, slowest_s = (None, call.in_group_s)
     if deduction.group is not None:
         if deduction.group not in groups:
             groups[deduction.group] = _group(session, deduction.group)
@@ -410,14 +410,15 @@ def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], shar
     slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
     values = {name: session.values[name] for name in call.inputs}
     assert call.ready_s is not None
-    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group)
+    is_deduced = slo is not None and not states_times(call.slo, asked)
+    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group, is_deduced)
 
 
 def _group(session: Session, stage: Stage) -> Group:
     """The task group of a stage."""
     members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
     name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
-    return TaskGroup(name, len(members)), max(call.predicted_s for call in members)
+    return TaskGroup(name, len(members)), max(call.in_group_s for call in members)
 
 
 def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:

@@ -360,6 +360,14 @@ large batches. Batches with 8.2 times the throughput have 95 % more latency (Par
 """
 
 
+def states_times(own: Slo | None, asked: Slo | None) -> bool:
+    """Whether somebody has stated a time of a call's SLO: its own annotation, or a TTFT or TPOT `asked` for its output.
+
+    Otherwise the whole SLO is deduced, a share of an end-to-end JCT too: nobody waits for it.
+    """
+    return own not in {None, NO_SLO} or (asked is not None and asked._replace(jct_s=None) != NO_SLO)
+
+
 def slo_of(
     deduction: Deduction,
     slowest_s: float,

@@ -196,7 +196,7 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         held.response.pieces.append(FINISH + DONE)
         held.response.finish()
         await running.tasks[0]
-        key = 'plait_slo_calls_total{met="no",model="m",objective="latency",slo="ttft",tenant=""}'
+        key = 'plait_slo_calls_total{met="no",model="m",objective="latency",slo="ttft",source="promised",tenant=""}'
         assert samples(made.registry)[key] == 1
 
 

@@ -10,7 +10,7 @@ from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.types import Call
+from plait.policy.types import Call, Slo
 from tests.gateway.exposed import samples
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -83,6 +83,29 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
     assert found[f"plait_tenant_prompt_tokens_total{{{of_tenant}}}"] == 4 * 65
     assert found[f"plait_tenant_output_tokens_total{{{of_tenant}}}"] == 20
     assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5
+
+
+def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    router.health.answered("a", {"m": None})
+    registry = new_registry()
+    metrics = CallMetrics(registry)
+    # Each takes 3 s from its arrival.
+    for is_deduced, jct_s in ((False, 5.0), (False, 1.0), (True, 5.0), (True, 1.0), (True, 1.0)):
+        call = Call("c", "m", 65, 64, [1], slo=Slo(jct_s=jct_s), is_deduced=is_deduced)
+        booking = router.book(call, router.select(call, 10.0), 10.0)
+        metrics.ended(delivered(booking, CallUsage(65, 5, 0)), 12.0)
+    found = samples(registry)
+    counts = {
+        (source, met): found[
+            f'plait_slo_calls_total{{met="{met}",model="m",objective="",slo="jct",source="{source}",tenant="t"}}'
+        ]
+        for source in ("promised", "deduced")
+        for met in ("yes", "no")
+    }
+    assert counts == {("promised", "yes"): 1, ("promised", "no"): 1, ("deduced", "yes"): 1, ("deduced", "no"): 2}
+    assert found['plait_good_calls_total{model="m",objective="",tenant="t"}'] == 4
 
 
 def test_a_fast_counter_shows_what_a_counter_of_prometheus_client_shows() -> None:

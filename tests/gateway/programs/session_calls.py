@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.backends.errors import PlaitError
 from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.programs.consequences import Prediction
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText, HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session
@@ -65,13 +66,18 @@ class Waiting:
             self._shown += len(news)
 
 
+def predicted_s(_model: str, prompt_tokens: int, _output_limit: int | None, *, in_group: bool = False) -> float:
+    del in_group
+    return prompt_tokens * SECONDS_PER_TOKEN
+
+
 class Core:
     """An executor whose calls take `SECONDS_PER_TOKEN` a prompt token; they gather if `limits` say so."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, predicted_s: Prediction = predicted_s, **limits: Any) -> None:
         config = SessionsConfig(**{"gather_ms": 0, "gone_grace_s": 0, **limits})
         self._events: list[tuple[float, Event]] = []
-        self.executor = Executor(config, lambda _model, prompt, _output: prompt * SECONDS_PER_TOKEN, self._at)
+        self.executor = Executor(config, predicted_s, self._at)
 
     def session(self, session_id: str = "s", tenant: str = "t", now_s: float = 0.0) -> Session:
         return self.executor.sessions.open(tenant, session_id, now_s)

@@ -4,14 +4,65 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.fleet.router import Router
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session, promised
-from plait.policy.types import Slo
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.programs.objectives import GROUP_STRETCH
+from plait.policy.types import Call, Objective, Slo, TaskGroup
 from tests.gateway.programs.session_calls import Core, owner
 from tests.policy.programs.jct_shares import jct_shares
+
+COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
+
+# Task groups
+
+
+def answered(router: Router, output_tokens: int, group: TaskGroup | None = None) -> None:
+    call = Call("c", "m", 65, 64, [1], group=group)
+    booking = router.book(call, router.select(call, 0.0), 0.0)
+    router.settle(booking, CallUsage(65, output_tokens, 0), 1.0)
+
+
+def group_jct_s(router: Router, output_tokens: int | None) -> float:
+    core = Core(router.predicted_s)
+    maps = [core.add(f"M{n}", "task", [f"m{n}"], model="m", output_tokens=output_tokens) for n in range(2)]
+    core.add("R", "m0 m1", objective=Objective.LATENCY)
+    core.executor.variables.set_value(core.session(), "task", "", 0.0)
+    (jct_s,) = {promise.slo.jct_s for call in maps if (promise := owner(call).ready) is not None and promise.slo}
+    assert jct_s is not None
+    return jct_s
+
+
+def test_a_groups_jct_follows_from_what_calls_of_task_groups_generate() -> None:
+    router = Router()
+    router.add_engine("a", COSTS)
+    router.health.answered("a", {"m": None})
+    answered(router, 8)
+    assert group_jct_s(router, 400) == pytest.approx(GROUP_STRETCH * 400 * 0.011), "its limit, not 8"
+    answered(router, 100, TaskGroup("g", 1))
+    answered(router, 8)
+    assert group_jct_s(router, 400) == pytest.approx(GROUP_STRETCH * 100 * 0.011)
+    assert group_jct_s(router, 50) == pytest.approx(GROUP_STRETCH * 50 * 0.011)
+    assert group_jct_s(router, None) == pytest.approx(GROUP_STRETCH * 100 * 0.011)
+
+
+def test_a_call_knows_whether_its_slo_was_stated_or_deduced() -> None:
+    core = Core()
+    core.get("z", Slo(ttft_s=1.0, jct_s=60.0))
+    core.add("Z", "x y", ["z"])
+    part, own = core.add("X", "", ["x"]), core.add("Y", "", ["y"], slo=Slo(jct_s=9.0))
+    plain = core.add("P")
+    for call in (part, own):
+        core.run(call, "text")
+    told = [owner(call).ready for call in (part, own, plain, core.session().calls["Z"])]
+    assert [ready.is_deduced for ready in told if ready is not None] == [True, False, False, False]
+
 
 # End-to-end times
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from plait.policy.programs.needs import Stage
-from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction, slo_of
-from plait.policy.types import Objective, Slo
+from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction, slo_of, states_times
+from plait.policy.types import NO_SLO, Objective, Slo
 from tests.policy.programs.application import Application
 
 LATENCY, THROUGHPUT = Objective.LATENCY, Objective.THROUGHPUT
@@ -28,6 +30,22 @@ def test_what_is_explicit_wins_over_what_is_deduced() -> None:
     assert slo_of(group, 3.0, share_s=4.0) == Slo(jct_s=4.0)
     assert slo_of(Deduction(LATENCY, 0), 3.0, asked=asked, share_s=4.0) == Slo(ttft_s=0.5, jct_s=4.0)
     assert slo_of(Deduction(LATENCY, 0), 3.0, asked=asked) == Slo(ttft_s=0.5), "60 s are not this call's"
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "stated"),
+    [
+        (None, None, False),
+        (NO_SLO, Slo(jct_s=60.0), False),
+        (Slo(jct_s=9.0), None, True),
+        (None, Slo(tpot_s=0.1, jct_s=60.0), True),
+        (NO_SLO, Slo(ttft_s=1.0), True),
+    ],
+)
+def test_a_share_of_a_jct_is_deduced_and_the_other_times_of_a_get_are_stated(
+    own: Slo | None, asked: Slo | None, stated: bool
+) -> None:
+    assert states_times(own, asked) == stated
 
 
 def test_a_job_that_is_late_already_is_treated_as_one_without_a_deadline() -> None:

@@ -152,15 +152,15 @@ class Objectives:
             slo = call.slo or self.of(call)
             if slo is None:
                 continue
-            _, tpot_s, jct_s = slo
+            tpot_s = slo.tpot_s
             if tpot_s is not None:
                 if tpot_s >= shortest_s:
                     left_s = first_token_s.get(call, now_s) + tpot_s * call.output_tokens - now_s
                     if left_s < tpot_s:
                         left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call))
                     slos_s.append(left_s)
-            elif jct_s is not None:
-                left_s = (jct_s - (now_s - call.arrived_s)) / pace.tokens_to_come(call)
+            elif slo.jct_s is not None:
+                left_s = (slo.jct_s - (now_s - call.arrived_s)) / pace.tokens_to_come(call)
                 if left_s >= shortest_s:
                     slos_s.append(left_s)
         return min(slos_s, default=inf)

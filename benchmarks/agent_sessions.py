@@ -83,13 +83,13 @@ def main() -> int:
     for policy in arguments.policies:
         _print(policy, [row for row in rows if row.policy == policy])
     ours = [row for row in rows if row.policy == OURS]
-    claims = list(_claims(ours, {name: wanted for name, (_, wanted) in chosen.items()}))
-    for claim in claims:
+    made = list(claims(ours, {name: wanted for name, (_, wanted) in chosen.items()}))
+    for claim in made:
         print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
     if arguments.json is not None:
-        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in claims]}
+        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in made]}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+    return int(not all(claim.holds for claim in made))
 
 
 def _rows(traces: Path, tasks: Sequence[Task], processes: int) -> list[Row]:
@@ -138,7 +138,8 @@ def _both(rows: Sequence[Row], of: Callable[[Outcome], float], form: str) -> str
     return f"{', '.join(map(form.format, means))} ({_ratio(rows, of):.3f})"
 
 
-def _claims(rows: Sequence[Row], wanted_of: dict[str, Wanted]) -> Iterator[Claim]:
+def claims(rows: Sequence[Row], wanted_of: Mapping[str, Wanted]) -> Iterator[Claim]:
+    """What is wanted of each condition, by its name."""
     for name, wanted in wanted_of.items():
         found = [row for row in rows if row.name == name]
         for figure, value_of in FIGURES.items():

@@ -90,7 +90,7 @@ def _tenants(arguments: argparse.Namespace) -> int:
     """Run and print one load after the other; returns 1 if a claim does not hold."""
     asked = list(_contests(arguments))
     contests = list(dict.fromkeys(contest for one in asked for contest in (one.base, one)))
-    found = dict(run_all(_virtual_tenants, arguments.traces, contests, arguments.jobs))
+    found = dict(run_all(tenants_runner, arguments.traces, contests, arguments.jobs))
     results = {contest: found[contest] for contest in contests}
     made = list(tenant_report.claims(results))
     print("\n".join([*tenant_report.markdown(results), "", *lines(made)]))
@@ -126,7 +126,8 @@ def _contests(arguments: argparse.Namespace) -> Iterator[tenants.Contest]:
             yield replace(contest, load=load, seed=seed)
 
 
-def _virtual_tenants(_traces: Path) -> Callable[[tenants.Contest], tenants.TenantFigures]:
+def tenants_runner(_traces: Path) -> Callable[[tenants.Contest], tenants.TenantFigures]:
+    """Runs contests."""
     return tenants.run_tenants
 
 

@@ -116,7 +116,7 @@ class Runner:
         return found
 
 
-def _ways(counts: Sequence[int], *, blind: bool) -> Iterator[tuple[int, Way, float]]:
+def ways(counts: Sequence[int], *, blind: bool) -> Iterator[tuple[int, Way, float]]:
     """So many gateways, how they hear, and how late."""
     yield 1, "blind", 0.0
     yield 1, "by reports", DELAY_S
@@ -140,8 +140,8 @@ def main() -> int:
         calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S
     )
     tasks = [Task(kind, seed) for seed in arguments.seeds for kind in arguments.kinds]
-    ways = tuple(_ways(arguments.gateways, blind=not arguments.only_told))
-    runner = NewRunner(experiment, tuple(arguments.loads), ways)
+    tried = tuple(ways(arguments.gateways, blind=not arguments.only_told))
+    runner = NewRunner(experiment, tuple(arguments.loads), tried)
     found = list[Ratios]()
     for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs):
         found += some

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results
-from benchmarks.filling.systems import ADMISSION
+from benchmarks.filling.systems import ADMISSION, NONE
 from plait.gateway.simulation.compare import Claim
 
 LEAST_COMPLETED: Final = 0.96
@@ -27,7 +27,10 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
 
 
 def claims(results: Results) -> Iterator[Claim]:
-    """What is wanted of admission: the mean share over the seeds at the worst load, and nearly all calls a second."""
+    """What is wanted of admission: the mean share over the seeds at the worst load, and nearly all calls a second.
+
+    Each share is given with the one that is kept without admission at the same load.
+    """
     found = {point: kept for point, kept in results.items() if point.system == ADMISSION}
     for promise, callers in dict.fromkeys((point.promise, point.callers) for point in found):
         if promise == NO_JCT:
@@ -36,7 +39,8 @@ def claims(results: Results) -> Iterator[Claim]:
         kept = {cell: _mean(found, cell, "kept") for cell in cells}
         worst = min(kept, key=kept.__getitem__)
         least = min(PROMISES[promise].least, CALLERS[callers].least)
-        yield _at_least(f"{promise} kept, callers {callers}, at its worst (load {worst.load:g})", kept[worst], least)
+        name = f"{promise} kept, callers {callers}, at its worst (load {worst.load:g}{_without(results, worst)})"
+        yield _at_least(name, kept[worst], least)
         for cell in cells:
             plain = replace(cell, promise=NO_JCT)
             if PROMISES[promise].slo.jct_s is not None and plain in _cells(found):
@@ -66,6 +70,11 @@ def as_json(plan: Plan, results: Results, made: Sequence[Claim]) -> dict[str, An
         "results": [{**asdict(point), **asdict(kept)} for point, kept in results.items()],
         "claims": [asdict(claim) for claim in made],
     }
+
+
+def _without(results: Results, cell: Point) -> str:
+    none = replace(cell, system=NONE)
+    return f"; {NONE}: {_mean(results, none, 'kept'):.3f}" if none in _cells(results) else ""
 
 
 def _cells(points: Iterable[Point]) -> list[Point]:

@@ -76,7 +76,7 @@ def test_the_worst_load_counts_and_jcts_may_not_cost_calls() -> None:
     }
     made = list(claims(results))
     assert [(claim.value, claim.holds) for claim in made] == [(0.98, False), (0.96, True), (0.96, True), (0.95, False)]
-    assert made[0].name == "ttft-0.3 kept, callers one, at its worst (load 1.2)"
+    assert made[0].name == "ttft-0.3 kept, callers one, at its worst (load 1.2; none: 0.200)"
     assert "| 0.5 | admission | 0.995 |" in "\n".join(markdown(results))
 
 

@@ -1,0 +1,185 @@
+"""The rows of the table: which runs of which experiment each takes, and what is claimed of them.
+
+A row has no harness of its own. It takes the runner and the claims of an experiment that can be run by itself, with
+fewer runs if it has to be quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import agent_sessions, full_fleet, gateways
+from benchmarks.application import claims as program_claims
+from benchmarks.application import sweep as programs
+from benchmarks.application.experiments import EXPERIMENTS, TRACE_FILES
+from benchmarks.claiming.placement import PLACEMENT_POLICIES, placement_claims
+from benchmarks.filling import claims as full_claims
+from benchmarks.filling import promise_report, promises, runs, tenant_report, tenants
+from benchmarks.filling.systems import ADMISSION, DEFAULT, NONE, FleetSize
+from benchmarks.holding.conditions import GROUPS
+from benchmarks.placing import policy_runs
+from benchmarks.placing.workloads import AGENTS_FILE
+from benchmarks.schedulers.claims import Claim as BoundedClaim
+from plait.gateway.simulation.compare import Claim, Experiment
+from plait.policy.types import Objective
+
+Found = Mapping[Any, Any]
+"""The result of each task of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One experiment: its tasks, what makes their runner from the folder of the traces, and its claims.
+
+    It needs these `files` of that folder.
+    """
+
+    tasks: Sequence[Any]
+    new_runner: Callable[[Path], Callable[[Any], Any]]
+    claims: Callable[[Found], Iterator[Claim]]
+    files: Sequence[str] = ()
+
+
+def rows(*, quick: bool) -> dict[str, Row]:
+    """All of them, by name."""
+    return {
+        "promises": _promises(quick=quick),
+        "tenants": _tenants(quick=quick),
+        "programs": _programs(quick=quick),
+        "prefixes": _prefixes(quick=quick),
+        "documents": _documents(quick=quick),
+        "agents": _agents(quick=quick),
+        "gateways": _gateways(quick=quick),
+    }
+
+
+def _promises(*, quick: bool) -> Row:
+    """Short calls with a TTFT, TPOT or JCT, against no admission."""
+    plan = promises.Plan(
+        fleet=FleetSize(engines=2 if quick else 4),
+        systems=(NONE, ADMISSION),
+        loads=(0.5, 0.85, 1.0),
+        seconds=30.0 if quick else promises.SECONDS,
+    )
+    tasks = [
+        (name, callers, seed)
+        for name in promises.PROMISES
+        for callers in promises.CALLERS
+        for seed in ((1,) if quick else (1, 2, 3))
+    ]
+    return Row(tasks, partial(promises.Runner, plan), lambda found: promise_report.claims(_merged(found)))
+
+
+def _tenants(*, quick: bool) -> Row:
+    """A heavy tenant with small calls, a TTFT or an objective, against a plain one; and a flood of one's own calls."""
+    plain = tenants.Contest(
+        shape="chat",
+        load=tenants.LOAD,
+        seconds=30.0 if quick else tenants.SECONDS,
+        seed=1,
+        engines=2 if quick else 4,
+    )
+    contests = [
+        replace(plain, shape=shape, seed=seed, **other)
+        for shape in (("chat",) if quick else ("chat", "tools"))
+        for seed in ((1,) if quick else (1, 2, 3))
+        for other in FLOODERS
+    ]
+    own = replace(plain, shape="long", flood="small", fair=False)
+    return Row([*contests, own.base, own], full_fleet.tenants_runner, tenant_report.claims)
+
+
+def _programs(*, quick: bool) -> Row:
+    """Parrot's programs and mixes, against chaining by clients and other simple alternatives."""
+    tasks = [
+        (case, system, 1 if quick else experiment.seeds)
+        for name, experiment in EXPERIMENTS.items()
+        if not quick or name in QUICK_PROGRAMS
+        for case in experiment.cases(name, quick=quick)
+        for system in experiment.systems
+    ]
+    return Row(tasks, programs.Runner, lambda found: map(_of_least, program_claims.claims(_merged(found))), TRACE_FILES)
+
+
+def _prefixes(*, quick: bool) -> Row:
+    """Preble's documents and tool lists, against round robin and E2."""
+    plan = policy_runs.Plan(PLACEMENT_POLICIES, calls_an_engine=60 if quick else 150)
+    tasks = [
+        policy_runs.Task(workload, 4, seed)
+        for workload in ("video", "loogle", "tools")
+        for seed in ((100,) if quick else (100, 101, 102))
+    ]
+    return Row(tasks, partial(policy_runs.Runner, plan), placement_claims)
+
+
+def _documents(*, quick: bool) -> Row:
+    """Questions on a few long documents, against no admission and round robin."""
+    plan = runs.Plan(systems=DEFAULT, fleet=FleetSize(), loads=(0.75, 1.5))
+    if quick:
+        plan = replace(plan, calls=200, at_once_s=30.0, open_s=60.0, over_s=30.0)
+    tasks = [("documents", seed) for seed in ((11,) if quick else (11, 12, 13))]
+    return Row(tasks, full_fleet.NewRunner(plan), lambda found: full_claims.claims(_merged(found)))
+
+
+def _agents(*, quick: bool) -> Row:
+    """Agents whose contexts do not fit into the KV, against the same without holding their sessions."""
+    chosen = {name: GROUPS["full"][name] for name in (("A 1.9",) if quick else ("A 1.9", "B 1.9", "B 0.95"))}
+    tasks = [
+        agent_sessions.Task(name, condition, seed, agent_sessions.OURS)
+        for name, (condition, _) in chosen.items()
+        for seed in ((1,) if quick else (1, 2, 3))
+    ]
+    wanted = {name: wanted for name, (_, wanted) in chosen.items()}
+    return Row(tasks, _new_agents, lambda found: agent_sessions.claims([*found.values()], wanted), [AGENTS_FILE])
+
+
+def _gateways(*, quick: bool) -> Row:
+    """Four gateways that hear of each other, against one."""
+    experiment = Experiment(
+        calls=800 if quick else 3000,
+        engines=4 if quick else 8,
+        working_set=4.0,
+        report_interval_s=gateways.INTERVAL_S,
+    )
+    tasks = [gateways.Task(kind, seed) for kind in gateways.KINDS for seed in ((1,) if quick else (1, 2, 3))]
+    new_runner = gateways.NewRunner(experiment, gateways.LOADS, tuple(gateways.ways((4,), blind=False)))
+
+    def claims(found: Found) -> Iterator[Claim]:
+        return map(_of_most, gateways.claims([one for some in found.values() for one in some]))
+
+    return Row(tasks, new_runner, claims)
+
+
+FLOODERS: Final[Sequence[Mapping[str, Any]]] = (
+    {},
+    {"flood": "small"},
+    {"ttft_s": 0.5},
+    {"objective": Objective.LATENCY},
+)
+"""How the heavy tenant's calls differ from those of the others. First: not at all."""
+QUICK_PROGRAMS: Final = ("chain", "background", "chains", "map_reduce", "multi_agent", "latency_mix")
+"""The others take a minute or more."""
+
+
+def _new_agents(traces: Path) -> Callable[[agent_sessions.Task], agent_sessions.Row]:
+    return partial(agent_sessions.run, traces)
+
+
+def _merged(found: Found) -> dict[Any, Any]:
+    """All points of all tasks."""
+    return {point: figures for some in found.values() for point, figures in some.items()}
+
+
+def _of_least(claim: BoundedClaim) -> Claim:
+    """A claim whose value is to be the target or more."""
+    where = f" ({claim.where})" if claim.where else ""
+    return Claim(claim.name + where, claim.value, f">= {claim.target:.3g}", claim.holds)
+
+
+def _of_most(claim: BoundedClaim) -> Claim:
+    """A claim whose value is to be the target or less."""
+    return Claim(claim.name, claim.value, f"<= {claim.target:.3g}", claim.holds)

@@ -45,14 +45,14 @@ class Row:
 
 
 def rows(*, quick: bool) -> dict[str, Row]:
-    """All of them, by name."""
+    """All of them, by name. The one with the longest tasks is first, so that no process is left with one at the end."""
     return {
+        "agents": _agents(quick=quick),
         "promises": _promises(quick=quick),
         "tenants": _tenants(quick=quick),
         "programs": _programs(quick=quick),
         "prefixes": _prefixes(quick=quick),
         "documents": _documents(quick=quick),
-        "agents": _agents(quick=quick),
         "gateways": _gateways(quick=quick),
     }
 

@@ -14,12 +14,11 @@ from plait.policy.scheduling.plan import LocalCall
 class EmbeddedCall(LocalCall):
     """A call in this engine: the hashes of its KV blocks and tree blocks, and the source of its output.
 
-    The call ends when it has generated `final_output_tokens`, which its scheduler does not know.
-
-    `cached_tokens` are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is
-    when the engine received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks
-    were cached at the last look-up. `handle` is the gateway's name for a call whose objectives may change,
-    `gateway` that of the gateway.
+    The call ends when it has generated `final_output_tokens`. The scheduler may only know its limit. `cached_tokens`
+    are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is when the engine
+    received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks were cached at
+    the last look-up. `handle` is the gateway's name for a call whose objectives may change, `gateway` that of the
+    gateway.
     """
 
     chain: HashChain = field(kw_only=True)

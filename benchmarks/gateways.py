@@ -116,7 +116,7 @@ class Runner:
         return found
 
 
-def ways(counts: Sequence[int], *, blind: bool) -> Iterator[tuple[int, Way, float]]:
+def _ways(counts: Sequence[int], *, blind: bool) -> Iterator[tuple[int, Way, float]]:
     """So many gateways, how they hear, and how late."""
     yield 1, "blind", 0.0
     yield 1, "by reports", DELAY_S
@@ -140,8 +140,8 @@ def main() -> int:
         calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S
     )
     tasks = [Task(kind, seed) for seed in arguments.seeds for kind in arguments.kinds]
-    tried = tuple(ways(arguments.gateways, blind=not arguments.only_told))
-    runner = NewRunner(experiment, tuple(arguments.loads), tried)
+    ways = tuple(_ways(arguments.gateways, blind=not arguments.only_told))
+    runner = NewRunner(experiment, tuple(arguments.loads), ways)
     found = list[Ratios]()
     for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs):
         found += some
@@ -162,7 +162,7 @@ def claims(found: Sequence[Ratios]) -> Iterator[Claim]:
             value = _mean(told, name)
             yield Claim(f"mean {name} of {count} gateways over one's", value, bound, value <= bound, "geometric mean")
     by_reports = [one for one in found if one.way == "by reports"]
-    for name in ("TTFT", "E2E"):
+    for name in ("TTFT", "E2E") if by_reports else ():
         value = _mean(by_reports, name)
         what = f"mean {name} of one that hears of its own calls by reports"
         yield Claim(what, value, OF_ONE, value <= OF_ONE, "geometric mean")

@@ -60,10 +60,9 @@ def rows(*, quick: bool) -> dict[str, Row]:
 def _promises(*, quick: bool) -> Row:
     """Short calls with a TTFT, TPOT or JCT, against no admission."""
     plan = promises.Plan(
-        fleet=FleetSize(engines=2 if quick else 4),
+        fleet=FleetSize(engines=1 if quick else 4),
         systems=(NONE, ADMISSION),
         loads=(0.5, 0.85, 1.0),
-        seconds=30.0 if quick else promises.SECONDS,
     )
     tasks = [
         (name, callers, seed)
@@ -146,7 +145,7 @@ def _gateways(*, quick: bool) -> Row:
         report_interval_s=gateways.INTERVAL_S,
     )
     tasks = [gateways.Task(kind, seed) for kind in gateways.KINDS for seed in ((1,) if quick else (1, 2, 3))]
-    new_runner = gateways.NewRunner(experiment, gateways.LOADS, tuple(gateways.ways((4,), blind=False)))
+    new_runner = gateways.NewRunner(experiment, gateways.LOADS, FOUR_GATEWAYS)
 
     def claims(found: Found) -> Iterator[Claim]:
         return map(_of_most, gateways.claims([one for some in found.values() for one in some]))
@@ -161,6 +160,11 @@ FLOODERS: Final[Sequence[Mapping[str, Any]]] = (
     {"objective": Objective.LATENCY},
 )
 """How the heavy tenant's calls differ from those of the others. First: not at all."""
+FOUR_GATEWAYS: Final[tuple[tuple[int, gateways.Way, float], ...]] = (
+    (1, "blind", 0.0),
+    (4, "told", gateways.DELAY_S),
+)
+"""One gateway that hears of nobody, and four that hear of each other late. Each is compared with one that is told."""
 QUICK_PROGRAMS: Final = ("chain", "background", "chains", "map_reduce", "multi_agent", "latency_mix")
 """The others take a minute or more."""
 

@@ -201,7 +201,7 @@ async def test_a_submitted_prompt_runs_output_after_output(served: Served) -> No
     await served.engine.answer("Do it: ", "x = 1")
     assert (await served.get("code")).json["value"] == "x = 1"
     ((prompt, (delivery, _, _)),) = served.engine.running.items()
-    assert (prompt, delivery.continues_on) == ("Do it: |x = 1 Test: ", "e")
+    assert (prompt, delivery.continues_on) == ("Do it: |x = 1 Test:", "e")
     assert delivery.call.call_id == f"{made['id']}.1"
     await served.engine.answer(prompt, "fine")
     assert waiting.json["value"] == "fine"
@@ -214,7 +214,7 @@ async def test_a_submitted_chat_runs_turn_after_turn_on_one_engine(served: Serve
     await served.value("task", "Do it")
     await served.engine.answer("You code.|Do it", "x = 1")
     ((prompt, (delivery, _, _)),) = served.engine.running.items()
-    assert (prompt, delivery.continues_on) == ("You code.|Do it|x = 1|Test x = 1|Here: ", "e")
+    assert (prompt, delivery.continues_on) == ("You code.|Do it|x = 1|Test x = 1|Here:", "e")
     await served.engine.answer(prompt, "assert x")
     assert (await served.get("test")).json["value"] == "assert x"
 
@@ -238,7 +238,7 @@ async def test_a_submission_is_known_again(served: Served) -> None:
 async def test_a_submitted_call_whose_second_step_fails_keeps_its_first_output(served: Served) -> None:
     await served.submit("{{a}} and {{b}}", "a", "b", chat=False)
     await served.engine.answer("", "one")
-    await served.engine.lose("one and ")
+    await served.engine.lose("one and")
     assert (await served.get("a")).json["value"] == "one"
     assert (await served.get("b")).refusal == (424, "variable_failed")
 

@@ -48,7 +48,7 @@ LEAST_GAIN_S = 1.0
 PASSING = 16
 """So many calls of a tenant are looked at for one that may pass, the oldest ones."""
 
-OLD_S: Final = 20.0
+OLD_S: Final = 60.0
 """Once a call has waited in a line for so long, small ones do not pass it any more."""
 
 Look = Callable[[str, float], None]

@@ -1,56 +1,24 @@
 """An engine's recent speed: the figures from which remaining times are computed (AccelGen, 4.3).
 
-Besides times, these are the mean outputs of calls that ended, and counts and times of preemptions.
+Besides times, these are the outputs of calls that ended, and counts and times of preemptions.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.outputs import (
+    LEAST_OUTPUT_TOKENS,
+    START_OUTPUTS,
+    CallClass,
+    Outputs,
+    RecentOutputs,
+    class_of,
+)
 from plait.policy.scheduling.plan import RECENT_ITERATIONS, IterationWork, LocalCall
-from plait.policy.types import Objective
-
-START_OUTPUT_TOKENS = 211.0
-"""S_g until a call of the class has ended: the mean output of the Azure conversation trace (2023)."""
-
-LEAST_OUTPUT_TOKENS = 32.0
-"""Ours: a call is expected to generate at least this many more tokens, even beyond the mean output."""
-
-RECENT_OUTPUTS = 1024
-"""Ours: the mean is over this many of the latest outputs of a class."""
-
-CallClass = tuple[Objective | None, bool]
-"""(Objective, whether the call has a JCT). Calls of task groups have one; other calls with a deduced SLO have none."""
-
-
-def class_of(call: LocalCall) -> CallClass:
-    """The class of a call. S_g is the mean output of a class."""
-    return call.objective, call.slo is not None and call.slo.jct_s is not None
-
-
-class MeanOutputs:
-    """S_g, the mean output, of each class of calls."""
-
-    def __init__(self) -> None:
-        self._outputs: dict[CallClass, deque[int]] = {}
-        self._sums: dict[CallClass, int] = {}
-
-    def on_ended(self, calls: Iterable[LocalCall]) -> None:
-        """These calls have left the engine."""
-        for call in calls:
-            kind = class_of(call)
-            outputs = self._outputs.setdefault(kind, deque(maxlen=RECENT_OUTPUTS))
-            dropped = outputs[0] if len(outputs) == RECENT_OUTPUTS else 0
-            outputs.append(max(1, call.output_tokens))
-            self._sums[kind] = self._sums.get(kind, 0) + outputs[-1] - dropped
-
-    def means(self) -> dict[CallClass, float]:
-        """The mean of each class of which a call has ended."""
-        return {kind: self._sums[kind] / len(outputs) for kind, outputs in self._outputs.items()}
-
 
 PREEMPTION_ITERATIONS = 1024
 """The window of P and P_max, in iterations. It is longer than `RECENT_ITERATIONS`, because preemptions are rare
@@ -124,8 +92,8 @@ class Pace:
 
     `longest_s` is T_max, the longest recent iteration. `chunk_tokens` is L_c, the mean chunk. `preemption_rate` is P,
     preemptions per generated token. `longest_preemption_s` is P_max. `tokens_per_s` is S_pf / T_pf, the throughput at
-    the pivot, None while it is not known. `mean_outputs` are S_g by class. `shortest_s` is ours: the iteration with
-    one token, 0 while it is not known.
+    the pivot, None while it is not known. `outputs` are those of recent calls by class; their mean is S_g.
+    `shortest_s` is ours: the iteration with one token, 0 while it is not known.
     """
 
     longest_s: float
@@ -134,7 +102,7 @@ class Pace:
     preemption_rate: float = 0.0
     longest_preemption_s: float = 0.0
     tokens_per_s: float | None = None
-    mean_outputs: Mapping[CallClass, float] = field(default_factory=dict)
+    outputs: Mapping[CallClass, Outputs] = field(default_factory=dict)
     pivot_tokens: int = 0
     """S_pf, at most the engine's own maximum."""
 
@@ -144,7 +112,7 @@ class Pace:
         iterations: RecentIterations,
         model: IterationModel,
         preemptions: PreemptionHistory,
-        outputs: MeanOutputs,
+        outputs: RecentOutputs,
         max_batch_tokens: int,
     ) -> Pace:
         """The figures now. Before the first iteration, T_max is T_pf and L_c is S_pf.
@@ -161,15 +129,21 @@ class Pace:
             longest_preemption_s=preemptions.longest_s,
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
             pivot_tokens=pivot_tokens,
-            mean_outputs=outputs.means(),
+            outputs=outputs.by_class,
         )
 
     def output_tokens(self, call: LocalCall) -> float:
         """S_g: the mean output of the calls of this call's class that ended recently."""
-        return self.mean_outputs.get(class_of(call), START_OUTPUT_TOKENS)
+        return self.outputs.get(class_of(call), START_OUTPUTS).mean_tokens
 
-    def tokens_to_come(self, call: LocalCall) -> float:
-        """The output tokens that a call is expected to generate from now on: at least 1, at most those of its limit."""
+    def tokens_to_come(self, call: LocalCall) -> int:
+        """The output tokens to allow for from now on, to end in time: at least 1, at most those of the call's limit."""
+        outputs, limit = self.outputs.get(class_of(call), START_OUTPUTS), call.max_output_tokens
+        to_come = outputs.to_come(call.output_tokens)
+        return to_come if limit is None else max(1, min(to_come, limit - call.output_tokens))
+
+    def mean_tokens_to_come(self, call: LocalCall) -> float:
+        """The rest of the mean output, at least `LEAST_OUTPUT_TOKENS`, at most the rest of the call's limit."""
         generated, limit = call.output_tokens, call.max_output_tokens
         to_come = max(LEAST_OUTPUT_TOKENS, self.output_tokens(call) - generated)
         return to_come if limit is None else max(1.0, min(to_come, limit - generated))

@@ -144,10 +144,12 @@ class Objectives:
     def tightest_s(self, decodes: Sequence[LocalCall], now_s: float, pace: Pace) -> float:
         """The tightest iteration SLO of the `decodes`; infinite if none limits the iteration.
 
-        A JCT without a TPOT limits the iteration to the time left for each token to come. What is under the shortest
-        iteration cannot be met, so it is ignored.
+        A JCT without a TPOT limits the iteration to the time left for each token to come, but to no less than the
+        shortest iteration. A TPOT under the shortest iteration, and a JCT that passes before the next token, cannot be
+        met, so they are ignored.
         """
-        slos_s, first_token_s, shortest_s = [], self._first_token_s, pace.shortest_s
+        slos_s, first_token_s = [], self._first_token_s
+        shortest_s, tokens_to_come = pace.shortest_s, pace.tokens_to_come
         for call in decodes:
             slo = call.slo or self.of(call)
             if slo is None:
@@ -160,9 +162,10 @@ class Objectives:
                         left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call))
                     slos_s.append(left_s)
             elif slo.jct_s is not None:
-                left_s = (slo.jct_s - (now_s - call.arrived_s)) / pace.tokens_to_come(call)
+                left_s = slo.jct_s - (now_s - call.arrived_s)
                 if left_s >= shortest_s:
-                    slos_s.append(left_s)
+                    left_s /= tokens_to_come(call)
+                    slos_s.append(left_s if left_s > shortest_s else shortest_s)
         return min(slos_s, default=inf)
 
 

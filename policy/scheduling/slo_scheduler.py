@@ -27,7 +27,8 @@ from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, 
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.moment import Moment, SloSettings, split_running, time_prefills
-from plait.policy.scheduling.pace import MeanOutputs, Pace, PreemptionHistory, RecentIterations
+from plait.policy.scheduling.outputs import RecentOutputs
+from plait.policy.scheduling.pace import Pace, PreemptionHistory, RecentIterations
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
 from plait.policy.scheduling.preemption import (
     MakeRoom,
@@ -87,7 +88,7 @@ class SloScheduler:
         self._phases = phases
         self._iterations = RecentIterations()
         self._preemptions = PreemptionHistory()
-        self._outputs = MeanOutputs()
+        self._outputs = RecentOutputs()
         self._ttft_slack = TtftSlack()
         self._objectives = phases.objectives(self.settings.default_slo)
         self._hit_ratio = HitRatioOrder()

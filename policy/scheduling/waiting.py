@@ -182,7 +182,7 @@ def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -
     entries = []
     for position, (call, tokens, _) in enumerate(missed):
         generated = call.output_tokens
-        to_come = pace.tokens_to_come(call)
+        to_come = pace.mean_tokens_to_come(call)
         kv_time = (call.prompt_tokens + generated + to_come / 2) * (tokens * token_s + to_come * decode_s)
         entries.append((-call.priority, (now_s - call.arrived_s) / kv_time, -position))
     first = nlargest(max(0, batch.free_slots) + MISFITS, entries)

@@ -14,7 +14,8 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.scheduling.chunking import EngineBudget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment, SloSettings
-from plait.policy.scheduling.pace import MeanOutputs, Pace, PreemptionHistory, RecentIterations
+from plait.policy.scheduling.outputs import RecentOutputs
+from plait.policy.scheduling.pace import Pace, PreemptionHistory, RecentIterations
 from plait.policy.scheduling.plan import LocalCall, LocalScheduler, Plan
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_scheduler import SloScheduler
@@ -91,7 +92,7 @@ def moment(engine: FakeEngine) -> Moment:
         facts=engine,
         settings=SloSettings(),
         objectives=Objectives(),
-        pace=Pace.of(RecentIterations(), IterationModel(), history, MeanOutputs(), engine.max_batch_tokens),
+        pace=Pace.of(RecentIterations(), IterationModel(), history, RecentOutputs(), engine.max_batch_tokens),
         preemptions=history,
         long_calls=(),
         empty_budget=EngineBudget(engine.max_batch_tokens),

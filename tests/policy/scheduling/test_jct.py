@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.scheduling.pace import LEAST_OUTPUT_TOKENS, Pace
+from plait.policy.scheduling.outputs import CallClass, Outputs
+from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.types import Slo
@@ -28,22 +29,34 @@ jobs = st.builds(
 )
 
 
-@given(calls=st.lists(jobs, max_size=5), mean_tokens=st.floats(1, 500), shortest_s=st.floats(0, 0.2))
+@given(
+    calls=st.lists(jobs, max_size=5),
+    outputs=st.lists(st.integers(1, 500), min_size=1, max_size=9),
+    shortest_s=st.floats(0, 0.2),
+)
 def test_jcts_limit_an_iteration_to_the_least_time_left_for_each_token_to_come(
-    calls: list[LocalCall], mean_tokens: float, shortest_s: float
+    calls: list[LocalCall], outputs: list[int], shortest_s: float
 ) -> None:
-    pace = Pace(longest_s=0.2, shortest_s=shortest_s, chunk_tokens=1.0, mean_outputs={(None, True): mean_tokens})
+    recent: dict[CallClass, Outputs] = {(None, True): Outputs(tuple(sorted(outputs)), 1.0)}
+    pace = Pace(longest_s=0.2, shortest_s=shortest_s, chunk_tokens=1.0, outputs=recent)
     tightest_s, now_s = inf, 20.0
     for call in calls:
-        to_come = max(mean_tokens - call.output_tokens, LEAST_OUTPUT_TOKENS)
-        if call.max_output_tokens is not None:
-            to_come = max(1, min(to_come, call.max_output_tokens - call.output_tokens))
         assert call.slo is not None
         assert call.slo.jct_s is not None
-        each_s = (call.slo.jct_s - (now_s - call.arrived_s)) / to_come
-        if each_s >= shortest_s:
-            tightest_s = min(tightest_s, each_s)
-    assert Objectives().tightest_s(calls, now_s, pace) == pytest.approx(tightest_s)
+        left_s = call.slo.jct_s - (now_s - call.arrived_s)
+        if left_s >= shortest_s:
+            tightest_s = min(tightest_s, max(shortest_s, left_s / pace.tokens_to_come(call)))
+    assert Objectives().tightest_s(calls, now_s, pace) == tightest_s
+
+
+@pytest.mark.parametrize(("passed_s", "tightest_s"), [(0.0, 0.02), (1.0, 0.01), (1.99, 0.01), (1.995, inf), (3.0, inf)])
+def test_a_call_behind_goes_on_at_the_shortest_iteration_until_its_jct_passes(
+    passed_s: float, tightest_s: float
+) -> None:
+    recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
+    pace = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=1.0, outputs=recent)
+    call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
+    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
 
 
 def test_a_tpot_counts_and_not_the_jct_beside_it() -> None:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import pytest
 
 from plait.policy.scheduling.iteration_model import IterationModel
-from plait.policy.scheduling.pace import (
-    PREEMPTION_ITERATIONS,
-    RECENT_OUTPUTS,
-    START_OUTPUT_TOKENS,
-    MeanOutputs,
-    Pace,
-    PreemptionHistory,
-    RecentIterations,
-)
+from plait.policy.scheduling.outputs import START_OUTPUT_TOKENS, CallClass, Outputs, RecentOutputs
+from plait.policy.scheduling.pace import PREEMPTION_ITERATIONS, Pace, PreemptionHistory, RecentIterations
 from plait.policy.scheduling.plan import RECENT_ITERATIONS, IterationWork, LocalCall
 from plait.policy.types import Objective, Slo
 from tests.policy.scheduling.fake_engine import COSTS
 
 
 def pace(iterations: RecentIterations, model: IterationModel, max_batch_tokens: int = 2048) -> Pace:
-    return Pace.of(iterations, model, PreemptionHistory(), MeanOutputs(), max_batch_tokens)
+    return Pace.of(iterations, model, PreemptionHistory(), RecentOutputs(), max_batch_tokens)
 
 
 def test_a_known_engine_starts_at_its_pivot() -> None:
@@ -52,7 +45,7 @@ def test_a_generated_token_takes_the_longest_iteration_and_its_share_of_preempti
     assert slow.token_s == pytest.approx(0.1 + 2.5 / 20)
 
 
-def pace_of(outputs: MeanOutputs) -> Pace:
+def pace_of(outputs: RecentOutputs) -> Pace:
     return Pace.of(RecentIterations(), IterationModel(), PreemptionHistory(), outputs, 1)
 
 
@@ -61,7 +54,7 @@ def ended(output_tokens: int, objective: Objective | None = None, slo: Slo | Non
 
 
 def test_mean_outputs_are_those_of_calls_of_the_class_that_have_left() -> None:
-    outputs = MeanOutputs()
+    outputs = RecentOutputs()
     plain, chat = ended(10), ended(30, Objective.LATENCY, Slo(ttft_s=1.0, tpot_s=0.04))
     part = ended(500, Objective.LATENCY, Slo(jct_s=9.0))
     assert pace_of(outputs).output_tokens(plain) == START_OUTPUT_TOKENS
@@ -71,25 +64,33 @@ def test_mean_outputs_are_those_of_calls_of_the_class_that_have_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean_tokens", "generated", "limit", "to_come"),
+    ("generated", "limit", "to_come"),
     [
-        *((200, 0, None, 200), (200, 150, None, 50), (200, 190, None, 32), (200, 900, None, 32)),
-        *((200, 0, 80, 80), (200, 70, 80, 10), (200, 150, 900, 50), (200, 80, 80, 1), (200, 0, 0, 1)),
+        *((0, None, 200), (20, None, 380), (150, None, 250), (399, None, 1), (900, None, 32)),
+        *((0, 80, 80), (70, 80, 10), (150, 900, 250), (80, 80, 1), (0, 0, 1)),
     ],
 )
-def test_tokens_to_come_are_the_rest_of_the_mean_but_32_at_least_and_within_the_limit(
-    mean_tokens: float, generated: int, limit: int | None, to_come: float
-) -> None:
-    pace = Pace(longest_s=0.0, shortest_s=0.0, chunk_tokens=1.0, mean_outputs={(None, False): mean_tokens})
+def test_tokens_to_come_are_within_the_limit(generated: int, limit: int | None, to_come: int) -> None:
+    outputs: dict[CallClass, Outputs] = {(None, False): Outputs((10, 20, 150, 200, 400), 156.0)}
+    pace = Pace(longest_s=0.0, shortest_s=0.0, chunk_tokens=1.0, outputs=outputs)
     call = LocalCall("c", 0.0, 10, 10, generated, max_output_tokens=limit)
     assert pace.tokens_to_come(call) == to_come
 
 
-def test_only_the_latest_outputs_count() -> None:
-    outputs = MeanOutputs()
-    outputs.on_ended([LocalCall("first", 0.0, 10, 10, 9000)])
-    outputs.on_ended(LocalCall(str(n), 0.0, 10, 10, 7) for n in range(RECENT_OUTPUTS))
-    assert outputs.means() == {(None, False): 7.0}
+@pytest.mark.parametrize(
+    ("generated", "limit", "to_come"),
+    [
+        *((0, None, 156), (100, None, 56), (150, None, 32), (900, None, 32)),
+        *((0, 80, 80), (70, 80, 10), (100, 900, 56), (80, 80, 1)),
+    ],
+)
+def test_the_rest_of_the_mean_output_is_32_at_least_and_within_the_limit(
+    generated: int, limit: int | None, to_come: float
+) -> None:
+    outputs: dict[CallClass, Outputs] = {(None, False): Outputs((10, 20, 150, 200, 400), 156.0)}
+    pace = Pace(longest_s=0.0, shortest_s=0.0, chunk_tokens=1.0, outputs=outputs)
+    call = LocalCall("c", 0.0, 10, 10, generated, max_output_tokens=limit)
+    assert pace.mean_tokens_to_come(call) == to_come
 
 
 def test_a_call_that_is_neither_running_nor_waiting_any_more_has_left() -> None:

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from plait.policy.scheduling.outputs import Outputs
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.slo import Objectives, chunked_execution, pivot_execution, token_slo_s
@@ -61,7 +62,7 @@ def test_what_no_iteration_can_keep_does_not_bind() -> None:
 
 
 def test_a_jobs_remaining_time_is_its_whole_slack() -> None:
-    pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, mean_outputs={(None, True): 40.0})
+    pace = Pace(longest_s=0.2, shortest_s=0.0, chunk_tokens=500.0, outputs={(None, True): Outputs((40,), 40.0)})
     slo = Slo(jct_s=10.0)
     call = LocalCall("c", 0.0, 1200, slo=slo)
     remaining_s, due_s = Objectives().timer(0.25, pace)(call, slo, 1200)

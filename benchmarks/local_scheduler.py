@@ -66,7 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
-    parser.add_argument("--quick", action="store_true", help="few loads and calls: under two minutes on one core")
+    parser.add_argument("--quick", action="store_true", help="one load, no ablations: five minutes of CPU time")
     parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     return parser.parse_args()

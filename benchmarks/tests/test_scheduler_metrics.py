@@ -152,13 +152,21 @@ def test_falling_behind_fcfs_at_one_load_fails_the_claim() -> None:
     assert claim.where == "range TPOT at 1/s"
 
 
-def test_plans_cover_every_system_at_every_load_but_variants() -> None:
+def test_the_quick_plan_has_the_systems_that_claims_compare() -> None:
     kinds = {name: system.kind for name, system in systems().items()}
-    steady = [name for name, kind in kinds.items() if kind != "variant"]
+    compared = [name for name, kind in kinds.items() if kind in {"baseline", "ours", "clairvoyant"}]
     quick = QUICK.points(())
-    assert len(quick) == (len(steady) + 1) * 4  # and the bound
-    assert {point.system for point in quick} == {*steady, BOUND}
+    assert [point.system for point in quick] == [*compared, BOUND]
+    assert {QUICK.seeds_of(point) for point in quick} == {FULL.seeds}
+
+
+def test_the_full_plan_covers_every_system_at_every_load_but_variants() -> None:
+    kinds = {name: system.kind for name, system in systems().items()}
     full = FULL.points(("orca",))
+    steady = {(point.tpot, point.rate_per_s) for point in full if point.system == "slo_without_order"}
+    assert steady == {(tpot, rate) for tpot, rates in FULL.rates.items() for rate in rates}
+    varied = {point.rate_per_s for point in full if kinds.get(point.system) == "variant"}
+    assert varied == set(FULL.variant_rates)
     assert {point.system for point in full} == {*kinds, BOUND}
     assert {point.figure for point in full if point.system == "orca"} == {"rate", "share", "alone"}
     assert all(len(FULL.seeds_of(point)) == (len(FULL.seeds) if point.figure == "rate" else 1) for point in full)

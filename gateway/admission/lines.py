@@ -45,8 +45,8 @@ CALLS = 16
 LEAST_GAIN_S = 1.0
 """A change that gains less is not worth the risk that the prediction is wrong."""
 
-PASSING = 16
-"""So many calls of a tenant are looked at for one that may pass, the oldest ones."""
+PASSING = 8
+"""So many calls of a tenant are looked at for one that may pass. The next time, it is the others' turn."""
 
 OLD_S: Final = 60.0
 """Once a call has waited in a line for so long, small ones do not pass it any more."""
@@ -194,13 +194,15 @@ class Lines:
     def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
         """The call that goes before all others in a line; None if there is none."""
         view = self._router.engines[engine_id].view
-        for precedence in MAY_PASS:
+        for precedence in MAY_PASS[: 1 if _is_old(line, now_s) else None]:
             for tenant in line.having(precedence):
                 if self.room.has(view, tenant, now_s, precedence):
-                    for call in line.oldest(tenant, precedence, PASSING):
-                        line.change(call, call.rank, self._expected(call, now_s))
+                    for call in line.first(tenant, precedence, PASSING):
+                        if precedence is Precedence.ON_TIME:
+                            line.change(call, call.rank, self._expected(call, now_s))
                         if call.precedence is precedence and self._may_pass(call, now_s):
                             return call
+                        line.look_later(call)
         return None
 
     def _expected(self, call: Waiting, now_s: float) -> Precedence:
@@ -227,8 +229,7 @@ class Lines:
         its own only, and none of them that is urgent.
         """
         if call.precedence is Precedence.SMALL:
-            first = next(iter(line)).booking
-            return first is not None and now_s - first.booked_s <= OLD_S
+            return not _is_old(line, now_s)
         if not self.room.is_over(call.tenant, now_s):
             return True
         return line.is_of(call.tenant) and line.first_urgent(call.tenant) in {None, call}
@@ -299,6 +300,12 @@ def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
     booking = call.booking
     assert booking is not None
     return engines[call.engine_id].ready_tokens(booking) / max(1, call.tokens)
+
+
+def _is_old(line: Line[Waiting], now_s: float) -> bool:
+    """Whether somebody has waited in a line for so long that no small call passes any more."""
+    first = next(iter(line)).booking
+    return first is not None and now_s - first.booked_s > OLD_S
 
 
 def _takes(router: Router, call: Waiting, engine_id: str) -> bool:

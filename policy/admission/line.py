@@ -270,9 +270,15 @@ class Line(Generic[T]):
         found = [name for name, tenant in self._tenants.items() if tenant.of_precedence[precedence]]
         return sorted(found, key=self._shares.served) if len(found) > 1 else found
 
-    def oldest(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
-        """The first of such calls of a tenant, in the order in which they came."""
+    def first(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
+        """Such calls of a tenant: those that came first, but for those to be looked at later."""
         return list(islice(self._tenants[tenant].of_precedence[precedence], most))
+
+    def look_later(self, ticket: T) -> None:
+        """A call that might pass does not yet: others are looked at before it is looked at again."""
+        if ticket.precedence in MAY_PASS:
+            those = self._tenants[ticket.tenant].of_precedence[ticket.precedence]
+            those[ticket] = those.pop(ticket)
 
     def first_urgent(self, tenant: str) -> T | None:
         """The urgent call of a tenant that came first; None if none of it waits."""

@@ -73,7 +73,7 @@ class PrefillQueue:
     """
 
     __slots__ = (
-        *("_begin_by", "_held", "_order", "_own_time_s", "_sent", "_sent_time_s", "_whole"),
+        *("_begin_by", "_held", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
         *("attention_s", "expires_s", "head_s", "held", "on_time_tokens", "sent", "sent_attention_s"),
         *("sent_tokens", "tenants", "tokens", "tokens_of"),
     )
@@ -86,6 +86,7 @@ class PrefillQueue:
         self._sent_time_s = self._own_time_s = 0.0
         self._held: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
+        self._rest: dict[Prefill, None] = {}  # those of them that nothing goes before
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
         self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap of what is on time; entries may be old
         self._order = count()
@@ -123,7 +124,7 @@ class PrefillQueue:
         self._sent[prefill] = None
         self.sent += 1
         self.sent_tokens += tokens
-        self.tokens_of[prefill.precedence] += tokens
+        self._enter(prefill)
         self.tenants[prefill.tenant] += 1
         self.sent_attention_s += attention_s
         self._sent_time_s += time_s
@@ -143,6 +144,7 @@ class PrefillQueue:
                 self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
                 self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
                 self.tokens_of = [0] * len(Precedence)
+                self._rest.clear()
                 self.tenants.clear()
                 self._whole.clear()
                 self._begin_by.clear()
@@ -150,7 +152,7 @@ class PrefillQueue:
                 return
             self.sent -= 1
             self.sent_tokens -= prefill.tokens
-            self.tokens_of[prefill.precedence] -= prefill.tokens
+            self._leave(prefill)
             self.tenants[prefill.tenant] -= 1
             if not self.tenants[prefill.tenant]:
                 del self.tenants[prefill.tenant]
@@ -206,9 +208,9 @@ class PrefillQueue:
 
         That is the oldest one that nothing else is computed before.
         """
-        computed = next((one for one in self._sent if one.precedence is Precedence.REST), None)
-        if computed is None:
+        if not self._rest:
             return self.sent_tokens, self.sent_attention_s
+        computed = next(iter(self._rest))
         return self.sent_tokens - computed.tokens, self.sent_attention_s - computed.attention_s
 
     def _expect(self, prefill: Prefill) -> None:
@@ -226,12 +228,26 @@ class PrefillQueue:
             return
         is_sent = prefill in self._sent
         if is_sent:
-            self.tokens_of[prefill.precedence] -= prefill.tokens
+            self._leave(prefill)
         if is_sent or prefill in self._held:
             self.on_time_tokens += prefill.tokens if is_on_time else -prefill.tokens
         prefill.is_on_time = is_on_time
         if is_sent:
-            self.tokens_of[prefill.precedence] += prefill.tokens
+            self._enter(prefill)
+
+    def _enter(self, prefill: Prefill) -> None:
+        """A prefill that was sent has its precedence now."""
+        precedence = prefill.precedence
+        self.tokens_of[precedence] += prefill.tokens
+        if precedence is Precedence.REST:
+            self._rest[prefill] = None
+
+    def _leave(self, prefill: Prefill) -> None:
+        """It has it no more."""
+        precedence = prefill.precedence
+        self.tokens_of[precedence] -= prefill.tokens
+        if precedence is Precedence.REST:
+            del self._rest[prefill]
 
     @property
     def own_share(self) -> float:
@@ -261,6 +277,7 @@ class PrefillQueue:
         assert self.on_time_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_on_time)
         for precedence, tokens in enumerate(self.tokens_of):
             assert tokens == sum(prefill.tokens for prefill in self._sent if prefill.precedence == precedence)
+        assert set(self._rest) == {prefill for prefill in self._sent if prefill.precedence is Precedence.REST}
         assert self.tenants == Counter(prefill.tenant for prefill in self._sent)
         watched = {prefill for _, _, prefill in self._begin_by}
         assert all(prefill in watched for prefill in waiting if prefill.is_on_time and prefill.due_s < inf)

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mission
+from benchmarks.application.experiments import EXPERIMENTS
+from benchmarks.application.figures import Figures
+from benchmarks.application.sweep import Point
+from benchmarks.claiming import programs
+from benchmarks.claiming.documents import document_claims
 from benchmarks.claiming.placement import placement_claims
 from benchmarks.claiming.rows import Found, Row, rows
-from benchmarks.placing.policy_runs import AT_ONCE, Figures, Task
+from benchmarks.filling import runs as filling
+from benchmarks.placing import policy_runs as placing
 from plait.gateway.simulation.compare import Claim
 
 
@@ -57,8 +63,8 @@ def test_a_row_that_fails_is_an_error(
     assert ("**fails**" in printed) is bool(status)
 
 
-def figures(e2e_s: float) -> Figures:
-    return Figures(
+def figures(e2e_s: float) -> placing.Figures:
+    return placing.Figures(
         ttft_s=1.0, ttft_p99_s=2.0, e2e_s=e2e_s, e2e_p99_s=9.0, completed_per_s=3.0, hit_rate=0.8, largest_share=0.3,
         refused=0,
     )  # fmt: skip
@@ -67,9 +73,52 @@ def figures(e2e_s: float) -> Figures:
 def test_placement_is_compared_with_round_robin_and_e2() -> None:
     by_policy = {"plait": figures(2.0), "round_robin": figures(5.0), "e2": figures(1.9)}
     behind = {**by_policy, "e2": figures(1.6)}
-    found = {Task("video", 4, 100): {AT_ONCE: behind, "0.9 round_robin": by_policy, "0.95 best": behind}}
+    found = {
+        placing.Task("video", 4, 100): {placing.AT_ONCE: behind, "0.9 round_robin": by_policy, "0.95 best": behind}
+    }
     assert [(claim.name.split(",")[1], claim.holds) for claim in placement_claims(found)] == [
         (" round_robin / plait", True),
         (" e2 / plait", True),
         (" e2 / plait", False),
     ]
+
+
+def test_documents_are_compared_at_each_load_but_all_at_once() -> None:
+    ours = {0.75: (1.04, 1.0), 0.95: (1.06, 1.0), 1.5: (9.0, 0.96), filling.AT_ONCE: (9.0, 0.5)}
+    found = {
+        filling.Point("documents", load, system, 11): filling.Figures(
+            calls=9, rate_per_s=1.0, refused_calls=0, ttft_mean_s=times, ttft_p99_s=9.0, ttft_longest_s=9.0,
+            e2e_mean_s=times, hit_rate=0.9, completed_per_s=completed_per_s, timely_per_s=1.0,
+        )
+        for load, of_ours in ours.items()
+        for system, (times, completed_per_s) in {
+            "none": (1.0, 1.0), "round_robin": (2.0, 0.9), "admission": of_ours,
+        }.items()
+    }  # fmt: skip
+    assert [claim.holds for claim in document_claims(found)] == [True, True, False, False, True]
+
+
+def test_programs_are_compared_with_each_system_over_their_kinds() -> None:
+    """In the mixes, a system that is better for chat and worse for the map-reduces is not better."""
+
+    def latency_s(system: str, kind: str) -> float:
+        return {("plait", "chat"): 5.5, ("client_e2", "map_reduce"): 7.0, ("client_plait", "map_reduce"): 4.5}.get(
+            (system, kind), 5.0
+        )
+
+    found = {
+        Point(case, system, kind): program_figures(latency_s(system, kind))
+        for case, system, _ in programs.tasks(quick=True)
+        for kind in EXPERIMENTS[case.experiment].kinds
+    }
+    made = {claim.name: claim.value for claim in programs.claims(found, quick=True)}
+    mix = "latency_mix (shared_tokens 6000): map_reduce and chat, client_plait / plait"
+    assert made[mix] == pytest.approx((4.5 / 5.0 * 5.0 / 5.5) ** 0.5)
+    assert made["chains (applications 25): chain, latency / plait"] == 1.0
+
+
+def program_figures(latency_s: float) -> Figures:
+    return Figures(
+        jobs=1, latency_s=latency_s, latency_p90_s=9.0, normalised_s=latency_s, token_s=0.1, hit_rate=0.5,
+        breakdown={}, latencies_s=(latency_s,),
+    )  # fmt: skip

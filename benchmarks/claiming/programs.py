@@ -1,0 +1,95 @@
+"""What is claimed of programs that the gateway runs, against the strongest simple alternative in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.application.claims import BASELINES, WITHIN, speedup
+from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
+from benchmarks.application.sweep import Point, Results, Task
+from benchmarks.application.systems import LATENCY, OURS
+from benchmarks.filling.claims import geometric_mean
+from plait.gateway.simulation.compare import Claim
+
+SIMPLE: Final = ("plait_fcfs", *CHAINERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faster:
+    """Programs are wanted to be `least` times as fast as with each of `others`, at each value of a parameter.
+
+    Where an experiment has several `kinds` of jobs, the geometric mean over the kinds counts. A quick run has only the
+    last of the `values`, with so many seeds.
+    """
+
+    experiment: str
+    parameter: str
+    values: tuple[float, ...]
+    kinds: tuple[str, ...]
+    least: float
+    others: tuple[str, ...] = BASELINES
+    seeds: int = 1
+
+    def cases(self, *, quick: bool) -> list[Case]:
+        """The points."""
+        values = self.values[-1:] if quick else self.values
+        return [Case(self.experiment, self.parameter, value) for value in values]
+
+
+CHUNKS: Final = (512, 1_024, 1_536, 2_048)
+MIX: Final = Faster(
+    experiment="latency_mix",
+    parameter="shared_tokens",
+    values=(200, 2_000, 6_000),
+    kinds=("map_reduce", "chat"),
+    least=1 / WITHIN,
+    others=SIMPLE,
+    seeds=2,
+)
+WANTED: Final = (
+    Faster(experiment="chain", parameter="output_tokens", values=(25,), kinds=("chain",), least=1.38),
+    Faster(experiment="background", parameter="background_rate", values=(3.5,), kinds=("chain",), least=1.10),
+    Faster(experiment="chains", parameter="applications", values=(25,), kinds=("chain",), least=1.10),
+    Faster(experiment="map_reduce", parameter="chunk_tokens", values=CHUNKS, kinds=("map_reduce",), least=1.0),
+    Faster(
+        experiment="map_reduce",
+        parameter="chunk_tokens",
+        values=CHUNKS[-1:],
+        kinds=("map_reduce",),
+        least=2.37,
+        others=(LATENCY,),
+    ),
+    Faster(experiment="multi_agent", parameter="files", values=(4, 8, 12, 16), kinds=("multi_agent",), least=1.0),
+    Faster(experiment="chat_mix", parameter="map_reduce_rate", values=(0.8,), kinds=("chat",), least=1.23),
+    Faster(experiment="chat_mix", parameter="map_reduce_rate", values=(0.8,), kinds=("map_reduce",), least=1.05),
+    MIX,
+    replace(MIX, experiment="busy_mix"),
+)
+"""What docs/applications.md says of the means. Factors above 1.1 are Parrot's own (its section 8)."""
+
+
+def tasks(*, quick: bool) -> list[Task]:
+    """The runs that the claims need."""
+    return list(
+        dict.fromkeys(
+            (case, system, wanted.seeds if quick else EXPERIMENTS[wanted.experiment].seeds)
+            for wanted in WANTED
+            for case in wanted.cases(quick=quick)
+            for system in (OURS, *wanted.others)
+        )
+    )
+
+
+def claims(results: Results, *, quick: bool) -> Iterator[Claim]:
+    """Each with the point and the other system where it holds least."""
+    for wanted in WANTED:
+        values = {
+            (case, other): geometric_mean([speedup(results, Point(case, OURS, kind), other) for kind in wanted.kinds])
+            for case in wanted.cases(quick=quick)
+            for other in wanted.others
+        }
+        case, other = worst = min(values, key=values.__getitem__)
+        name = f"{case.experiment} ({case.parameter} {case.value:g}): {' and '.join(wanted.kinds)}, {other} / {OURS}"
+        yield Claim(name, values[worst], f">= {wanted.least:.3g}", values[worst] >= wanted.least)

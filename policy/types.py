@@ -19,12 +19,14 @@ class Objective(StrEnum):
 class Slo(NamedTuple):
     """A call's promised times, in seconds; None where no time was promised.
 
-    TTFT and JCT count from when the call is ready. TPOT counts from the first token, for each token after it.
+    TTFT and JCT count from when the call is ready. TPOT counts from the first token, for each token after it. If they
+    are `is_deduced`, the gateway has deduced them from what the call is needed for: nobody was promised them.
     """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     jct_s: float | None = None
+    is_deduced: bool = False
 
     @property
     def has_zero(self) -> bool:
@@ -37,7 +39,7 @@ class Slo(NamedTuple):
 
     def from_zero(self, age_s: float) -> Slo:
         """The same promise for times that count from `age_s` seconds earlier."""
-        return Slo(_later(self.ttft_s, age_s), self.tpot_s, _later(self.jct_s, age_s))
+        return self._replace(ttft_s=_later(self.ttft_s, age_s), jct_s=_later(self.jct_s, age_s))
 
 
 NO_SLO: Final = Slo()
@@ -68,7 +70,7 @@ class Call(NamedTuple):
     gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
     None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
     gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar. The times of `slo`
-    count from `arrived_s`. If it `is_deduced`, the gateway has deduced them: nobody was promised them.
+    count from `arrived_s`.
     """
 
     call_id: str
@@ -85,7 +87,6 @@ class Call(NamedTuple):
     prompt_hash: int | None = None
     session: str = ""
     has_grammar: bool = False
-    is_deduced: bool = False
     arrived_s: float = 0.0
 
     @property

@@ -69,7 +69,8 @@ def in_emulated_time(annotations: EngineAnnotations, time_scale: float) -> Engin
     """Convert annotations from real to emulated time. `time_scale` emulated seconds pass in a real second."""
     slo = annotations.slo
     if slo is not None:
-        slo = Slo(*(None if real_s is None else real_s * time_scale for real_s in slo))
+        ttft_s, tpot_s, jct_s = (None if real_s is None else real_s * time_scale for real_s in slo[:3])
+        slo = Slo(ttft_s, tpot_s, jct_s, slo.is_deduced)
     return replace(annotations, age_s=annotations.age_s * time_scale, slo=slo)
 
 

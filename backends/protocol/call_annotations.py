@@ -23,6 +23,7 @@ _PREFIX = "plait_"
 _AGE = "plait_age_ms"
 _CACHED_TOKENS = "plait_cached_tokens"
 _TTFT, _TPOT, _JCT = "plait_ttft_ms", "plait_tpot_ms", "plait_jct_ms"
+_DEDUCED = "plait_deduced"
 _OBJECTIVE = "plait_objective"
 _PRIORITY = "plait_priority"
 _HANDLE = "plait_handle"
@@ -67,6 +68,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
         _TTFT: _ms(slo.ttft_s),
         _TPOT: _ms(slo.tpot_s),
         _JCT: _ms(slo.jct_s),
+        _DEDUCED: int(slo.is_deduced) or None,
         _OBJECTIVE: annotations.objective.value if annotations.objective else None,
         _PRIORITY: annotations.priority or None,
         _HANDLE: annotations.handle,
@@ -91,9 +93,10 @@ class AnnotationReader:
         if not arguments or not any(map(is_annotation, arguments)):
             return UNANNOTATED
         ttft_s, tpot_s, jct_s = (self._value(arguments, key, _positive_s) for key in (_TTFT, _TPOT, _JCT))
+        is_deduced = bool(self._value(arguments, _DEDUCED, _integer))
         return EngineAnnotations(
             age_s=self._value(arguments, _AGE, _seconds) or 0.0,
-            slo=None if ttft_s is tpot_s is jct_s is None else Slo(ttft_s, tpot_s, jct_s),
+            slo=None if ttft_s is tpot_s is jct_s is None else Slo(ttft_s, tpot_s, jct_s, is_deduced),
             objective=self._value(arguments, _OBJECTIVE, Objective),
             priority=self._value(arguments, _PRIORITY, _integer) or 0,
             cached_tokens=self._value(arguments, _CACHED_TOKENS, _tokens),

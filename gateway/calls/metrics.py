@@ -377,10 +377,11 @@ class CallMetrics:
     def _count_slos(self, delivery: Delivery, booking: Booking, tenant: str, objective: str, now_s: float) -> bool:
         """Count whether each SLO of the call was met; returns whether all that it was promised were."""
         answered = kept = delivery.outcome == "ok"
-        source = "deduced" if booking.call.is_deduced else "promised"
+        is_deduced = booking.call.slo is not None and booking.call.slo.is_deduced
+        source = "deduced" if is_deduced else "promised"
         for slo, limit_s, taken_s in _times(delivery, booking, now_s):
             met = answered and taken_s <= limit_s
-            kept &= met or booking.call.is_deduced
+            kept &= met or is_deduced
             self._slo.of[booking.call.model, tenant, objective, slo, source, "yes" if met else "no"].value += 1
         return kept
 

@@ -114,14 +114,12 @@ class Promise(msgspec.Struct, frozen=True):
     """What a call that may run is promised: its SLO, its objective, and the task group that it is placed with.
 
     The SLO's times count from `since_s`: when the call was ready, or when a later get or call changed its objective.
-    `is_deduced` is as in `Call`.
     """
 
     slo: Slo | None
     objective: Objective | None
     group: TaskGroup | None
     since_s: float
-    is_deduced: bool = False
 
     def slo_from(self, zero_s: float) -> Slo | None:
         """The SLO for times that count from `zero_s`."""
@@ -131,7 +129,7 @@ class Promise(msgspec.Struct, frozen=True):
 class ReadyCall(msgspec.Struct, frozen=True):
     """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
 
-    `group` is the task group that it is placed with. `is_deduced` is as in `Call`.
+    `group` is the task group that it is placed with.
     """
 
     values: Mapping[str, str]
@@ -139,12 +137,11 @@ class ReadyCall(msgspec.Struct, frozen=True):
     slo: Slo | None = None
     objective: Objective | None = None
     group: TaskGroup | None = None
-    is_deduced: bool = False
 
     @property
     def promise(self) -> Promise:
         """The objectives."""
-        return Promise(self.slo, self.objective, self.group, self.ready_s, self.is_deduced)
+        return Promise(self.slo, self.objective, self.group, self.ready_s)
 
 
 class CallOwner(Protocol):
@@ -214,9 +211,7 @@ class StandingPromise:
     def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
         """The delivery under this handle, with what the call is promised now."""
         promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
-        call = delivery.call._replace(
-            slo=slo, objective=promise.objective, group=promise.group, is_deduced=promise.is_deduced
-        )
+        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
         return msgspec.structs.replace(delivery, call=call, handle=handle)
 
 
@@ -357,7 +352,7 @@ class HeldCall:
             self.owner.on_ready(ready)
             return
         since_s = before.since_s if before.slo == ready.slo else now_s
-        self.promise = Promise(ready.slo, ready.objective, ready.group or before.group, since_s, ready.is_deduced)
+        self.promise = Promise(ready.slo, ready.objective, ready.group or before.group, since_s)
         if self.promise != before:
             self.owner.on_refined(self.promise)
 

@@ -410,8 +410,9 @@ def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], shar
     slo = slo_of(deduction, slowest_s, own=call.slo, asked=asked, share_s=share_s)
     values = {name: session.values[name] for name in call.inputs}
     assert call.ready_s is not None
-    is_deduced = slo is not None and not states_times(call.slo, asked)
-    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group, is_deduced)
+    if slo is not None:
+        slo = slo._replace(is_deduced=not states_times(call.slo, asked))
+    return ReadyCall(values, call.ready_s, slo, call.objective or deduction.objective, group)
 
 
 def _group(session: Session, stage: Stage) -> Group:

@@ -348,7 +348,7 @@ class Deductions:
             assert self._stages.of(call_id) == self._needs.stage(call_id)
 
 
-LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040)
+LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040, is_deduced=True)
 """The SLO of a deduced latency call. Parrot's evaluation (section 8.1) limits latency-sensitive calls to 40 ms a token.
 No person reads an intermediate result, so no tighter TPOT is needed. One second to the first token is ours: such a call
 should not have to queue.
@@ -398,4 +398,4 @@ def slo_of(
     )
     if explicit != NO_SLO:
         return explicit
-    return latency if deduction.group is None else Slo(jct_s=GROUP_STRETCH * slowest_s)
+    return latency if deduction.group is None else Slo(jct_s=GROUP_STRETCH * slowest_s, is_deduced=True)

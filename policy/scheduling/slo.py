@@ -146,7 +146,7 @@ class Objectives:
 
         A JCT without a TPOT limits the iteration to the time left for each token to come, but to no less than the
         shortest iteration. A TPOT under the shortest iteration, and a JCT that passes before the next token, cannot be
-        met, so they are ignored.
+        met, so they are ignored. So is a JCT that was deduced: it is that of a whole group, whose other prompts wait.
         """
         slos_s, first_token_s = [], self._first_token_s
         shortest_s, tokens_to_come = pace.shortest_s, pace.tokens_to_come
@@ -161,7 +161,7 @@ class Objectives:
                     if left_s < tpot_s:
                         left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call))
                     slos_s.append(left_s)
-            elif slo.jct_s is not None:
+            elif slo.jct_s is not None and not slo.is_deduced:
                 left_s = slo.jct_s - (now_s - call.arrived_s)
                 if left_s >= shortest_s:
                     left_s /= tokens_to_come(call)

@@ -111,7 +111,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
             continue
         cached, generated = cached_tokens(call), call.output_tokens
         tokens = call.prompt_tokens + generated - call.computed_tokens - cached
-        ttft_s, _, jct_s = slo
+        ttft_s, jct_s = slo.ttft_s, slo.jct_s
         if generated or ttft_s is None or jct_s is not None:
             remaining_s, due_s = timing(call, slo, tokens)
             if remaining_s == inf:

@@ -60,10 +60,13 @@ def seconds(least_us: int) -> st.SearchStrategy[float]:
 
 
 objectives_s = st.none() | seconds(least_us=1)
+times_s = st.tuples(objectives_s, objectives_s, objectives_s)
 writable = st.builds(
     EngineAnnotations,
     age_s=seconds(least_us=0),
-    slo=st.none() | st.builds(Slo, objectives_s, objectives_s, objectives_s).filter(lambda slo: slo != Slo()),
+    slo=st.builds(
+        lambda given, said: Slo(*given)._replace(is_deduced=said) if any(given) else None, times_s, st.booleans()
+    ),
     objective=st.none() | st.sampled_from(Objective),
     priority=st.integers(-(2**31), 2**31 - 1),
     cached_tokens=st.none() | st.integers(0, 2**31),
@@ -72,7 +75,7 @@ writable = st.builds(
 
 def in_microseconds(said: EngineAnnotations) -> EngineAnnotations:
     """As exact as times travel: what is read differs from what was written by a rounding error of floats."""
-    slo = said.slo and Slo(*(time_s and round(time_s * 1e6) for time_s in said.slo))
+    slo = said.slo and Slo(*(time_s and round(time_s * 1e6) for time_s in said.slo[:3]), said.slo.is_deduced)  # type: ignore[call-arg,arg-type]
     return replace(said, age_s=round(said.age_s * 1e6), slo=slo)
 
 

@@ -12,7 +12,10 @@ from plait.backends.protocol.call_objectives import MAX_BODY_BYTES, MAX_CHANGES,
 from plait.policy.types import Objective, Slo
 
 milliseconds = st.none() | st.integers(1, 10**9).map(lambda ms: ms / 1e3)
-slos = st.builds(Slo, milliseconds, milliseconds, milliseconds).map(lambda slo: None if slo == Slo() else slo)
+times = st.tuples(milliseconds, milliseconds, milliseconds)
+slos = st.builds(
+    lambda given, said: Slo(*given)._replace(is_deduced=said) if any(given) else None, times, st.booleans()
+)
 changes = st.builds(
     EngineAnnotations,
     slo=slos,

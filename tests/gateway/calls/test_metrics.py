@@ -93,7 +93,7 @@ def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -
     metrics = CallMetrics(registry)
     # Each takes 3 s from its arrival.
     for is_deduced, jct_s in ((False, 5.0), (False, 1.0), (True, 5.0), (True, 1.0), (True, 1.0)):
-        call = Call("c", "m", 65, 64, [1], slo=Slo(jct_s=jct_s), is_deduced=is_deduced)
+        call = Call("c", "m", 65, 64, [1], slo=Slo(jct_s=jct_s, is_deduced=is_deduced))
         booking = router.book(call, router.select(call, 10.0), 10.0)
         metrics.ended(delivered(booking, CallUsage(65, 5, 0)), 12.0)
     found = samples(registry)

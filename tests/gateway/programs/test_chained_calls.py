@@ -101,7 +101,7 @@ async def test_a_held_calls_time_counts_from_when_it_is_ready(served: Served) ->
     await served.value("code", "x")
     delivery = served.engine.running["Test x"][0]
     assert delivery.arrived_s >= before_s
-    assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, Slo(1.0, 0.04))
+    assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, Slo(1.0, 0.04, is_deduced=True))
     assert delivery.session == "s"
     assert samples(served.registry)["plait_hold_seconds_count"] == 1
 

@@ -52,7 +52,7 @@ def test_it_is_over_as_soon_as_somebody_says_what_the_call_is_for(core: Core) ->
     chain = [core.add("A", outputs=["a"], now_s=1.0), core.add("B", "a", ["b"], now_s=1.001)]
     assert ready(chain[0]) is None
     core.add("C", "b", now_s=1.002, objective=Objective.LATENCY)
-    assert ready(chain[0]) == ReadyCall({}, 1.0, LATENCY_SLO, Objective.LATENCY, is_deduced=True)
+    assert ready(chain[0]) == ReadyCall({}, 1.0, LATENCY_SLO, Objective.LATENCY)
     check(core)
 
 

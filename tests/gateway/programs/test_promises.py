@@ -61,7 +61,12 @@ def test_a_call_knows_whether_its_slo_was_stated_or_deduced() -> None:
     for call in (part, own):
         core.run(call, "text")
     told = [owner(call).ready for call in (part, own, plain, core.session().calls["Z"])]
-    assert [ready.is_deduced for ready in told if ready is not None] == [True, False, False, False]
+    assert [ready.slo is not None and ready.slo.is_deduced for ready in told if ready is not None] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 # End-to-end times

@@ -39,7 +39,8 @@ def test_a_get_of_what_runs_says_what_it_is_for(core: Core) -> None:
     core.get("a", Objective.LATENCY, now_s=30.0)
     (promise,) = owner(call).refined
     assert (promise.slo, promise.objective, promise.group) == (LATENCY_SLO, Objective.LATENCY, None)
-    assert promise.slo_from(0.0) == Slo(ttft_s=31.0, tpot_s=0.040), "nothing can be promised for the time before"
+    slo = promise.slo_from(0.0)
+    assert slo == Slo(ttft_s=31.0, tpot_s=0.040, is_deduced=True), "nothing can be promised for the time before"
 
 
 def test_it_is_told_once(core: Core) -> None:
@@ -55,7 +56,7 @@ def test_a_consumer_says_so_too(core: Core) -> None:
     core.add("R", "m0 m1 m2", now_s=4.0, objective=Objective.LATENCY)
     promises = [promise for call in maps for promise in owner(call).refined]
     assert {promise.group.group_id for promise in promises if promise.group} == {"t/s/R/1"}
-    assert {promise.slo_from(0.0) for promise in promises} == {Slo(jct_s=4.0 + GROUP_STRETCH * 3.0)}
+    assert {promise.slo_from(0.0) for promise in promises} == {Slo(jct_s=4.0 + GROUP_STRETCH * 3.0, is_deduced=True)}
     assert len(promises) == 3
 
 

@@ -16,7 +16,7 @@ def test_a_deduced_objective_becomes_slo_fields() -> None:
     group = Deduction(LATENCY, 1, Stage("c", 1))
     assert slo_of(Deduction(LATENCY, 0), 3.0) == LATENCY_SLO
     assert slo_of(Deduction(LATENCY, 0), 3.0, latency=Slo(ttft_s=2.0)) == Slo(ttft_s=2.0)
-    assert slo_of(group, 3.0) == Slo(jct_s=3.0 * GROUP_STRETCH)
+    assert slo_of(group, 3.0) == Slo(jct_s=3.0 * GROUP_STRETCH, is_deduced=True)
     assert slo_of(Deduction(THROUGHPUT), 3.0, share_s=1.0) is None
     assert slo_of(NOTHING, 3.0) is None
 
@@ -49,7 +49,9 @@ def test_a_share_of_a_jct_is_deduced_and_the_other_times_of_a_get_are_stated(
 
 
 def test_a_job_that_is_late_already_is_treated_as_one_without_a_deadline() -> None:
-    assert slo_of(Deduction(LATENCY, 1, Stage("c", 1)), 3.0, share_s=0.0) == Slo(jct_s=3.0 * GROUP_STRETCH)
+    assert slo_of(Deduction(LATENCY, 1, Stage("c", 1)), 3.0, share_s=0.0) == Slo(
+        jct_s=3.0 * GROUP_STRETCH, is_deduced=True
+    )
     assert slo_of(Deduction(LATENCY, 1), 3.0, share_s=-1.0) == LATENCY_SLO
 
 

@@ -59,6 +59,12 @@ def test_a_call_behind_goes_on_at_the_shortest_iteration_until_its_jct_passes(
     assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
 
 
+def test_a_jct_that_was_deduced_does_not_limit_iterations() -> None:
+    """The calls of a task group share it. Faster tokens of some would keep the prompts of the others waiting."""
+    call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0, is_deduced=True))
+    assert Objectives().tightest_s([call], 0.0, PACE) == inf
+
+
 def test_a_tpot_counts_and_not_the_jct_beside_it() -> None:
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(tpot_s=0.1, jct_s=2.0))
     assert Objectives().tightest_s([call], 0.0, PACE) == pytest.approx(0.1)

@@ -21,7 +21,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 	unstreamed_answers.py)
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
-	e2e-postgresql soak e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
+	e2e-postgresql soak mission e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -78,6 +78,10 @@ e2e-postgresql: setup
 # Engines that fail and clients that misbehave, all at the same time, beside well-behaved ones.
 soak: setup
 	$(BIN)/python -m benchmarks soak --minutes $(SOAK)
+
+# What is claimed of the gateway, in virtual time: a part of each experiment, some minutes.
+mission: setup
+	$(BIN)/python -m benchmarks mission --quick
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup

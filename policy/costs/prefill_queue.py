@@ -140,15 +140,8 @@ class PrefillQueue:
             if prefill is next(iter(self._sent)):
                 self.head_s = now_s
             del self._sent[prefill]
-            if not self._sent and not self._held:  # rounding ends with the last one
-                self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
-                self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
-                self.tokens_of = [0] * len(Precedence)
-                self._rest.clear()
-                self.tenants.clear()
-                self._whole.clear()
-                self._begin_by.clear()
-                self.expires_s = inf
+            if not self._sent and not self._held:
+                self._clear()
                 return
             self.sent -= 1
             self.sent_tokens -= prefill.tokens
@@ -175,6 +168,17 @@ class PrefillQueue:
             self._sent_time_s = self._own_time_s = self.sent_attention_s = 0.0
             if not self._held:
                 self.attention_s = 0.0
+
+    def _clear(self) -> None:
+        """Nothing waits any more. Rounding ends with the last one."""
+        self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
+        self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
+        self.tokens_of = [0] * len(Precedence)
+        self._rest.clear()
+        self.tenants.clear()
+        self._whole.clear()
+        self._begin_by.clear()
+        self.expires_s = inf
 
     def mark(self, prefill: Prefill, due_s: float) -> None:
         """A call has got another TTFT or JCT; infinite: none."""

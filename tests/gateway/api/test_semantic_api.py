@@ -131,7 +131,7 @@ async def test_a_get_waits_and_one_for_something_known_does_not(served: Served) 
     await served.send("/v1/sessions", {"session_id": "s"})
     waiting = await served.get("code", criteria="latency")
     await served.chat("Write", output="code")
-    assert served.engine.running["Write"][0].call.slo == Slo(1.0, 0.04)
+    assert served.engine.running["Write"][0].call.slo == Slo(1.0, 0.04, is_deduced=True)
     await served.engine.answer("Write", "x")
     assert waiting.json == (await served.get("code")).json
     assert waiting.json["value"] == "x"

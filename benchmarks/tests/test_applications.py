@@ -128,7 +128,7 @@ def test_the_engines_get_the_deduced_objectives() -> None:
     assert slos[-1] == LATENCY_SLO, "the reduction"
     assert len(set(slos[:-1])) == 1, "the maps are one group, with one time"
     assert slos[0] is not None
-    assert slos[0] == Slo(jct_s=slos[0].jct_s)
+    assert slos[0] == Slo(jct_s=slos[0].jct_s, is_deduced=True)
     assert {call.objective for call in calls} == {Objective.LATENCY}
 
 

@@ -21,12 +21,12 @@ MOST_PROGRESS = 0.95
 
 
 class Precedence(IntEnum):
-    """A prompt's class among those that an engine was sent: what it waits for there, at the most, is its own class."""
+    """A prompt's class among those that an engine was sent: prompts wait there for those of their own class."""
 
     ON_TIME = 0
-    """Its call can still keep its TTFT or JCT, and the engine serves such calls first."""
+    """The call can still keep its TTFT or JCT, and the engine serves such calls first."""
     SMALL = 1
-    """It adds little to the engine's iterations."""
+    """The prompt adds little to the engine's iterations."""
     REST = 2
 
 
@@ -52,14 +52,14 @@ class Prefill:
 
     @property
     def precedence(self) -> Precedence:
-        """Its class."""
+        """The prompt's class."""
         if self.is_on_time:
             return Precedence.ON_TIME
         return Precedence.SMALL if self.is_small else Precedence.REST
 
     @property
     def begins_by_s(self) -> float:
-        """When it has to begin at the latest."""
+        """The latest time at which the prefill can begin and still be on time."""
         return self.due_s - self.time_s
 
 
@@ -240,14 +240,14 @@ class PrefillQueue:
             self._enter(prefill)
 
     def _enter(self, prefill: Prefill) -> None:
-        """A prefill that was sent has its precedence now."""
+        """Count a prefill that was sent in its precedence."""
         precedence = prefill.precedence
         self.tokens_of[precedence] += prefill.tokens
         if precedence is Precedence.REST:
             self._rest[prefill] = None
 
     def _leave(self, prefill: Prefill) -> None:
-        """It has it no more."""
+        """A prefill that was sent does not count in its precedence any more."""
         precedence = prefill.precedence
         self.tokens_of[precedence] -= prefill.tokens
         if precedence is Precedence.REST:

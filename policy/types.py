@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
     @property
     def due_s(self) -> float:
-        """When its first token was promised for; with a JCT alone, its whole answer. Infinite without either."""
+        """The time by which the first token was promised, or with a JCT alone the answer; infinite without either."""
         slo = self.slo
         if slo is None:
             return inf

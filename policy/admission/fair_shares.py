@@ -150,7 +150,7 @@ class ActiveTenants:
         self._all_sent += amount
 
     def is_over(self, tenant: str, now_s: float) -> bool:
-        """Whether of what all that count were sent lately, the tenant was sent more than its share."""
+        """Whether the tenant was sent more than its share of the tokens that were sent lately."""
         share = self.share(tenant, now_s)
         return self._sent.get(tenant, 0.0) > share * self._all_sent
 

@@ -271,7 +271,7 @@ class Line(Generic[T]):
         return sorted(found, key=self._shares.served) if len(found) > 1 else found
 
     def first(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
-        """Such calls of a tenant: those that came first, but for those to be looked at later."""
+        """The next calls of a tenant and a precedence to look at, `most` at once."""
         return list(islice(self._tenants[tenant].of_precedence[precedence], most))
 
     def look_later(self, ticket: T) -> None:

@@ -374,11 +374,11 @@ class EngineView:
         return self.slowness * self.cost_model.added_s(missed_tokens, cached_tokens)[0] <= SMALL_S
 
     def served_by_s(self, call: Call) -> float:
-        """Until when the engine serves the call first; infinite if it makes no difference."""
+        """The time until which the engine serves the call before others; infinite if it does not."""
         return call.due_s if self.urgent_first else inf
 
     def precedence(self, call: Call, cached_tokens: int, now_s: float) -> Precedence:
-        """What the call's prompt would have if it were sent now, and so much of it were cached."""
+        """The precedence of the call's prompt if it is sent at `now_s` and `cached_tokens` of it are cached."""
         missed_tokens, due_s = call.prompt_tokens - cached_tokens, self.served_by_s(call)
         if due_s < inf and now_s + self.cost_model.prefill_time_s(missed_tokens, cached_tokens) < due_s:
             return Precedence.ON_TIME

@@ -196,7 +196,7 @@ class PrefillQueue:
             self.leave(prefill, ended_s)
 
     def find_late(self, now_s: float) -> None:
-        """What has not begun by its time is on time no more. This comes before sums by precedence are read."""
+        """Mark the prefills that can no longer be on time. Call this before sums by precedence are read."""
         while self.late_s <= now_s:
             begins_by_s, _, prefill = heappop(self._begin_by)
             if prefill.begins_by_s == begins_by_s:

@@ -21,6 +21,9 @@ _log = logging.getLogger("vllm.plait")
 
 _FIELDS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
+Prepare = Callable[[Messages, Messages | None], tuple[Messages, Messages | None]]
+"""An engine's own code that brings a client's messages and tools into the template's form. May raise anything."""
+
 Render = Callable[[Messages, Messages | None, Mapping[str, Any]], object]
 """The engine's chat template: messages, tools, variables. Raises, or returns no text, for a chat that it refuses."""
 
@@ -30,7 +33,8 @@ class EngineTokenizer:
     """A tokenizer of transformers, or one with the same methods. `name` says where the engine has it from.
 
     `chat_template` is the text that the engine was given instead of the tokenizer's own. `template_kwargs` are what it
-    gives to templates by default.
+    gives to templates by default. `prepare` is SGLang's; None: the engine is another, or prepares some chats otherwise.
+    `drops_tools`: tools are left out for `tool_choice: none`.
     """
 
     name: str
@@ -38,6 +42,8 @@ class EngineTokenizer:
     render: Render
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Prepare | None = None
+    drops_tools: bool = False
 
     def vocabulary(self) -> Mapping[str, int]:
         """All tokens with their ids."""
@@ -63,6 +69,17 @@ class EngineTokenizer:
             return None
         return text if isinstance(text, str) else None
 
+    def render_requested(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
+        """A client's chat by the engine's own code and template; None if it refuses the chat."""
+        if self.prepare is None:
+            raise NotImplementedError
+        try:
+            prepared = self.prepare(messages, tools)
+        except Exception as error:  # noqa: BLE001 - validators of the engine
+            _log.info("the engine refuses one of Plait's probe chats: %r", error)
+            return None
+        return self.render_probe(*prepared, variables)
+
     def offer(self, encoded_fingerprint: bytes) -> bytes:
         """The tokenizer's files, for `GET /plait/tokenizer`, with what `read_fingerprint` has returned.
 
@@ -80,7 +97,10 @@ def read_fingerprint(find: Callable[[], EngineTokenizer | None]) -> bytes:
     found: TokenizerFingerprint | None = None
     try:
         tokenizer = find()
-        found = NO_TOKENIZER if tokenizer is None else fingerprint(tokenizer)
+        if tokenizer is None:
+            found = NO_TOKENIZER
+        else:
+            found = msgspec.structs.replace(fingerprint(tokenizer), drops_tools=tokenizer.drops_tools)
     except Exception:  # noqa: BLE001 - some models bring the code of their tokenizer
         _log.warning("Plait cannot read the tokenizer: its gateways will send text, no token ids", exc_info=True)
     return msgspec.msgpack.encode(found)

@@ -10,6 +10,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.openai import ChatRequest
+from plait.backends.tokenization.rendered_fields import Renderers, rendered_fields
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 PICTURE_TOKENS: Final = 256
@@ -22,13 +23,14 @@ _PICTURES: Final = ("image_url", "input_image")
 
 def chat_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:
     """The ids of a chat. Raises CallerError for messages that the chat template refuses, and for sound and video."""
+    rendered = rendered_fields(request, None, Renderers())
     try:
         return tokenizer.encode_chat(
             list(_without_pictures(request.messages)),
-            tools=request.tools,
+            tools=rendered.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_kwargs=request.chat_template_kwargs,
+            template_kwargs=rendered.template_kwargs,
             chat_template=request.chat_template,
         )
     except UnsupportedError as error:

@@ -174,7 +174,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
+        tokenizer = () if self.tokenizer is None else self.tokenizer.texts
         return (self.engine, self.epoch, self.model, *tokenizer)
 
     @property

@@ -140,6 +140,9 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     logprobs: Any = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Any = None
+    reasoning: Any = None
+    documents: Any = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

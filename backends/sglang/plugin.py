@@ -57,7 +57,8 @@ def _before_serving(
     **_options: Any,
 ) -> None:
     """Add the routes. All but `news` is what SGLang's own function gets, which runs next."""
-    from plait.backends.sglang.route import add_routes, served_tokenizer  # noqa: PLC0415 - only the API server needs it
+    from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
+    from plait.backends.sglang.served_tokenizer import served_tokenizer  # noqa: PLC0415 - as above
 
     add_routes(_problem(), news, lambda: served_tokenizer(tokenizer_manager, template_manager))
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,7 +29,6 @@ from plait.backends.errors import EngineTimeoutError, UnsupportedError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.protocol.tokenizer_fingerprint import Messages
 from plait.backends.sglang.channel import (
     STATE_KEY,
     ChangeObjectives,
@@ -159,23 +158,3 @@ def add_routes(problem: str | None, news: NewsReceiver, find: Callable[[], Engin
     router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news, tokenizer), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)
     router.add_route(TOKENIZER, TokenizerRoute(find, tokenizer), methods=None)
-
-
-def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTokenizer | None:
-    """The tokenizer of an API server that starts; None with `--skip-tokenizer-init`.
-
-    Raises AttributeError if this SGLang keeps it elsewhere.
-    """
-    tokenizer, conversation = tokenizer_manager.tokenizer, template_manager.chat_template_name
-    if tokenizer is None:
-        return None
-    serving = load("sglang.srt.runtime_context.get_serving")()
-    defaults = dict(serving.default_chat_template_kwargs or {})
-
-    def render(messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> object:
-        if conversation is not None:
-            return f"SGLang's own conversation template {conversation}"  # which no gateway renders
-        options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True, "return_dict": False}
-        return tokenizer.apply_chat_template(messages, tools=tools, **options)
-
-    return EngineTokenizer(str(serving.tokenizer_path), tokenizer, render, template_kwargs=defaults)

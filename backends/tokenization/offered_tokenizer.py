@@ -27,6 +27,7 @@ from plait.backends.tokenization.file_tokenizer import (
     HuggingFaceTokenizer,
     shipped_tokenizer,
 )
+from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 
@@ -54,6 +55,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        form: ChatForm = "vllm",
         salt: Hashable = None,  # noqa: ARG002 - nothing is kept
     ) -> str:
         """The text of a chat. Raises `CallerError` also for a template that takes more than its share."""
@@ -65,6 +67,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
                 add_generation_prompt,
                 continue_final_message,
                 None if template_kwargs is None else dict(template_kwargs),
+                form,
             )
         )
 
@@ -76,7 +79,19 @@ class BoundedTemplates(HuggingFaceTokenizer):
     ) -> str | None:
         """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         try:
-            return self._worker.render(Job(messages, None, tools, is_probe=True))
+            return self._worker.render(Job(messages, None, tools, probe="given"))
+        except CallerError:
+            return None
+
+    def render_requested(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],  # noqa: ARG002 - as above
+    ) -> str | None:
+        """A client's chat in SGLang's form; None if it is refused."""
+        try:
+            return self._worker.render(Job(messages, None, tools, probe="requested"))
         except CallerError:
             return None
 

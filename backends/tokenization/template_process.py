@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
 from plait.backends.tokenization.chat_template import import_transformers
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 CPU_S: Final = 0.5
@@ -53,7 +54,7 @@ OWN_TOO_MUCH: Final = (
 class Job(msgspec.Struct, frozen=True):
     """The arguments of `Tokenizer.render_chat`; without `chat_template`, the model's own is rendered.
 
-    If it `is_probe`, those of `render_probe`, with a fixed date.
+    A `probe` has those of `render_probe` or `render_requested` instead, with a fixed date.
     """
 
     messages: list[dict[str, Any]]
@@ -62,7 +63,8 @@ class Job(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] | None = None
-    is_probe: bool = False
+    form: ChatForm = "vllm"
+    probe: Literal["given", "requested"] | None = None
 
     @property
     def param(self) -> str:
@@ -144,13 +146,14 @@ def _rendered(tokenizer: Tokenizer, job: Job) -> Rendered:
 
 
 def _text(tokenizer: Tokenizer, job: Job) -> str:
-    if job.is_probe:
-        text = tokenizer.render_probe(job.messages, job.tools, PROBE_VARIABLES)
+    if job.probe is not None:
+        render = tokenizer.render_probe if job.probe == "given" else tokenizer.render_requested
+        text = render(job.messages, job.tools, PROBE_VARIABLES)
         if text is None:
             raise CallerError("The chat template refuses a probe.")
         return text
     arguments = msgspec.structs.asdict(job)
-    del arguments["is_probe"]
+    del arguments["probe"]
     return tokenizer.render_chat(arguments.pop("messages"), **arguments)
 
 

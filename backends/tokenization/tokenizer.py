@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
 from plait.backends.tokenization.cuts import Cuts
+from plait.backends.tokenization.rendered_fields import ChatForm
+from plait.backends.tokenization.sglang_messages import sglang_messages, sglang_tools
 from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo
 
 OF_TRANSFORMERS: Final = frozenset(
@@ -79,9 +81,10 @@ class Tokenizer(Protocol):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        form: ChatForm = "vllm",
         salt: Hashable = None,
     ) -> str:
-        """The text of a chat, as vLLM renders it. `chat_template` is the text of a template.
+        """The text of a chat. `chat_template` is the text of a template. It gets messages and tools in this `form`.
 
         Chats of one `salt` share the text of their tools.
 
@@ -124,9 +127,23 @@ class Tokenizer(Protocol):
         """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         ...
 
+    def render_requested(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """A client's chat in SGLang's form; None if it is refused."""
+        ...
+
     def files(self) -> dict[str, bytes]:
         """The files that an engine with this tokenizer offers to gateways, by name; empty if there are none."""
         ...
+
+
+_Prepared = list[dict[str, Any]]
+_FORMS: Final[Mapping[ChatForm, tuple[Callable[..., _Prepared], Callable[..., _Prepared | None]]]] = {
+    "vllm": (template_messages, template_tools),
+    "sglang": (sglang_messages, sglang_tools),
+}
+"""What brings messages and tools into each form."""
 
 
 class ChatTokenizer(ABC):
@@ -185,6 +202,17 @@ class ChatTokenizer(ABC):
         except (CallerError, *TEMPLATE_ERRORS):
             return None
 
+    def render_requested(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """A client's chat in SGLang's form; None if it is refused."""
+        try:
+            prepared_tools = sglang_tools(tools)
+            prepared = sglang_messages(messages, self._template(None, prepared_tools))
+        except (CallerError, *TEMPLATE_ERRORS):
+            return None
+        return self.render_probe(prepared, prepared_tools, variables)
+
     def files(self) -> dict[str, bytes]:
         """The files that an engine with this tokenizer offers to gateways, by name."""
         return {}
@@ -215,6 +243,7 @@ class ChatTokenizer(ABC):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        form: ChatForm = "vllm",
         salt: Hashable = None,
     ) -> str:
         """The text of a chat."""
@@ -223,14 +252,15 @@ class ChatTokenizer(ABC):
         is_usual, plain = chat_template is None and not continue_final_message, None
         if is_usual:
             text, plain = self._shapes.render(
-                messages, tools, template_kwargs, salt, add_generation_prompt=add_generation_prompt
+                messages, tools, template_kwargs, (salt, form), add_generation_prompt=add_generation_prompt
             )
             if text is not None:
                 return text
-        prepared_tools = None if tools is None else template_tools(tools)
+        prepare_messages, prepare_tools = _FORMS[form]
+        prepared_tools = None if tools is None else prepare_tools(tools)
         try:
             template = self._template(chat_template, prepared_tools)
-            prepared = template_messages(messages, template)
+            prepared = prepare_messages(messages, template)
             variables = template_options(template, template_kwargs) if template_kwargs else {}
             if is_usual and OF_TRANSFORMERS.isdisjoint(variables) and self._try_rendering(template):
                 variables |= {"tools": prepared_tools, "add_generation_prompt": add_generation_prompt}
@@ -244,7 +274,9 @@ class ChatTokenizer(ABC):
                 **variables,
             )
         except TEMPLATE_ERRORS as error:
-            raise CallerError(f"The chat template refused the messages: {error}", param="messages") from error
+            # SGLang then tries the tools in another form.
+            kind = UnsupportedError if form == "sglang" and tools else CallerError
+            raise kind(f"The chat template refused the messages: {error}", param="messages") from error
 
     def _rendered(
         self, template: str, prepared: list[dict[str, Any]], variables: dict[str, Any], plain: PlainChat | None

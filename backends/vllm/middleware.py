@@ -145,13 +145,26 @@ def served_tokenizer(state: Any) -> EngineTokenizer | None:
     if tokenizer is None:
         return None
     given, defaults = chats.chat_template, dict(chats.default_chat_template_kwargs or {})
+    own = _own_renderer(state.engine_client.renderer, config)
 
     def render(messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> object:
+        if own is not None:
+            return f"vLLM's own {own}"  # which no gateway renders
         template = resolve(tokenizer, chat_template=given, tools=tools, model_config=config)
         if template is None:
             return None
         options = {**defaults, **variables, "tokenize": False, "add_generation_prompt": True}
         return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **options)
 
-    own = given if isinstance(given, str) else None
-    return EngineTokenizer(str(config.tokenizer), tokenizer, render, own, defaults)
+    text = given if isinstance(given, str) else None
+    drops = bool(getattr(getattr(state, "args", None), "exclude_tools_when_tool_choice_none", False))
+    return EngineTokenizer(str(config.tokenizer), tokenizer, render, text, defaults, drops_tools=drops)
+
+
+def _own_renderer(renderer: Any, config: Any) -> str | None:
+    """What vLLM renders chats by instead of a chat template."""
+    by_template = load("vllm.renderers.hf.HfRenderer")
+    if by_template is not None and not isinstance(renderer, by_template):
+        return type(renderer).__name__
+    model_type = getattr(getattr(config, "hf_config", None), "model_type", None)
+    return "harmony" if model_type == "gpt_oss" else None

@@ -87,6 +87,7 @@ def new_gateway(
     folder: Path,
     policy: str = "plait",
     *,
+    chat_template: Path | None = None,
     tenants: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
@@ -98,7 +99,13 @@ def new_gateway(
         "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
         "placement": {"policy": policy},
         "admission": dict(admission or {}),
-        "models": [{"name": MODEL, "tokenizer": str(model)}],
+        "models": [
+            {
+                "name": MODEL,
+                "tokenizer": str(model),
+                **({} if chat_template is None else {"chat_template": str(chat_template)}),
+            }
+        ],
         "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
         **({"tenants": list(tenants)} if tenants else {}),
         **({"store": dict(store)} if store else {}),

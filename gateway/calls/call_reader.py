@@ -7,7 +7,7 @@ A `PromptReader` computes the token ids that an engine would compute, and their 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Self
@@ -18,6 +18,7 @@ from plait.backends.errors import CallerError, ContextLengthError, UnsupportedEr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.rendered_fields import PLAIN, ChatForm, RenderedFields, Renderers, rendered_fields
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.answers.completions import UNKNOWN, UsageBounds
@@ -25,7 +26,7 @@ from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations, known_session
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
-from plait.gateway.calls.outgoing import ForwardedBody, OutgoingBody
+from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ServerConfig
@@ -121,6 +122,7 @@ class PromptReader:
         cache_salt: str | None,
         context_tokens: int | None,
         size_bytes: int,
+        form: ChatForm = "vllm",
     ) -> TokenizedPrompt | Tokenizing | None:
         """The prompt of a body of that size, if it is short or mostly known; else the `steps` that are left of it.
 
@@ -136,8 +138,8 @@ class PromptReader:
             self.check(request)
             return None
         if size_bytes > OFF_LOOP_BYTES and not _may_be_known(request, size_bytes):
-            return self.steps(request, cache_salt, context_tokens)
-        given = self._given(request, tokenizer, salt)
+            return self.steps(request, cache_salt, context_tokens, form)
+        given = self._given(request, tokenizer, salt, form)
         text = given[0] if len(given) == 1 else None
         if not isinstance(text, str) or len(text) >= encoder.part_characters:
             return _begun(self._turns(request, given, encoder, salt, context_tokens))
@@ -149,7 +151,11 @@ class PromptReader:
         return TokenizedPrompt(len(ids), hashes, tokenizer.exact, (ids,), root, whole, turn_ends)
 
     def steps(
-        self, request: ChatRequest | CompletionRequest, cache_salt: str | None, context_tokens: int | None = None
+        self,
+        request: ChatRequest | CompletionRequest,
+        cache_salt: str | None,
+        context_tokens: int | None = None,
+        form: ChatForm = "vllm",
     ) -> Tokenizing:
         """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
 
@@ -158,7 +164,7 @@ class PromptReader:
         has no tokens here.
         """
         encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
-        given = self._given(request, encoder.tokenizer, salt)
+        given = self._given(request, encoder.tokenizer, salt, form)
         return (yield from self._turns(request, given, encoder, salt, context_tokens))
 
     def _turns(
@@ -207,7 +213,7 @@ class PromptReader:
             self.check_size(request.model, size, context_tokens, request.prompt_field)
 
     def _given(
-        self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str
+        self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str, form: ChatForm
     ) -> Sequence[str | list[int]]:
         """The prompts as texts or, as a client may send them, as token ids. None for what is no text."""
         if isinstance(request, CompletionRequest):
@@ -222,6 +228,7 @@ class PromptReader:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
+                form=form,
                 salt=salt,
             )
         except UnsupportedError:
@@ -292,21 +299,26 @@ class CallReader:
             request = msgspec.structs.replace(request, model=model)
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
-        prompt = self.prompts.begin(request, salt, context_tokens, len(incoming.body))
+        read, rendered = request, PLAIN
+        if isinstance(request, ChatRequest):
+            read, rendered = self._as_rendered(request, FIELDS.decode(incoming.body))
+        prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
         if isinstance(prompt, TokenizedPrompt):
             return self._delivery(
-                incoming, request, annotations, prompt, salt=salt, context_tokens=context_tokens, renames=asked != model
-            )
+                incoming, request, annotations, prompt, rendered=rendered, salt=salt, context_tokens=context_tokens,
+                renames=asked != model,
+            )  # fmt: skip
         make = partial(
             self._delivery,
             incoming,
             request,
             annotations,
+            rendered=rendered,
             salt=salt,
             context_tokens=context_tokens,
             renames=asked != model,
         )
-        return _later(make, partial(self._in_turns, incoming, request, salt, context_tokens, prompt))
+        return _later(make, partial(self._in_turns, incoming, read, salt, context_tokens, prompt, form=rendered.form))
 
     async def read(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
@@ -317,7 +329,8 @@ class CallReader:
 
     def _delivery(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations,
-        prompt: TokenizedPrompt, *, salt: str | None, context_tokens: int | None, renames: bool,
+        prompt: TokenizedPrompt, *, rendered: RenderedFields, salt: str | None, context_tokens: int | None,
+        renames: bool,
     ) -> Delivery:  # fmt: skip
         """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
 
@@ -325,13 +338,13 @@ class CallReader:
         """
         limit, prompts = request.output_limit, len(prompt.prompts) or 1
         choices = 1 if request.n is None else request.choices
-        bounds = UNKNOWN
+        bounds, is_exact = UNKNOWN, prompt.exact and rendered.is_exact
         if context_tokens is not None:
-            if prompt.exact and prompt.tokens + (limit or 1) > context_tokens:
+            if is_exact and prompt.tokens + (limit or 1) > context_tokens:
                 _check_context(request, prompt.tokens, limit or 1, context_tokens)
             each = context_tokens if limit is None else min(context_tokens, limit)
             bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)
-        is_told = prompt.exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
+        is_told = is_exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
         if is_told and self.router.answers.answered.prompts:
             self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
         call = Call(
@@ -341,9 +354,11 @@ class CallReader:
             session=annotations.session or known_session(incoming.headers, request), has_grammar=request.has_grammar,
             arrived_s=incoming.arrived_s,
         )  # fmt: skip
-        takes_ids = prompt.exact and not (isinstance(request, CompletionRequest) and request.echo)
+        takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
-        body = OutgoingBody(incoming.body, request, ids, salt, renames, self.router.gateway_id)
+        body = OutgoingBody(
+            incoming.body, request, ids, salt, renames, self.router.gateway_id, is_plain=rendered.is_plain
+        )
         return Delivery(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,
@@ -404,13 +419,25 @@ class CallReader:
         for size_bytes in sizes:
             self.prompts.check_size(served, size_bytes, context_tokens, field)
 
+    def _as_rendered(
+        self, request: ChatRequest, given: Mapping[str, msgspec.Raw] | None
+    ) -> tuple[ChatRequest, RenderedFields]:
+        """A chat with the tools and variables that engines give to the template, and what is known of its prompt."""
+        rendered = rendered_fields(request, given, self.router.models.renderers.get(request.model, Renderers()))
+        tools, variables = rendered.tools, rendered.template_kwargs
+        if tools is not request.tools or variables is not request.chat_template_kwargs:
+            request = msgspec.structs.replace(request, tools=tools, chat_template_kwargs=variables)
+        return request, rendered
+
     async def _tokenized(
         self, incoming: Incoming, request: ChatRequest, salt: str | None, context_tokens: int | None
     ) -> TokenizedPrompt:
-        prompt = self.prompts.begin(request, salt, context_tokens, len(incoming.body))
-        if isinstance(prompt, TokenizedPrompt):
-            return prompt
-        return await self._in_turns(incoming, request, salt, context_tokens, prompt)
+        """The prompt of a chat that an engine makes of another API's request."""
+        read, rendered = self._as_rendered(request, None)
+        prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
+        if not isinstance(prompt, TokenizedPrompt):
+            prompt = await self._in_turns(incoming, read, salt, context_tokens, prompt, form=rendered.form)
+        return prompt
 
     def _in_turns(
         self,
@@ -419,10 +446,12 @@ class CallReader:
         salt: str | None,
         context_tokens: int | None,
         begun: Tokenizing | None,
+        *,
+        form: ChatForm,
     ) -> Awaitable[TokenizedPrompt]:
         """A prompt that `PromptReader.begin` has left, in turns with those of other tenants."""
         threads = self.template_threads if begun is None else self.threads
-        steps = begun or self.prompts.steps(request, salt, context_tokens)
+        steps = begun or self.prompts.steps(request, salt, context_tokens, form)
         return threads.run(incoming.tenant, steps, len(incoming.body))
 
     def _cache_salt(self, request: Request, tenant: str) -> str | None:

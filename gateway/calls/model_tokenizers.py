@@ -22,7 +22,7 @@ ESTIMATED = "estimated"
 WORDS_PART = 8
 """One in so many bytes of `server.token_cache_bytes` keeps words, which is 8 MiB by default: some 40,000 words."""
 
-ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", *[ESTIMATED] * 4)
+ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", ESTIMATED, ESTIMATED, ESTIMATED, ESTIMATED)
 
 
 class ModelTokenizers:

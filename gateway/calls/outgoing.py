@@ -106,9 +106,9 @@ class ForwardedBody(msgspec.Struct, frozen=True):
 class OutgoingBody(msgspec.Struct, frozen=True):
     """A request's body, and the changes to it that do not depend on the engine.
 
-    `prompt_ids` are the prompts' token ids if an engine may compute those. `cache_salt` separates the tenants' caches.
-    With `renames`, the engine gets the request's model instead of the name in the body, such as an alias. `gateway` is
-    the gateway's id.
+    `prompt_ids` are the prompts' token ids if an engine may compute those. Without `is_plain`, those of a chat depend
+    on how an engine prepares messages and tools. `cache_salt` separates the tenants' caches. With `renames`, the engine
+    gets the request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id.
     """
 
     original: bytes
@@ -117,6 +117,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     renames: bool = False
     gateway: str | None = None
+    is_plain: bool = True
 
     @property
     def withholds_usage(self) -> bool:
@@ -168,8 +169,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     def _ids(self, kind: EngineKind, fields: Fields, agreement: Agreement) -> Fields:
         """The field with the prompts' token ids; none where this engine takes no ids here, or would misread them.
 
-        SGLang renders some chats in its own way (tools, contents in parts), but takes ids beside the messages. Ids that
-        the client has sent stay.
+        SGLang takes ids beside the messages, and renders nothing then. Ids that the client has sent stay.
         """
         if self.prompt_ids is None:
             return {}
@@ -178,7 +178,9 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             if not agreement.prompts:
                 return {}
             name = "prompt"
-        elif kind == "sglang" and agreement.chats and "input_ids" not in fields:
+        elif (
+            kind == "sglang" and agreement.chats and (self.is_plain or agreement.prepares) and "input_ids" not in fields
+        ):
             name = "input_ids"
         else:
             return {}

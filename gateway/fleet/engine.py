@@ -329,7 +329,7 @@ def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: 
         note_count(engine, call, usage)
     elif differs and call.prompt_hash is not None:  # that was told, and these are the latest numbers
         engine.mismatches["count"] = OtherCount(usage.prompt_tokens, call.prompt_tokens)
-    if usage.cached_tokens is not None and engine.cache.reports:
+    if usage.cached_tokens is not None and engine.cache.reports and call.prompt_hash is not None:
         note_cached(engine, booking.placement.cached_tokens, usage.cached_tokens, booking.booked_s, now_s)
 
 

@@ -243,7 +243,11 @@ class Router:
 
         Raises ValueError; then the cache is estimated.
         """
-        self.engines[engine_id].report(state, requested_s, agreement, requested_s if now_s is None else now_s)
+        engine = self.engines[engine_id]
+        rendered = engine.cache.kind, engine.cache.agreement
+        engine.report(state, requested_s, agreement, requested_s if now_s is None else now_s)
+        if rendered != (state.kind, agreement):
+            self.models.refresh()
         if self.waiting:
             self.on_room(engine_id)
 

@@ -8,6 +8,7 @@ from math import inf
 
 from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError, NotFoundError
 from plait.backends.protocol.openai import ANY_MODEL
+from plait.backends.tokenization.rendered_fields import Renderers
 from plait.gateway.fleet.engine import FleetEngine, note
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
@@ -59,8 +60,8 @@ class ServedModels:
     `on_change` is called then. `bases` has the base model of each LoRA adapter. `takers` has the engines that take
     calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
     engine's context is not known. `uneven` has the models that some engine takes calls for, and that are offered with
-    different contexts, with each engine's own; one that is not known is infinite. `direct` has the models for which
-    `check` gives the name itself.
+    different contexts, with each engine's own; one that is not known is infinite. `renderers` says how the engines of
+    a model render chats. `direct` has the models for which `check` gives the name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -75,6 +76,7 @@ class ServedModels:
         self.direct: Collection[str] = ()
         self.contexts: Mapping[str, int | None] = {}
         self.uneven: Mapping[str, Mapping[str, float]] = {}
+        self.renderers: Mapping[str, Renderers] = {}
         self._taker_ids: Mapping[str, Collection[str]] = {}
 
     @property
@@ -95,6 +97,7 @@ class ServedModels:
         self.contexts = {model: _longest(contexts.values()) for model, contexts in offered.items()}
         differing = {model: contexts for model, contexts in offered.items() if len({*contexts.values()}) > 1}
         self.uneven = {model: contexts for model, contexts in differing.items() if self.takers[model]}
+        self.renderers = {model: _renderers(self._serving(model)) for model in names}
         self.on_change()
 
     def base(self, model: str) -> str:
@@ -238,6 +241,18 @@ def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
     able = [engine for engine in serving if engine.takes_calls]
     able = [engine for engine in able if not engine.stalled] or able
     return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.is_aside]
+
+
+def _renderers(serving: Sequence[FleetEngine]) -> Renderers:
+    caches = [engine.cache for engine in serving if engine.cache.kind is not None]
+    sglang = [cache.agreement.prepares for cache in caches if cache.kind == "sglang"]
+    drops = {cache.agreement.drops_tools for cache in caches if cache.kind != "sglang"}
+    return Renderers(
+        form="sglang" if sglang and not drops else "vllm",
+        is_mixed=bool(sglang and drops),
+        prepares=bool(sglang) and all(sglang),
+        drops_tools=None if len(drops) > 1 else True in drops,
+    )
 
 
 def _needed_tokens(call: Call) -> int:

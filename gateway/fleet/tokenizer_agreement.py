@@ -7,7 +7,7 @@ would hold what it read, under the names that the gateway expects. So nothing el
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -32,12 +32,16 @@ INSTEAD: Final = "it gets texts instead of token ids, and its cache is estimated
 class Agreement:
     """What an engine may be sent as token ids: plain `prompts`, rendered `chats`.
 
+    Without `prepares`, an engine of SGLang's gives messages and tools to the template in a form that is not known: then
+    only chats of roles and texts are sent as ids. `drops_tools`: it leaves tools out for `tool_choice: none`.
     `problem` says why not everything; None where the tokenizers agree in full. `hint` says what to do about it.
     `configured` are the gateway's tokenizers, `reported` is the engine's.
     """
 
     prompts: bool = True
     chats: bool = True
+    prepares: bool = False
+    drops_tools: bool = False
     problem: str | None = None
     hint: str | None = None
     configured: tuple[str, ...] = ()
@@ -108,7 +112,8 @@ def _agreement(all_ours: Mapping[str, TokenizerFingerprint | None], reported: To
     ours = configured.values()
     differing = tuple(part for part in PARTS if any(getattr(one, part) != getattr(reported, part) for one in ours))
     if not differing or reported.is_none:
-        return AGREED
+        prepares = bool(reported.requested) and all(one.requested == reported.requested for one in ours)
+        return replace(AGREED, prepares=prepares, drops_tools=reported.drops_tools)
     parts = ", ".join(_both(part, ours, reported) for part in differing)
     names = ", ".join(sorted({one.name for one in ours}))
     return Agreement(

@@ -21,7 +21,7 @@ from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.sglang.channel import SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess, TokenizerRoute
-from plait.backends.sglang.route import served_tokenizer as sglang_tokenizer
+from plait.backends.sglang.served_tokenizer import served_tokenizer as sglang_tokenizer
 from plait.backends.tokenization.chat_template import import_transformers
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.middleware import CacheStateMiddleware
@@ -127,8 +127,9 @@ class SglangServer(Server):
         """Its route. The tokenizer has the template, as in SGLang."""
         if self.template is not None:
             self._loaded.chat_template = self.template
-        manager = SimpleNamespace(tokenizer=self.tokenizer)
-        templates = SimpleNamespace(chat_template_name=self.conversation)
+        config = SimpleNamespace(hf_config=SimpleNamespace(model_type="llama"))
+        manager = SimpleNamespace(tokenizer=self.tokenizer, model_config=config, server_args=SimpleNamespace())
+        templates = SimpleNamespace(chat_template_name=self.conversation, jinja_template_content_format="string")
 
         def find() -> EngineTokenizer | None:
             return sglang_tokenizer(manager, templates)
@@ -167,8 +168,12 @@ def install_engines(monkeypatch: pytest.MonkeyPatch, server: Server | None = Non
         folder = "sglang's" if server is None else str(server.folder)
         return SimpleNamespace(default_chat_template_kwargs=defaults, tokenizer_path=folder)
 
-    monkeypatch.setattr("plait.backends.vllm.middleware.load", lambda _name: resolve)
-    monkeypatch.setattr("plait.backends.sglang.route.load", lambda _name: serving)
+    names = {
+        "vllm.renderers.hf.resolve_chat_template": resolve,
+        "sglang.srt.runtime_context.get_serving": serving,
+    }
+    monkeypatch.setattr("plait.backends.vllm.middleware.load", names.get)
+    monkeypatch.setattr("plait.backends.sglang.served_tokenizer.load", names.get)
 
 
 def _loaded(folder: Path) -> Any:

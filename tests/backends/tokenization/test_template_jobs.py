@@ -21,11 +21,11 @@ def test_a_refusal_has_its_reason_and_its_status() -> None:
     refused = _rendered(OWN, Job(CHAT, "{{ raise_exception('no') }}"))
     assert (refused.text, refused.status) == (None, 400)
     assert "no" in refused.refusal
-    assert _rendered(OWN, Job([], is_probe=False)).status == 400
+    assert _rendered(OWN, Job([])).status == 400
 
 
 def test_a_probe_is_rendered_with_a_fixed_date() -> None:
-    assert "hi" in str(_rendered(OWN, Job(CHAT, is_probe=True)).text)
+    assert "hi" in str(_rendered(OWN, Job(CHAT, probe="given")).text)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_the_engine_with_the_gateways_files_gets_ids(pairs: list[Pair]) -> None:
     same = [pair for pair in pairs if pair.configured == pair.running]
     assert len(same) > 40
     for pair in same:
-        assert pair.agreement is AGREED, pair.configured
+        assert pair.agreement == AGREED, pair.configured
         for one in pair.sent:
             body = one.body(pair.server, pair.agreement)
             assert isinstance(body.get("input_ids" if one.is_chat else "prompt"), list) or (

@@ -55,7 +55,7 @@ def test_ids_are_sent_where_all_that_they_depend_on_agrees(
     found = agreement(msgspec.structs.replace(OURS, **changes), OURS)
     assert (found.prompts, found.chats) == (prompts, chats)
     if said is None:
-        assert found is AGREED
+        assert found == AGREED
     else:
         assert found.problem is not None
         assert f"they differ in {said}:" in re.sub(r" \(\w+ here, x there\)", "", found.problem)
@@ -67,23 +67,23 @@ def test_an_older_adapter_gets_no_ids() -> None:
 
 
 def test_an_engine_without_a_tokenizer_takes_ids_only() -> None:
-    assert agreement(NO_TOKENIZER, OURS) is AGREED
+    assert agreement(NO_TOKENIZER, OURS) == AGREED
 
 
 def test_a_gateway_that_counts_bytes_sends_no_ids_in_any_case() -> None:
-    assert agreement(THEIRS, None) is AGREED
-    assert agreement(None, None) is AGREED
+    assert agreement(THEIRS, None) == AGREED
+    assert agreement(None, None) == AGREED
 
 
 def test_all_models_of_an_engine_have_its_tokenizer() -> None:
     found = agreement(OURS, OURS, THEIRS)
     assert not found.prompts
     assert found.configured == ("m0: /models/ours", "m1: /models/theirs")
-    assert agreement(OURS, OURS, None) is AGREED, "one that the gateway only counts bytes for does not matter"
+    assert agreement(OURS, OURS, None) == AGREED, "one that the gateway only counts bytes for does not matter"
 
 
 def test_lora_adapters_have_the_tokenizer_of_their_base_model() -> None:
-    assert agreement(OURS, OURS, adapters=["lora"]) is AGREED
+    assert agreement(OURS, OURS, adapters=["lora"]) == AGREED
     assert agreement(THEIRS, OURS, adapters=["lora"]).configured == ("m0: /models/ours",)
 
 
@@ -91,9 +91,9 @@ def test_equal_reports_are_compared_once() -> None:
     agreements, offer = TokenizerAgreements(lambda _model: OURS), Offer({"m": None})
     found = [agreements.of("e", offer, msgspec.structs.replace(THEIRS)) for _ in range(3)]
     assert found[0] is found[2]
-    assert agreements.of("e", offer, OURS) is AGREED, "the engine was restarted"
+    assert agreements.of("e", offer, OURS) == AGREED, "the engine was restarted"
     agreements.forget("e")
-    assert agreements.of("e", offer, OURS) is AGREED
+    assert agreements.of("e", offer, OURS) == AGREED
 
 
 # What the router takes such an engine's cache to have.
@@ -142,7 +142,7 @@ def test_with_the_right_tokenizer_after_a_restart_the_reports_count() -> None:
     router.report("a", report("ab", epoch="2", snapshot=True), 2.0)
     cache = router.engines["a"].cache
     assert (cached(router, "abcd"), cache.reports, cache.problem) == (2, True, None)
-    assert cache.agreement is AGREED
+    assert cache.agreement == AGREED
     router.check()
 
 
@@ -174,14 +174,14 @@ def test_an_engine_that_cannot_be_reached_gets_no_ids_until_it_reports() -> None
     cache = router.engines["a"].cache
     assert cache.agreement is UNKNOWN
     router.report("a", report("ab", snapshot=True), 0.0)
-    assert cache.agreement is AGREED
+    assert cache.agreement == AGREED
     router.health.unreachable("a")
     router.health.answered("a", {"m": None})
     assert cache.agreement is UNKNOWN
     assert not UNKNOWN.prompts
     assert not UNKNOWN.chats
     router.report("a", report(), 1.0)
-    assert cache.agreement is AGREED
+    assert cache.agreement == AGREED
     assert cached(router, "ab") == 2, "it was the same one"
     router.no_reports("a")
     assert cache.agreement is UNKNOWN
@@ -232,7 +232,7 @@ async def test_a_restart_that_nobody_saw_is_seen_with_the_next_report(monkeypatc
     fake.reports = [with_tokenizer(OURS)]
     async with watching(monkeypatch, fake, tokenizer=OURS) as router:
         cache = router.engines["a"].cache
-        await until(lambda: cache.agreement is AGREED)
+        await until(lambda: cache.agreement == AGREED)
         fake.reports = [httpx.Response(503), with_tokenizer(THEIRS, epoch="2")]
         await until(lambda: cache.problem is not None and cache.kind is not None)
         assert not cache.agreement.prompts
@@ -242,6 +242,6 @@ def test_a_tokenizer_that_is_found_later_counts_for_engines_that_were_there() ->
     """Else an engine without ids to compare with would get those of another engine's tokenizer."""
     ours: dict[str, TokenizerFingerprint | None] = {"m": None}
     agreements, offer = TokenizerAgreements(ours.__getitem__), Offer({"m": None})
-    assert agreements.of("e", offer, THEIRS) is AGREED
+    assert agreements.of("e", offer, THEIRS) == AGREED
     ours["m"] = OURS
     assert not agreements.of("e", offer, THEIRS).prompts

@@ -1,0 +1,195 @@
+"""What the fields of a chat beside its messages do to the prompt, for each kind of engine.
+
+A field is *inert* (it leaves the prompt alone), *rendered* here as that kind of engine renders it, or another. With
+another, an engine's prompt is not known: it has to render the chat itself, and the gateway's rendering is a guess.
+A field that is missing here is another, so that a new one of an engine is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from plait.backends.protocol.openai import ChatRequest
+
+ChatForm = Literal["vllm", "sglang"]
+"""Whose form messages and tools get before the chat template sees them."""
+
+_SAMPLING: Final = frozenset(
+    {
+        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+        "length_penalty", "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "seed", "n",
+        "best_of", "use_beam_search", "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids",
+        "stop_regex", "no_stop_trim", "include_stop_str_in_output", "ignore_eos", "bad_words", "allowed_token_ids",
+        "thinking_token_budget", "repetition_detection", "custom_logit_processor",
+    }
+)  # fmt: skip
+_GRAMMARS: Final = frozenset(
+    {
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "guided_decoding_backend", "guided_whitespace_pattern", "json_schema", "regex", "ebnf", "structural_tag",
+        "parallel_tool_calls",
+    }
+)  # fmt: skip
+_ANSWERS: Final = frozenset(
+    {
+        "stream", "stream_options", "stream_interval", "echo", "skip_special_tokens", "spaces_between_special_tokens",
+        "include_reasoning", "separate_reasoning", "stream_reasoning", "return_token_ids", "return_tokens_as_token_ids",
+        "return_token_offsets", "return_prompt_text", "return_prompt_token_ids", "return_hidden_states",
+        "return_routed_experts", "return_cached_tokens_details", "return_spec_tokens_details", "return_meta_info",
+    }
+)  # fmt: skip
+_ACCOUNTS: Final = frozenset(
+    {
+        "model", "messages", "user", "priority", "metadata", "store", "service_tier", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "cache_salt", "extra_key", "request_id", "rid", "session_id",
+        "plait", "vllm_xargs", "custom_params", "lora_path", "kv_transfer_params", "ec_transfer_params",
+        "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank",
+    }
+)  # fmt: skip
+INERT: Final = _SAMPLING | _GRAMMARS | _ANSWERS | _ACCOUNTS
+
+RENDERED: Final[Mapping[ChatForm, frozenset[str]]] = {
+    "vllm": frozenset(
+        {
+            "tools", "tool_choice", "chat_template", "chat_template_kwargs", "reasoning_effort", "documents",
+            "add_generation_prompt", "continue_final_message",
+        }
+    ),
+    "sglang": frozenset({"tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "reasoning"}),
+}  # fmt: skip
+_INERT_TOO: Final[Mapping[ChatForm, frozenset[str]]] = {"vllm": frozenset(), "sglang": frozenset({"documents"})}
+_KNOWN: Final = {form: INERT | RENDERED[form] | _INERT_TOO[form] for form in RENDERED}
+
+_EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
+"""Of SGLang. What else it takes becomes a number first."""
+
+_PLAIN_ROLES: Final = frozenset({"system", "user", "assistant"})
+_YES: Final = frozenset({"1", "true", "yes", "y", "on"})
+_NULL: Final = b"null"
+
+
+class Renderers(NamedTuple):
+    """What is known of the engines of a model that report, as far as they render chats.
+
+    `form` is SGLang's if all are SGLang's. `is_mixed`: some are, some are not. `prepares`: all of SGLang's attest the
+    gateway's form of messages and tools. `drops_tools` says whether the others leave tools out for `tool_choice: none`;
+    None: some do.
+    """
+
+    form: ChatForm = "vllm"
+    is_mixed: bool = False
+    prepares: bool = False
+    drops_tools: bool | None = False
+
+
+class RenderedFields(NamedTuple):
+    """What the chat template gets beside the messages, which it gets in this `form`.
+
+    `is_exact` says whether each engine of the model renders the same prompt. `is_plain`: so does any engine with this
+    chat template, in whatever form it gives messages and tools to it.
+    """
+
+    tools: list[dict[str, Any]] | None
+    template_kwargs: dict[str, Any] | None
+    is_exact: bool
+    is_plain: bool
+    form: ChatForm = "vllm"
+
+
+PLAIN: Final = RenderedFields(None, None, is_exact=True, is_plain=True)
+"""Of a prompt that is no chat."""
+
+
+def rendered_fields(
+    request: ChatRequest, given: Mapping[str, msgspec.Raw] | None, renderers: Renderers
+) -> RenderedFields:
+    """What engines make of a chat's fields. `given` has the JSON of each field in the body; None: only `request` has.
+
+    A null is a field that was not given.
+    """
+    known = _KNOWN[renderers.form]
+    is_known = (
+        given is None
+        or given.keys() <= known
+        or all(name in known or bytes(value) == _NULL for name, value in given.items())
+    )
+    render = _as_sglang if renderers.form == "sglang" else _as_vllm
+    tools, variables, is_exact = render(request, renderers)
+    is_plain = is_known and not (tools or variables or request.continue_final_message)
+    if renderers.form == "sglang" or renderers.is_mixed:
+        is_plain = is_plain and request.add_generation_prompt and are_plain(request.messages)
+        is_exact = is_plain or (is_exact and renderers.prepares and not renderers.is_mixed)
+    return RenderedFields(tools, variables, is_known and is_exact, is_plain, renderers.form)
+
+
+def are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether messages have a role and a text only, and the last is not the assistant's."""
+    for message in messages:
+        if len(message) != 2 or message.get("role") not in _PLAIN_ROLES or type(message.get("content")) is not str:
+            return False
+    return bool(messages) and messages[-1]["role"] != "assistant"
+
+
+_Rendered = tuple[list[dict[str, Any]] | None, dict[str, Any] | None, bool]
+"""Tools, variables of the template, and whether they are known."""
+
+
+def _as_vllm(request: ChatRequest, renderers: Renderers) -> _Rendered:
+    """As vLLM 0.25 to 0.33: what is given beside `chat_template_kwargs` comes before what is given in them."""
+    tools, variables, is_known = request.tools, request.chat_template_kwargs, True
+    if tools and request.tool_choice == "none":
+        is_known = renderers.drops_tools is not None
+        tools = None if renderers.drops_tools else tools
+    if request.reasoning_effort is not None:
+        effort = request.reasoning_effort
+        variables = {"enable_thinking": effort != "none", **(variables or {}), "reasoning_effort": effort}
+    if request.documents is not None:
+        variables = {**(variables or {}), "documents": request.documents}
+    return tools, variables, is_known
+
+
+def _as_sglang(request: ChatRequest, _renderers: Renderers) -> _Rendered:
+    """As SGLang 0.5.13 to 0.5.23: `chat_template_kwargs` come before what is given beside them."""
+    reasoning = request.reasoning if isinstance(request.reasoning, dict) else {}
+    efforts = (reasoning.get("effort"), reasoning.get("reasoning_effort"), request.reasoning_effort)
+    effort = next((one for one in efforts if one is not None), None)
+    thinks = effort != "none" if effort is not None else _is_enabled(reasoning) or None
+    variables = request.chat_template_kwargs
+    if thinks is not None:
+        variables = {"thinking": thinks, "enable_thinking": thinks, **(variables or {})}
+    if effort is not None:
+        variables = {"reasoning_effort": effort, **(variables or {})}
+    is_known = (
+        (effort is None or (isinstance(effort, str) and effort in _EFFORTS))
+        and not request.continue_final_message
+        and request.messages[-1:] != []
+        and request.messages[-1].get("role") != "assistant"
+        and not any(message.get("tools") for message in request.messages)
+    )
+    return _chosen_tools(request), variables, is_known
+
+
+def _is_enabled(reasoning: Mapping[str, Any]) -> bool:
+    enabled = reasoning.get("enabled")
+    enabled = reasoning.get("enable", False) if enabled is None else enabled
+    return enabled.strip().lower() in _YES if isinstance(enabled, str) else bool(enabled)
+
+
+def _chosen_tools(request: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools that SGLang gives to the template: none for `tool_choice: none`, a named one alone."""
+    choice = request.tool_choice
+    if not request.tools or choice == "none":
+        return None
+    if not isinstance(choice, Mapping):
+        return request.tools
+    wanted = choice.get("function")
+    name = wanted.get("name") if isinstance(wanted, Mapping) else None
+    return [tool for tool in request.tools if _name(tool) == name] or None
+
+
+def _name(tool: Mapping[str, Any]) -> object:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None

@@ -268,13 +268,23 @@ class EngineBrokenError(EngineError):
 
 
 class EngineStatusError(EngineError):
-    """The engine answered with an error status that is its own fault. A client gets the same status."""
+    """The engine answered with an error status that is its own fault. A client gets the same status.
+
+    `said` is the engine's own message, if it sent one.
+    """
 
     def __init__(
-        self, message: str, status: int, *, code: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        status: int,
+        *,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        said: str = "",
     ) -> None:
         super().__init__(message, code=code, retry_after_s=retry_after_s)
         self.status = status
+        self.said = said
         self.cause = f"status_{status}"
 
 

@@ -167,7 +167,7 @@ def reported_error(engine_id: str, error: object) -> EngineError | str:
     message, code = str(fields.get("message") or "an error without a message"), fields.get("code")
     if isinstance(code, int) and 400 <= code < 500:
         return excerpt(message)
-    return EngineStatusError(f"engine {engine_id}: {excerpt(message)}", 502)
+    return EngineStatusError(f"engine {engine_id}: {excerpt(message)}", 502, said=excerpt(message))
 
 
 def error_text(answer: bytes) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
 from plait.gateway.asgi import Headers, Nowhere, OnEnd, Sink
 from plait.gateway.calls.outgoing import EngineBody
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.booking import Booking, CallUsage, Doubt
 from plait.gateway.membership.engine_link import EngineLink
 from plait.policy.types import Call
 
@@ -96,6 +96,7 @@ class Delivery(msgspec.Struct, eq=False):
     booking: Booking | None = None  # of the attempt that is running or was the last
     link: EngineLink | None = None  # to that attempt's engine
     failures: tuple[tuple[str, EngineError], ...] = ()  # the engines of the attempts that failed, and how
+    doubts: tuple[Doubt, ...] = ()  # failures that may be its own fault
     unable: frozenset[str] = frozenset()  # engines that never get it: they lack what it needs
     charged: bool = False  # a retry was taken from the budget
     sink: Sink = NOWHERE  # where its answer goes

@@ -36,6 +36,7 @@ from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
+from plait.gateway.calls.request_faults import RequestFaults
 from plait.gateway.calls.silent_streams import SilentStreams
 from plait.gateway.calls.upstream import Exchange, Upstream
 from plait.gateway.fleet.booking import Booking, Failure
@@ -107,7 +108,10 @@ class Relay:
     ) -> None:
         self.open_answers = open_answers
         self.watch: CallWatch | None = None
-        self._upstream = Upstream(router, metrics.gaps, open_answers, forward_client_key=forward_client_key)
+        self._faults = RequestFaults(router, recovery.on_change)
+        self._upstream = Upstream(
+            router, metrics.gaps, open_answers, self._faults, forward_client_key=forward_client_key
+        )
         self._router = router
         self._links = links
         self._recovery = recovery
@@ -317,6 +321,8 @@ class Relay:
         if delivery.handle is not None:
             self._objectives.end(delivery)
         now_s, waiting, usage = loop_time_s(), delivery.waiting, delivery.usage
+        if delivery.doubts:  # no other engine was asked
+            self._faults.convict(delivery, now_s)
         if waiting is not None and waiting.is_sent:
             used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
             self._gate.admission.left(waiting, used_tokens, now_s)
@@ -342,7 +348,9 @@ class Relay:
             refused = outcome == "refused"
             delivered = delivery.response_started and not refused
             self._router.release(booking, now_s, delivered=delivered, refused=refused)
-        elif isinstance(error, EngineLostError):
+        elif isinstance(error, EngineLostError) or self._faults.doubted(
+            delivery, booking, _failure(error), _said(error), now_s
+        ):
             self._router.fail(booking, None, now_s)
         else:
             change = self._router.fail(booking, _failure(error), now_s)
@@ -484,6 +492,10 @@ def _pause_s(delivery: Delivery) -> float:
     if cause not in {"closed", "garbled", "broken", "status_500", "status_502"}:
         raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
     return 0.0 if cause == "closed" and failed == 1 else REPEAT_S * 2 ** (failed - 1) * (0.75 + random() / 2)  # noqa: S311
+
+
+def _said(error: EngineError) -> tuple[int, str] | None:
+    return (error.status, error.said) if isinstance(error, EngineStatusError) else None
 
 
 def _failure(error: EngineError) -> Failure:

@@ -31,6 +31,7 @@ from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
+from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
 from plait.gateway.fleet.booking import Booking, Progress
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, retry_after_s
@@ -45,18 +46,29 @@ LEAST_WAIT_S = 0.01
 
 log = structlog.get_logger(__name__)
 
+NO_RETRY: Final = (b"x-should-retry", b"false")
+"""Tells the SDKs of OpenAI and Anthropic not to try again, as they do for any 5xx."""
+
 _USUAL: Final = frozenset((b"keep-alive", b"close"))
 
 
 class Upstream:
     """Sends calls to the engines that they are booked on. `gaps` takes the times between the pieces of a stream.
 
+    `faults` tells requests that are at fault from engines that are.
     With `forward_client_key`, engines without a key of their own get the client's bearer token.
     """
 
     def __init__(
-        self, router: Router, gaps: FastHistogram, open_answers: OpenAnswers, *, forward_client_key: bool
+        self,
+        router: Router,
+        gaps: FastHistogram,
+        open_answers: OpenAnswers,
+        faults: RequestFaults,
+        *,
+        forward_client_key: bool,
     ) -> None:
+        self.faults = faults
         self.open_answers = open_answers
         self.gaps = gaps
         self.router = router
@@ -231,7 +243,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self._held is not None:
             self._held.end()
         self._check_lack(response.status, bytes(answer))
-        refused = _refused(delivery, response, bytes(answer))
+        refused = _refused(delivery, response, bytes(answer), self._upstream.faults)
         self._is_written = True
         self._sink.whole(*refused)
         self._written()
@@ -259,6 +271,8 @@ class Exchange(msgspec.Struct, eq=False):
         if self._held is not None:
             self._held.end()
         read = delivery.form.whole(delivery.engine_id, answer, delivery.bounds)
+        if delivery.doubts:
+            self._upstream.faults.convict(delivery, loop_time_s())
         delivery.ended = "ok"
         delivery.usage, delivery.usage_corrected, delivery.problem, delivery.finish = read
         if text is not None:
@@ -319,9 +333,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _begin(self, stream: EventStream, events: bytes) -> bool:
         """Begin the client's answer with the first whole events, if these are. Raises the engine's error among them."""
-        response = self._response
+        response, now_s = self._response, loop_time_s()
         if isinstance(stream.error, EngineError):
-            raise stream.error
+            self._check_own(stream, stream.error, now_s)
         if isinstance(stream.error, str):  # older SGLangs refuse a stream in its first event
             self._check_lack(400, events)
         if not events.strip():
@@ -330,10 +344,21 @@ class Exchange(msgspec.Struct, eq=False):
             if response.source is None:
                 raise EngineBrokenError(f"engine {self._delivery.engine_id} ended its stream without an event")
             return False
-        self._upstream.router.first_token(self._booking, loop_time_s())
+        if stream.error is None:
+            if self._delivery.doubts:
+                self._upstream.faults.convict(self._delivery, now_s)
+            self._upstream.router.first_token(self._booking, now_s)
         self._sink.start(200, [*_start(self._delivery, response), UNBUFFERED])
         self._begun = True
         return True
+
+    def _check_own(self, stream: EventStream, error: EngineError, now_s: float) -> None:
+        """Raise the error that a stream has begun with, unless the request is at fault: then it is passed on."""
+        if not isinstance(error, EngineStatusError):
+            raise error
+        if not self._upstream.faults.is_own(self._delivery, (error.status, error.said), now_s):
+            raise error
+        stream.error = error.said
 
     def _end_stream(self, stream: EventStream, events: bytes) -> None:
         """The engine has ended its stream, with these events. If they end badly, the client is told."""
@@ -345,22 +370,26 @@ class Exchange(msgspec.Struct, eq=False):
         if isinstance(problem, EngineError):  # the engine's own error event has been passed on
             self.end(problem)
             return
-        delivery.ended = "ok"
+        delivery.ended = "ok" if stream.error is None else "refused"
         delivery.problem = problem if problem is not None or text is None else text.problem
         self._written()
 
 
-def _refused(delivery: Delivery, response: Response, answer: bytes) -> tuple[int, Headers, bytes]:
+def _refused(
+    delivery: Delivery, response: Response, answer: bytes, faults: RequestFaults
+) -> tuple[int, Headers, bytes]:
     """The answer to an error that is the caller's fault. Raises `EngineStatusError` for every other."""
     link, status, (is_openai, said) = delivery.link, response.status, error_text(answer)
     assert link is not None
     ours = link.refused_ours(status)
-    if not 400 <= status < 500 or status in TOO_EARLY or ours:
+    is_own = status == NOT_SUPPORTED or faults.is_own(delivery, (status, said), loop_time_s())
+    if not (is_own or (400 <= status < 500 and status not in TOO_EARLY)) or ours:
         shown = 502 if ours or not 429 <= status < 600 else status
         raise EngineStatusError(
             f"engine {delivery.engine_id} answered with status {status}{said and f': {said}'}",
             shown,
             retry_after_s=retry_after_s(response.headers),
+            said=said,
         )
     delivery.ended, delivery.engine_status = "refused", status
     headers = _start(delivery, response)
@@ -369,6 +398,8 @@ def _refused(delivery: Delivery, response: Response, answer: bytes) -> tuple[int
         answer = error.body()
         headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
         headers.append((b"content-type", b"application/json"))
+    if is_own:
+        headers.append(NO_RETRY)
     delivery.problem = f"refused with status {status}{said and f': {said}'}"
     return status, headers, answer
 

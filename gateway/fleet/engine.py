@@ -18,7 +18,7 @@ import structlog
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
-from plait.gateway.fleet.health import EngineCounts, Health, Offer
+from plait.gateway.fleet.health import EngineCounts, Health, HealthState, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Prefill
@@ -106,6 +106,12 @@ class FleetEngine:
     contradicted_s: float = -inf
     """When the last of them came."""
 
+    served_s: float = -inf
+    """When it last answered a call, or began to."""
+
+    doubts: int = 0
+    """Calls that it has failed and that may be at fault themselves: other engines are asked."""
+
     counts: EngineCounts | None = None
     """What an engine without reports counts itself."""
 
@@ -116,6 +122,15 @@ class FleetEngine:
     def takes_calls(self) -> bool:
         """Whether a call may be placed here now."""
         return self.health.takes_calls and not self.is_aside
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it has failed so many calls that others are better asked until it is known whose fault that is."""
+        return self.doubts >= self.health.limits.consecutive_failures
+
+    def serves_others(self, now_s: float) -> bool:
+        """Whether calls succeed there: it has failed none of them since, and has answered one lately."""
+        return self.health.state is HealthState.UP and now_s - self.served_s <= self.health.limits.window_s
 
     @property
     def is_aside(self) -> bool:
@@ -206,7 +221,7 @@ class FleetEngine:
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The prompt has been computed."""
         booking.enter(BookingState.STREAMING)
-        booking.first_token_s = now_s
+        booking.first_token_s = self.served_s = now_s
         self.progress.came(booking, now_s, is_whole=False)
         if self.cache.reports:
             self.cache.evictions.computed(booking)
@@ -223,6 +238,7 @@ class FleetEngine:
             self.health.succeeded(booking.sent_s, now_s)
             return
         booking.enter(BookingState.SETTLED)
+        self.served_s = now_s
         self.progress.came(booking, now_s, is_whole=True)
         self.health.succeeded(booking.sent_s, now_s)
         self.cache.ended(booking, usage, now_s)

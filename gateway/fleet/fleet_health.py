@@ -245,6 +245,19 @@ class FleetHealth:
             return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
         return self._change(engine, before)
 
+    def doubt(self, engine: FleetEngine) -> None:
+        """The engine failed a call that may be at fault itself."""
+        engine.doubts += 1
+        if engine.is_doubted:
+            self._on_fleet_change()
+
+    def no_doubt(self, engine: FleetEngine) -> None:
+        """Whose fault that was is known."""
+        was_doubted = engine.is_doubted
+        engine.doubts -= 1
+        if was_doubted and not engine.is_doubted:
+            self._on_fleet_change()
+
     def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
         before = engine.health.state
         engine.cache.lost()

@@ -131,8 +131,8 @@ class ServedModels:
     def eligible(self, model: str, route: str | None = None) -> list[EngineView]:
         """The engines that take calls for `model` on `route` (None: one that each has), at least one.
 
-        Stalled engines count if there is no other. If all are out, ejected ones and those on probation count: a sick
-        engine is better than none.
+        Stalled and doubted engines count if there is no other. If all are out, ejected ones and those on probation
+        count: a sick engine is better than none.
         Raises the errors of `check`, and `NotFoundError` if these engines do not have the route.
         """
         views = self.takers.get(model)
@@ -237,9 +237,9 @@ class ServedModels:
 
 
 def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
-    """The engines among these that take calls: the healthy ones, else stalled ones, else sick ones."""
+    """The engines among these that take calls: the healthy ones, else stalled or doubted ones, else sick ones."""
     able = [engine for engine in serving if engine.takes_calls]
-    able = [engine for engine in able if not engine.stalled] or able
+    able = [engine for engine in able if not (engine.stalled or engine.is_doubted)] or able
     return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.is_aside]
 
 

@@ -1,0 +1,121 @@
+"""Whose fault an engine's 5xx is: the engine's, or that of the request, which every engine fails alike.
+
+While an engine serves other calls, a 5xx of it is only a doubt (`doubted`), until another engine has had the call:
+
+- another one answers, or fails in another way, or none is asked: the first has failed (`convict`);
+- another one says the same: the request is at fault (`is_own`). Neither engine has failed, the client gets the answer
+  as it is, and the same body is asked of one engine only for the next minutes.
+
+An engine of which no call succeeds is judged at once: a sick fleet answers everybody alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final
+
+import structlog
+
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.fleet.booking import Booking, Doubt, Failure
+from plait.gateway.fleet.health import HealthChange
+from plait.gateway.fleet.router import Router
+
+NOT_SUPPORTED: Final = 501
+"""The status of an engine that cannot do what is asked: no other engine of the model can."""
+
+OVERLOADED: Final = 503
+
+REMEMBERED_S: Final = 300.0
+MOST_REMEMBERED: Final = 4_096
+"""Bodies, by their hashes: some 0.5 MB."""
+
+_CHANGING: Final = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+", re.IGNORECASE)
+"""Addresses, ids and times in a message, which differ between two engines that say the same."""
+
+log = structlog.get_logger(__name__)
+
+
+class RequestFaults:
+    """Tells requests that are at fault from engines that are. `on_change` takes each change of an engine's health."""
+
+    def __init__(self, router: Router, on_change: Callable[[HealthChange], None]) -> None:
+        self._router = router
+        self._on_change = on_change
+        self._remembered: OrderedDict[bytes, float] = OrderedDict()
+
+    def doubted(
+        self, delivery: Delivery, booking: Booking, failure: Failure, said: tuple[int, str] | None, now_s: float
+    ) -> bool:
+        """Whether nothing is made of a failure yet. `said` are an engine's status and message, if it answered."""
+        engine = self._router.engines[booking.placement.engine_id]
+        if said is None or not _may_be_own(said[0]) or not engine.serves_others(now_s):
+            return False
+        delivery.doubts += (Doubt(booking, failure, _same(said)),)
+        self._router.health.doubt(engine)
+        return True
+
+    def is_own(self, delivery: Delivery, said: tuple[int, str], now_s: float) -> bool:
+        """Whether an engine's answer, its status and message, is the request's own fault."""
+        engine = self._router.engines[delivery.engine_id]
+        if not _may_be_own(said[0]) or not engine.serves_others(now_s):
+            return False
+        alike = [doubt for doubt in delivery.doubts if doubt.said == _same(said)]
+        others = {doubt.engine_id for doubt in alike} - {delivery.engine_id}
+        if others:
+            self._remember(delivery, now_s)
+            log.info(
+                "request at fault",
+                request_id=delivery.call.call_id,
+                status=said[0],
+                engines=sorted({*others, delivery.engine_id}),
+                said=said[1][:200],
+            )
+            self._forget_doubts(delivery)
+            return True
+        return self._knows(delivery, now_s)
+
+    def convict(self, delivery: Delivery, now_s: float) -> None:
+        """The engines that have failed the call were at fault."""
+        doubts, router = delivery.doubts, self._router
+        self._forget_doubts(delivery)
+        for doubt in doubts:
+            engine = router.engines.get(doubt.engine_id)
+            if engine is None:
+                continue
+            change = router.health.failed(engine, doubt.booking, doubt.failure, now_s)
+            if change is not None:
+                self._on_change(change)
+
+    def _forget_doubts(self, delivery: Delivery) -> None:
+        for doubt in delivery.doubts:
+            engine = self._router.engines.get(doubt.engine_id)
+            if engine is not None:
+                self._router.health.no_doubt(engine)
+        delivery.doubts = ()
+
+    def _remember(self, delivery: Delivery, now_s: float) -> None:
+        key = _hash(delivery)
+        self._remembered[key] = now_s + REMEMBERED_S
+        self._remembered.move_to_end(key)
+        if len(self._remembered) > MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _knows(self, delivery: Delivery, now_s: float) -> bool:
+        return bool(self._remembered) and self._remembered.get(_hash(delivery), 0.0) > now_s
+
+
+def _may_be_own(status: int) -> bool:
+    return 500 <= status != OVERLOADED
+
+
+def _same(said: tuple[int, str]) -> tuple[int, str]:
+    return said[0], _CHANGING.sub("#", said[1])
+
+
+def _hash(delivery: Delivery) -> bytes:
+    route = delivery.path.encode()
+    return blake2b(delivery.body.original, digest_size=16, key=blake2b(route, digest_size=16).digest()).digest()

@@ -7,13 +7,13 @@ first bytes. A client that does not read its answer is disconnected, so that it 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, cast
 
+import httptools
 import msgspec
 import structlog
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -202,6 +202,7 @@ class BoundedProtocol(PatientProtocol):
         self.bounds = RequestBounds(bounds.limits, self._now_s)
         self.headers = self._trailers = _Trailers(self.bounds)  # until a head begins
         self._refused = False
+        self._asks_upgrade = False  # the head that was read last, which is read again without that
         self._closes = False  # when the request has ended
         self._running: RequestResponseCycle | None = None
         self._client: ServedClient | None = None  # of what runs
@@ -269,7 +270,7 @@ class BoundedProtocol(PatientProtocol):
         if self._refused:
             return  # until the connection closes
         self._now_s = self.loop.time()
-        super().data_received(data)
+        self._parse(data)
         try:
             self.bounds.parsed(len(data), self._now_s, begun=self.headers is not self._trailers)
         except CallerError as error:
@@ -278,10 +279,35 @@ class BoundedProtocol(PatientProtocol):
         if deadline_s is not None and deadline_s < self._looks_s:
             self._look_at(deadline_s)
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Of uvicorn: the parser has raised."""
-        fault = sys.exception()  # what the parser raised: for an error in a callback, that is its context
-        over_limit = fault.__context__ if fault is not None else None
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read bytes.
+
+        It stops behind a head that asks for another protocol. RFC 9110 (7.8) has a server ignore that, but a parser
+        that has stopped reads no body: the head is read again as one that asks for nothing.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
+                    self.cycle.keep_alive = False
+                    return
+                self._asks_upgrade = False
+                data = self._head_again() + data[stop.args[0] :]
+            except httptools.HttpParserError as fault:
+                self._refuse_unreadable(fault.__context__)
+                return
+            else:
+                return
+
+    def _head_again(self) -> bytes:
+        """The head that was read last, without its request for another protocol."""
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+    def _refuse_unreadable(self, over_limit: BaseException | None) -> None:
+        """The parser has raised: because of an error in a callback (`over_limit`), or because it cannot read on."""
         if isinstance(over_limit, PlaitError):
             self._refuse(over_limit)
         else:
@@ -291,6 +317,9 @@ class BoundedProtocol(PatientProtocol):
 
     def on_headers_complete(self) -> None:
         """Of httptools."""
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._asks_upgrade = True
+            return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
         self.bounds.head(self.parser.get_http_version(), self.url, self.headers, self._now_s)
@@ -308,6 +337,8 @@ class BoundedProtocol(PatientProtocol):
 
     def on_message_complete(self) -> None:
         """Of httptools."""
+        if self._asks_upgrade:
+            return
         self.bounds.part = Part.NOTHING
         super().on_message_complete()
         if self._awaited is not None:
@@ -358,11 +389,6 @@ class BoundedProtocol(PatientProtocol):
         cycle.scope[CLIENT] = client  # type: ignore[typeddict-unknown-key]
         cycle.transport = Opening(cycle, self)  # type: ignore[assignment]  # all that a cycle needs of it
         super()._start_asgi_task(cycle, app)
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """The request is served as HTTP/1.1. The parser takes no other request after it."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
 
     def _look_at(self, at_s: float) -> None:
         """Look at the deadline then. A deadline that has become later is found too early, and looked at again."""

@@ -39,8 +39,8 @@ AFTER_CUT_S = 2
 RELIED_ON: Final[Mapping[type, str]] = {
     HttpToolsProtocol: (
         "transport loop flow pipeline cycle headers parser connections client server_state timeout_keep_alive "
-        "on_headers_complete on_body on_message_complete on_response_complete send_400_response _start_asgi_task "
-        "_unsupported_upgrade_warning _unset_keepalive_if_required"
+        "on_headers_complete on_body on_message_complete on_response_complete _start_asgi_task "
+        "_unset_keepalive_if_required"
     ),
     RequestResponseCycle: (
         "transport scope disconnected message_event keep_alive response_started response_complete on_response "

@@ -144,11 +144,53 @@ async def test_connections_are_bounded() -> None:
         assert (await running.ask(GET + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_an_upgrade_is_not_taken_and_the_request_is_served() -> None:
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+    "websocket": b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+    "two": b"Upgrade: h2c\r\nconnection: upgrade\r\nupgrade: websocket\r\n",
+}
+BODIES = {
+    "nothing": (b"\r\n", b"/"),
+    "a length": (b"Content-Length: 5\r\n\r\nhello", b"hello"),
+    "chunks": (b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", b"hello"),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("upgrade", UPGRADES)
+async def test_an_upgrade_is_ignored_and_the_body_is_read(upgrade: str, body: str) -> None:
+    sent, read = BODIES[body]
+    request = POST + UPGRADES[upgrade] + sent
+    last = POST + b"Connection: close\r\nContent-Length: 4\r\n\r\nlast"
     async with serving(ROOMY) as running:
-        for protocol in (b"h2c", b"websocket"):
-            answer = await running.ask(GET + b"Connection: Upgrade\r\nUpgrade: " + protocol + b"\r\n\r\n")
-            assert answer.startswith(b"HTTP/1.1 200")
+        whole = await running.ask(request + request + last)
+        parted = await running.ask(*[request[at : at + 16] for at in range(0, len(request), 16)], last)
+    assert [answer.partition(b"\r\n\r\n")[2] for answer in whole.split(b"HTTP/1.1 ")[1:]] == [read, read, b"last"]
+    assert [answer.partition(b"\r\n\r\n")[2] for answer in parted.split(b"HTTP/1.1 ")[1:]] == [read, b"last"]
+
+
+async def test_a_body_behind_an_upgrade_may_wait_to_be_asked_for() -> None:
+    async with serving(ROOMY) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(POST + UPGRADES["h2c"] + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(b"hello")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_tunnel_is_no_upgrade() -> None:
+    async with serving(ROOMY) as running:
+        answer = await running.ask(b"CONNECT http://a/b HTTP/1.1\r\nHost: a\r\n\r\n" + GET + b"\r\n")
+    assert answer.endswith(b"\r\n\r\n/b")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("rest", [b"Content-Length: x\r\n\r\n", b"Transfer-Encoding: gzip\r\n\r\n", b"Host: b\r\n\r\n"])
+async def test_an_upgrade_hides_no_fault(rest: bytes) -> None:
+    async with serving(ROOMY) as running:
+        status, error = error_of(await running.ask(POST + UPGRADES["h2c"] + rest))
+    assert (status, error["code"]) == (400, "invalid_http")
 
 
 async def test_trailers_are_no_headers() -> None:

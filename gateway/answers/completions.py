@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from plait.backends.errors import (
-    CallerError,
     EngineBrokenError,
     EngineError,
     EngineGarbledError,
@@ -24,6 +23,7 @@ from plait.backends.errors import (
     PlaitError,
 )
 from plait.backends.protocol.openai import check_unicode
+from plait.gateway.answers.error_texts import excerpt
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24
@@ -34,8 +34,6 @@ LONG_BYTES = 2**20
 
 FAILED_ENDINGS = frozenset(("abort", "error"))
 """Finish reasons of a text that its engine gave up."""
-
-_EXCERPT_CHARACTERS = 300
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
@@ -170,45 +168,6 @@ def reported_error(engine_id: str, error: object) -> EngineError | str:
     return EngineStatusError(f"engine {engine_id}: {excerpt(message)}", 502, said=excerpt(message))
 
 
-def error_text(answer: bytes) -> tuple[bool, str]:
-    """Whether the body of an error is OpenAI's error object, and the message in it; empty if it has none.
-
-    Other servers put the message at the top level, or under `detail`. What is not JSON has no message: it may be the
-    page of a proxy.
-    """
-    try:
-        fields = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False, ""
-    if not isinstance(fields, dict):
-        return False, ""
-    error = fields.get("error")
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        return True, excerpt(error["message"])
-    message = next((fields[key] for key in ("message", "detail", "error") if isinstance(fields.get(key), str)), "")
-    return False, excerpt(message)
-
-
-class _ErrorBody(msgspec.Struct):
-    error: dict[str, object] = {}
-
-
-def error_of(status: int, answer: bytes) -> PlaitError:
-    """The error in an answer, which has OpenAI's shape."""
-    try:
-        fields = msgspec.json.decode(answer, type=_ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = {}
-    message, param, code = (fields.get(name) for name in ("message", "param", "code"))
-    error: PlaitError = (CallerError if status < 500 else PlaitError)(
-        str(message or f"The engine answered with status {status}."),
-        param=param if isinstance(param, str) else None,
-        code=code if isinstance(code, str) else None,
-    )
-    error.status = status
-    return error
-
-
 def caller_fault(engine_id: str, error: object) -> str:
     """What an error in an answer says. Raises it if the engine is at fault."""
     reported = reported_error(engine_id, error)
@@ -220,11 +179,6 @@ def caller_fault(engine_id: str, error: object) -> str:
 def garbled(engine_id: str, what: str) -> EngineGarbledError:
     """The error of an answer that is not a completion."""
     return EngineGarbledError(f"engine {engine_id} sent {what}")
-
-
-def excerpt(text: str) -> str:
-    """A text of an engine, short enough for a message."""
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
 
 
 def _reason_text(reason: object) -> str:
@@ -451,6 +405,9 @@ class AnswerForm(Protocol):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
         """A reader of a stream that should have `choices` endings. `withhold` drops the usage-only event."""
 
+    def error_body(self, error: PlaitError) -> bytes:
+        """An error in the place of an answer."""
+
     def error_event(self, error: PlaitError) -> bytes:
         """An error in a stream that has begun."""
 
@@ -483,6 +440,10 @@ class CompletionForm:
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
         """A reader of a stream of chunks."""
         return CompletionStream(engine_id, withhold=withhold, choices=choices, bounds=bounds)
+
+    def error_body(self, error: PlaitError) -> bytes:
+        """OpenAI's error object."""
+        return error.body()
 
     def error_event(self, error: PlaitError) -> bytes:
         """An event with OpenAI's error object."""

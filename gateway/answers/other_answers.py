@@ -199,6 +199,10 @@ class MessageForm(CompletionForm):
         """A reader of a stream of typed events."""
         return MessageStream(engine_id, bounds)
 
+    def error_body(self, error: PlaitError) -> bytes:
+        """Anthropic's error object."""
+        return TRANSLATIONS["/v1/messages"].error(error)
+
     def error_event(self, error: PlaitError) -> bytes:
         """An error as Anthropic's streams have it: their clients skip events without a name."""
         return TRANSLATIONS["/v1/messages"].error_event(error)

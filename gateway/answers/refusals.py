@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-from plait.gateway.answers.completions import error_text
+from plait.gateway.answers.error_texts import error_text
 
 
 class Lack(StrEnum):
@@ -64,7 +64,7 @@ def lack_of(status: int, answer: bytes, model: str) -> Lack | None:
     """What the engine lacks that refuses a call for `model` with this answer; None if it is not that."""
     if status == 400 and _TOO_LONG.search(answer, 0, LOOKED_AT_BYTES):
         return Lack.CONTEXT
-    refused = _NO_MODEL.match(error_text(answer)[1]) if status in {400, 404} else None
+    refused = _NO_MODEL.match(error_text(answer).message) if status in {400, 404} else None
     if refused is None:
         return None
     adapter = refused["adapter"]

@@ -19,7 +19,7 @@ from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.completions import error_of
+from plait.gateway.answers.error_texts import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items

@@ -14,7 +14,8 @@ from plait.backends.errors import EngineGarbledError, PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
-from plait.gateway.answers.completions import AnswerForm, error_of
+from plait.gateway.answers.completions import AnswerForm
+from plait.gateway.answers.error_texts import error_of
 from plait.gateway.asgi import EVENT_STREAM, Headers, Sink
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.timer import loop_time_s

@@ -25,7 +25,8 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
-from plait.gateway.answers.completions import EventStream, error_text
+from plait.gateway.answers.completions import EventStream
+from plait.gateway.answers.error_texts import error_text
 from plait.gateway.answers.refusals import Lack, LackError, lack_of
 from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented_key
 from plait.gateway.calls.delivery import Delivery
@@ -379,7 +380,7 @@ def _refused(
     delivery: Delivery, response: Response, answer: bytes, faults: RequestFaults
 ) -> tuple[int, Headers, bytes]:
     """The answer to an error that is the caller's fault. Raises `EngineStatusError` for every other."""
-    link, status, (is_openai, said) = delivery.link, response.status, error_text(answer)
+    link, status, (is_openai, said, param) = delivery.link, response.status, error_text(answer)
     assert link is not None
     ours = link.refused_ours(status)
     is_own = status == NOT_SUPPORTED or faults.is_own(delivery, (status, said), loop_time_s())
@@ -394,8 +395,8 @@ def _refused(
     delivery.ended, delivery.engine_status = "refused", status
     headers = _start(delivery, response)
     if not is_openai:
-        error = CallerError(said or f"The engine refused the request with status {status}.")
-        answer = error.body()
+        error = CallerError(said or f"The engine refused the request with status {status}.", param=param)
+        answer = delivery.form.error_body(error)
         headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
         headers.append((b"content-type", b"application/json"))
     if is_own:

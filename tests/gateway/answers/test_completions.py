@@ -16,7 +16,6 @@ from plait.gateway.answers.completions import (
     decode,
     ending_problem,
     endings,
-    error_text,
     read_usage,
     reported_error,
 )
@@ -107,21 +106,3 @@ def test_endings_are_read_by_choice() -> None:
 def test_an_error_may_be_the_callers(error: Any, expected: Any) -> None:
     found = reported_error("a", error)
     assert found == expected or (isinstance(expected, type) and isinstance(found, expected))
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (b'{"error":{"message":"too long","code":7}}', (True, "too long")),
-        (b'{"object":"error","message":"too long","code":400}', (False, "too long")),
-        (b'{"detail":"too long"}', (False, "too long")),
-        (b'{"error":"too long"}', (False, "too long")),
-        (b'{"detail":[{"loc":["body"]}]}', (False, "")),
-        (b"<html>http://10.0.0.7:8000 is busy</html>", (False, "")),
-        (b"", (False, "")),
-        (b"\xff", (False, "")),
-        (b"7", (False, "")),
-    ],
-)
-def test_the_message_of_an_error(answer: bytes, expected: tuple[bool, str]) -> None:
-    assert error_text(answer) == expected

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.answers.completions import error_of
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 
@@ -92,12 +91,6 @@ async def test_errors_have_the_shape_of_the_api(api: Api, body: dict[str, Any], 
     assert response.json()["error"]["type"] == kind
     response = await api.post(MESSAGES, {**ASK[MESSAGES], "model": "other"})
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
-
-
-def test_an_engines_error_keeps_what_it_says() -> None:
-    error = error_of(422, b'{"error": {"message": "no", "param": "x", "code": 5}}')
-    assert (error.status, error.message, error.param, error.code) == (422, "no", "x", None)
-    assert error_of(500, b"<html>").message == "The engine answered with status 500."
 
 
 async def test_a_response_continues_what_was_said_before(api: Api) -> None:

@@ -1,0 +1,98 @@
+"""What the bodies of engines' errors say, in whatever form they have it.
+
+vLLM and SGLang send OpenAI's error object, or one whose message is at the top level, FastAPI a text or a list under
+`detail`, proxies a text or a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from plait.backends.errors import CallerError, PlaitError
+
+_EXCERPT_CHARACTERS = 300
+
+_PLACES: Final = frozenset(("body", "query", "path", "header"))
+"""Where FastAPI found the field at fault, before its name."""
+
+_MESSAGES: Final = ("message", "msg", "detail", "error", "errors")
+"""Names of what holds an error's message, as a text or deeper within."""
+
+_LEVELS: Final = 4
+"""How deep a message is looked for."""
+
+
+class ErrorText(NamedTuple):
+    """An engine's error. `message` is empty if it has none, `param` names the field at fault.
+
+    `is_openai`: the body is OpenAI's error object.
+    """
+
+    is_openai: bool = False
+    message: str = ""
+    param: str | None = None
+
+
+def error_text(answer: bytes) -> ErrorText:
+    """What the body of an error says. A page has no message: it may be a proxy's, and tell of addresses."""
+    try:
+        said = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = answer[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "ignore").strip()
+        return ErrorText(message="" if text.startswith("<") else excerpt(text))
+    error = said.get("error") if isinstance(said, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return ErrorText(is_openai=True, message=excerpt(error["message"]))
+    found = list(_found(said, _LEVELS))
+    param = next((param for _, param in found if param is not None), None)
+    return ErrorText(message=excerpt("; ".join([text for text, _ in found])), param=param)
+
+
+def error_of(status: int, answer: bytes) -> PlaitError:
+    """The error in an answer, which has OpenAI's shape."""
+    try:
+        fields = msgspec.json.decode(answer, type=_ErrorBody).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = {}
+    message, param, code = (fields.get(name) for name in ("message", "param", "code"))
+    error: PlaitError = (CallerError if status < 500 else PlaitError)(
+        str(message or f"The engine answered with status {status}."),
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )
+    error.status = status
+    return error
+
+
+def excerpt(text: str) -> str:
+    """A text of an engine, short enough for a message."""
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
+
+
+class _ErrorBody(msgspec.Struct):
+    error: dict[str, object] = {}
+
+
+def _found(said: object, levels: int) -> Iterator[tuple[str, str | None]]:
+    """The messages, each with the field at fault if it names one."""
+    if isinstance(said, str) and said:
+        yield said, None
+    elif levels and isinstance(said, list):
+        for item in said:
+            yield from _found(item, levels - 1)
+    elif levels and isinstance(said, dict):
+        key = next((name for name in _MESSAGES if said.get(name)), None)
+        param = said.get("param") if isinstance(said.get("param"), str) else _param(said.get("loc"))
+        for message, inner in () if key is None else _found(said[key], levels - 1):
+            yield (message if param is None or inner else f"{message} (in {param})"), inner or param
+
+
+def _param(loc: Any) -> str | None:
+    """The field at a place such as `["body", "messages", 0, "role"]`, as `messages[0].role`."""
+    if not isinstance(loc, Sequence) or isinstance(loc, str):
+        return None
+    names = loc[1:] if loc and loc[0] in _PLACES else loc
+    return "".join([f"[{name}]" if isinstance(name, int) else f".{name}" for name in names]).removeprefix(".") or None

@@ -56,15 +56,14 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
-def presented_key(headers: Headers) -> bytes:
-    """The API key of a request; empty if it has none. A bearer token counts first."""
+def presented_keys(headers: Headers) -> list[bytes]:
+    """The API keys of a request, a bearer token first. A client may send one of its environment beside its own."""
     if _KEY_HEADERS.isdisjoint(map(NAME, headers)):
-        return b""
+        return []
     found = dict(reversed(headers))  # the first of several
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer":
-        return token.strip()
-    return (found.get(b"x-api-key") or found.get(b"api-key") or b"").strip()
+    keys = token if scheme.lower() == b"bearer" else b"", found.get(b"x-api-key", b""), found.get(b"api-key", b"")
+    return [key.strip() for key in keys if key.strip()]
 
 
 def new_id() -> str:

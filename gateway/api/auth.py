@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from plait.backends.errors import AuthenticationError, NotFoundError
 from plait.gateway.admission.tenants import TenantIds
-from plait.gateway.asgi import Headers, presented_key
+from plait.gateway.asgi import Headers, presented_keys
 from plait.gateway.config.sections import TenantConfig
 
 
@@ -33,15 +33,15 @@ class KeyRing:
         return not self._keys
 
     def check(self, headers: Headers) -> str:
-        """The identity of the presented key's tenant; empty for an open gateway.
+        """The tenant's identity by the first presented key that is right; empty for an open gateway.
 
-        Raises `AuthenticationError`.
+        Raises `AuthenticationError` if none is.
         """
         if not self._keys:
             return ""
-        presented = presented_key(headers)
         # Every key is compared, so that the time taken reveals nothing about the keys.
-        tenants = [tenant for key, tenant in self._keys if compare_digest(presented, key)]
+        presented = presented_keys(headers)
+        tenants = [tenant for given in presented for key, tenant in self._keys if compare_digest(given, key)]
         if not tenants:
             raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")
         return tenants[0]

@@ -79,6 +79,8 @@ class Operations:
     async def _model(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
         name, models = request.path_params["model"], self._router.models
+        if not name:
+            return await self._models(request)
         if models.given.aliases.get(name, name) not in models.names:
             models.check(name)
         return _json(self._describe(name))

@@ -28,7 +28,7 @@ from plait.backends.http.connection import Gathered, is_event_stream
 from plait.gateway.answers.completions import EventStream
 from plait.gateway.answers.error_texts import error_text
 from plait.gateway.answers.refusals import Lack, LackError, lack_of
-from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented_key
+from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented_keys
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
 from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
@@ -93,8 +93,8 @@ class Upstream:
         headers.append((b"x-request-id", call.call_id.encode("latin-1")))
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
-        elif self._forward_client_key and (key := presented_key(delivery.headers)):
-            headers.append((b"authorization", b"Bearer " + key))
+        elif self._forward_client_key and (keys := presented_keys(delivery.headers)):
+            headers.append((b"authorization", b"Bearer " + keys[0]))
         response = link.client.begin("POST", delivery.path, headers, body)
         exchange = Exchange(self, delivery, booking, response, sink, on_end)
         response.on_news, sink.on_room, booking.give_up = exchange.advance, exchange.has_room, exchange.give_up

@@ -49,6 +49,7 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
     listed = (await served.http.get("/v1/models")).json()["data"]
     assert listed == [{**described, "id": "n", "root": "n", "max_model_len": None}, described]
     assert (await served.http.get("/v1/models/org/m")).json() == described
+    assert (await served.http.get("/v1/models/")).json()["data"] == listed
     served.gateway.router.health.unreachable("a")
     assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"
 

@@ -45,8 +45,18 @@ def test_a_request_without_a_key_is_refused() -> None:
 def test_other_sdks_have_headers_of_their_own(name: bytes) -> None:
     ring = KeyRing(["one"])
     assert ring.check([(name, b"one")]) == ring.check(bearer(b"Bearer one"))
+
+
+@pytest.mark.parametrize("wrong", [b"Bearer two", b"Bearer", b"Basic dHdv"])
+@pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
+def test_a_right_key_wins_beside_a_wrong_one(name: bytes, wrong: bytes) -> None:
+    ring = KeyRing(["one", "three"])
+    right = ring.check(bearer(b"Bearer one"))
+    assert ring.check([(b"authorization", wrong), (name, b"one")]) == right
+    assert ring.check([(name, b"two"), (b"authorization", b"Bearer one")]) == right
+    assert ring.check([(name, b"three"), (b"authorization", b"Bearer one")]) == right, "a bearer token counts first"
     with pytest.raises(AuthenticationError):
-        ring.check([(b"authorization", b"Bearer two"), (name, b"one")])
+        ring.check([(b"authorization", wrong), (name, b"two")])
 
 
 def test_a_tenant_is_known_by_its_key() -> None:

@@ -35,7 +35,7 @@ Event = Mapping[str, Any]
 
 
 def read_events(events: bytes) -> Iterator[tuple[list[bytes], bytes | None]]:
-    """The comments and the data of each event. The data is None if the event has none."""
+    """The comments and the data of each event. The data is None if the event has none, or an empty one."""
     lines = events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     for event in lines.split(b"\n\n"):
         comments, data = list[bytes](), list[bytes]()
@@ -44,8 +44,9 @@ def read_events(events: bytes) -> Iterator[tuple[list[bytes], bytes | None]]:
                 comments.append(line)
             elif line.startswith(b"data:"):
                 data.append(line.removeprefix(b"data:").removeprefix(b" "))
-        if comments or data:
-            yield comments, b"\n".join(data) if data else None
+        said = b"\n".join(data).strip()
+        if comments or said:
+            yield comments, said or None
 
 
 def write_comments(comments: Iterable[bytes]) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.backends.translation.answer_translator import (
     Event,
     Identity,
@@ -187,7 +188,7 @@ class _ToolUse(_Block):
     def body(self) -> Json:
         """The call. Arguments that are cut off, or no object, become an empty object."""
         try:
-            arguments = msgspec.json.decode(self._text) if self._text else {}
+            arguments = msgspec.json.decode(with_whole_pairs(self._text.encode())) if self._text else {}
         except msgspec.DecodeError:
             arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}

@@ -23,6 +23,7 @@ from plait.backends.errors import (
     PlaitError,
 )
 from plait.backends.protocol.openai import check_unicode
+from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
 from plait.gateway.answers.error_texts import excerpt
 from plait.gateway.fleet.booking import CallUsage
 
@@ -203,6 +204,10 @@ MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
 
 _END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
+_WITHOUT_DATA = re.compile(
+    rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))((?::[^\r\n]*\r?\n)*)(?:event:[^\r\n]*\r?\n)?(?:data:[ \t]*\r?\n)+\r?\n"
+)
+"""An event whose data is empty: none, but clients would take it for one. Its comments stay."""
 
 
 class EventStream(ABC):
@@ -229,13 +234,17 @@ class EventStream(ABC):
         Raises `EngineGarbledError` for an event beyond `MAX_EVENT_BYTES`.
         """
         whole = self._completed(chunk) if self._pieces or not chunk.endswith(b"\n\n") else chunk
+        if (whole.find(b"\\") >= 0 or not whole.isascii()) and has_half(whole):
+            whole = self._with_whole_pairs(whole)
+        if whole.count(b"data:") != whole.count(b"data: {"):
+            whole = _WITHOUT_DATA.sub(lambda empty: empty[1] and empty[1] + b"\n", whole)
         if whole and self._says_more(whole):
             return b"".join([self._pass(event) if self._says_more(event) else event for event in _events(whole)])
         return whole
 
     def end(self) -> bytes:
         """End the stream; returns the bytes behind its last whole event."""
-        rest = b"".join(self._pieces)
+        rest = events_with_whole_pairs(b"".join(self._pieces))
         self._pieces.clear()
         return self._pass(rest) if rest else b""
 
@@ -256,6 +265,15 @@ class EventStream(ABC):
         """An event reported this usage."""
         self.usage, corrected = read_usage(usage, self._bounds)
         self.usage_corrected |= corrected
+
+    def _with_whole_pairs(self, events: bytes) -> bytes:
+        """Events in which half a surrogate pair is U+FFFD. The last one waits if the next may have the other half."""
+        *before, last = _events(events)
+        if may_go_on(last):
+            self._pieces.insert(0, last)
+            self._rest_bytes += len(last)
+            events = b"".join(before)
+        return events_with_whole_pairs(events)
 
     def _completed(self, chunk: bytes) -> bytes:
         """The events that `chunk` completes. The rest of it is kept."""

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.asgi import read_body
@@ -87,7 +88,7 @@ class AdminApi:
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         self._access.check(request)
         raw = await read_body(request.receive, request.scope["headers"], MAX_BODY_BYTES)
-        return decode_body(raw or b"{}", msgspec.json.Decoder(kind))
+        return mended(decode_body, raw or b"{}", msgspec.json.Decoder(kind))[0]
 
 
 def _json(value: Any, status: int = 200) -> Response:

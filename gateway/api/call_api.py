@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.http.connection import is_event_stream
-from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
+from plait.backends.protocol.client_bodies import mended
+from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.error_texts import error_of
@@ -71,7 +72,7 @@ class CompletionApi:
     def read(self, incoming: Incoming) -> Delivery | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
         try:
-            request = parse_request(incoming.body, KINDS[incoming.path])
+            incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
         except PlaitError as error:
             self.chained.refused(incoming, error)
@@ -88,7 +89,7 @@ class CompletionApi:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
         held = None
         try:
-            request = parse_request(incoming.body, KINDS[incoming.path])
+            incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
@@ -172,7 +173,7 @@ class ForwardingApi:
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
         route = ROUTES[incoming.path]
-        request = parse_request(incoming.body, ForwardedRequest)
+        incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
         is_plain, chat = annotations == Annotations(session=annotations.session), None
         if route.translation is not None:
@@ -237,6 +238,12 @@ class ForwardingApi:
         answer = _MESSAGES.counted(await self.completions.calls.count(incoming, chat))
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)
+
+
+def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
+    """The request, and what came in, with a body that engines can read."""
+    request, body = mended(parse_request, incoming.body, kind)
+    return incoming if body is incoming.body else msgspec.structs.replace(incoming, body=body), request
 
 
 def _forwarded(incoming: Incoming) -> Forwarded:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import ProgramTooLargeError
+from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of, next_change
@@ -94,7 +95,7 @@ class ProgramApi:
         tenant = self._keys.check(headers)
         with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
-            body = decode_body(raw, _PROGRAM)
+            body, raw = mended(decode_body, raw, _PROGRAM)
             self._check_size(len(body.calls) + len(body.natives))
             changed = asyncio.Event()
             awaited = [

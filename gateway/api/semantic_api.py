@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
+from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
@@ -178,7 +179,7 @@ class SemanticApi:
         tenant = self._keys.check(headers)
         with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
-        body = decode_body(raw, _SUBMIT)
+        body, raw = mended(decode_body, raw, _SUBMIT)
         incoming = Incoming("/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant)
         asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
         await self._entrance.whole(tenant, body.session_id)
@@ -225,7 +226,8 @@ class SemanticApi:
         tenant = self._keys.check(headers)
         with OpenBody(self._bodies, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
-        body: BodyT = decode_body(raw or b"{}", _DECODERS[kind])
+        body: BodyT
+        body, _ = mended(decode_body, raw or b"{}", _DECODERS[kind])
         return tenant, body
 
 

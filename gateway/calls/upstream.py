@@ -25,6 +25,7 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered, is_event_stream
+from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.answers.completions import EventStream
 from plait.gateway.answers.error_texts import error_text
 from plait.gateway.answers.refusals import Lack, LackError, lack_of
@@ -191,7 +192,7 @@ class Exchange(msgspec.Struct, eq=False):
         elif response.status == 200 and response.is_small:
             answer = response.take()
             self._hold(len(answer))
-            self._answer(answer)
+            self._answer(with_whole_pairs(answer))
         elif response.status:
             self._body = body = Gathered(MAX_ANSWER_BYTES)
             self._gather(body)
@@ -237,7 +238,7 @@ class Exchange(msgspec.Struct, eq=False):
             raise response.error
         if response.source is not None:
             return
-        answer = body.whole()
+        answer = with_whole_pairs(body.whole())
         if response.status == 200:
             self._answer(answer)
             return

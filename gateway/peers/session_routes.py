@@ -17,6 +17,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
+from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
 from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.peers.membership import OF_PEER
@@ -179,7 +180,7 @@ class PeerFront:
 def _session_in(body: bytes) -> str | None:
     """The session that a body names; None if it names none, or is no JSON: then the application refuses it."""
     try:
-        named = _NAMED.decode(body)
+        named = _NAMED.decode(with_whole_pairs(body))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return named.session_id or named.session

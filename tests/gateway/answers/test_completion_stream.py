@@ -185,3 +185,26 @@ def test_a_usage_that_cannot_be_is_corrected_and_one_without_numbers_is_none() -
     assert (tap.usage, tap.usage_corrected) == (CallUsage(0, 50), True)
     assert tap.feed(data({"choices": [], "usage": {"prompt_tokens": "many"}}) + b"\n\n") == b""
     assert (tap.usage, tap.usage_corrected) == (None, True)
+
+
+# What clients could not read.
+
+
+def test_an_event_with_empty_data_is_none() -> None:
+    tap = CompletionStream("a", withhold=False)
+    assert tap.feed(b"data: \n\n") == tap.feed(b"event: x\r\ndata:\r\n\r\n") == b""
+    assert tap.feed(b"data:\n\n" + OPEN + b"data: \n\n" + STOP + b": on\ndata:\n\n") == OPEN + STOP + b": on\n\n"
+    lines = b'data: {"a":\ndata:\ndata: 1}\ndata:\n\n'
+    assert tap.feed(lines) == lines
+
+
+@given(st.lists(st.sampled_from(("a", "\ud83d", "\ude00", "\\ud83d", "ü", "😀")), max_size=6), st.integers(1, 200))
+def test_half_a_pair_is_a_replacement_unless_the_next_event_has_the_other_half(texts: list[str], size: int) -> None:
+    raw = b"".join([b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\n\n" for text in texts])
+    tap, out = CompletionStream("a", withhold=False), b""
+    for start in range(0, len(raw), size):
+        out += tap.feed(raw[start : start + size])
+    out += tap.end()
+    read = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in out.split(b"\n\n")[:-1]]
+    assert len(read) == len(texts)
+    assert "".join(read) == "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

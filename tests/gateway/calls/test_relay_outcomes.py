@@ -122,3 +122,26 @@ async def test_what_came_back_of_a_failed_attempt_is_not_the_calls() -> None:
         await made.relay.run(delivery, AsgiSink(Client().send))
         assert len(delivery.failures) == 2
         assert (delivery.usage, delivery.finish, delivery.ended) == (None, None, None)
+
+
+HALF = b'{"choices":[{"text":"a \\ud83d","finish_reason":"stop"}]}'
+REFUSED_HALF = b'{"error":{"message":"no \\udc00"}}'
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        Exchange(headers=JSON, pieces=[HALF]),
+        Exchange(headers=JSON, pieces=[HALF[:30], HALF[30:]]),
+        Exchange(pieces=[b"data: \n\n", b"data: " + HALF + b"\n\n", DONE]),
+        Exchange(400, JSON, [REFUSED_HALF]),
+    ],
+    ids=["whole", "in pieces", "streamed", "refused"],
+)
+async def test_half_a_surrogate_pair_in_an_answer_is_a_replacement(exchange: Exchange) -> None:
+    client, texts = Client(), list[str]()
+    async with gateway(FakeHttp(exchange)) as made:
+        await made.relay.run(made.delivery(text=TextTap(texts.append)), AsgiSink(client.send))
+    assert client.body.count(b"\\ufffd") == 1
+    assert not any(half in client.body for half in (b"\\ud", b"data: \n"))
+    assert texts == (["a \ufffd"] if client.status == 200 else [])

@@ -1,0 +1,54 @@
+"""Bodies that cannot be decoded as they are: read as they are meant, and sent on so that an engine can read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plait.gateway.calls.routes import COUNT_PATH, MESSAGES_PATH, RESPONSES_PATH, ROUTES
+from plait.gateway.fleet.served_models import ModelNames
+from plait.policy.types import Placement, PlacementReason
+from tests.gateway.api.fake_relay import CHAT, CHAT_ANSWER, HI, Api
+from tests.gateway.programs.chained_gateway import served_calls
+
+PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
+ANY_ROUTE = {"messages": HI, "max_tokens": 5, "input": "hi", "query": "hi", "documents": ["hi"]}
+TRANSLATED = {MESSAGES_PATH, RESPONSES_PATH}
+
+
+@pytest.mark.parametrize(
+    ("path", "lacking"),
+    [*((path, set[str]()) for path in ROUTES if path != COUNT_PATH), *((path, TRANSLATED) for path in TRANSLATED)],
+)
+async def test_half_a_pair_and_no_model(api: Api, path: str, lacking: set[str]) -> None:
+    api.router.models.given = ModelNames()
+    api.router.health.answered("a", {"m": 1_000}, routes=frozenset(ROUTES.keys() - lacking))
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    response = await api.post(path, json.dumps({"model": None, **ANY_ROUTE, "x": "a \ud83d \\ud83d"}).encode())
+    assert response.status_code == 200, response.text
+    delivery = api.relay.deliveries[-1]
+    got = json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0))
+    assert (got["model"], got["x"]) == ("m", "a \ufffd \\ud83d")
+
+
+async def test_half_a_pair_in_a_prompt_is_counted_as_the_engine_gets_it(api: Api) -> None:
+    half, whole = (
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+        for text in ("x \udc00", "x \ufffd")
+    )
+    deliveries = [await api.delivery(CHAT, body) for body in (half, whole)]
+    assert deliveries[0].body.original == deliveries[1].body.original == whole
+    assert deliveries[0].call.prompt_hash == deliveries[1].call.prompt_hash
+
+
+async def test_half_a_pair_in_values_submitted_prompts_and_programs() -> None:
+    async with served_calls() as served:
+        await served.value("x", "1 \ud83d")
+        assert (await served.submit("\udc00 {{x}} {{y}}", "y", inputs=("x",))).status == 200
+        call = {"model": "m", "prompt": "\ud83d {{z}}", "placeholders": [{"name": "z", "in_out": True}]}
+        program = await served.send("/v1/programs", {"session": "p", "calls": [call], "gets": {"z": None}})
+        assert [text.strip() for text in served.engine.running] == ["\ufffd 1 \ufffd", "\ufffd"]
+        for text in [*served.engine.running]:
+            await served.engine.answer(text, "done")
+        assert (program.status, (await served.get("y")).json["value"]) == (200, "done")

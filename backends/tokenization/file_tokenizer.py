@@ -174,6 +174,7 @@ class HuggingFaceTokenizer(FileTokenizer):
             )
         self._tokenizer = tokenizer
         self._own_template = chat_template
+        self.guesses_template = chat_template is None and tokenizer.chat_template is None
         defaults = folder / TEMPLATE_KWARGS_FILE
         self._template_kwargs = _json_object(defaults) if defaults.is_file() else {}
         self._variables = {**tokenizer.special_tokens_map, **self._template_kwargs}

@@ -25,6 +25,7 @@ class _PlainTokenizer(ChatTokenizer):
     def __init__(self, chat_template: str | None) -> None:
         super().__init__()
         self._own_template = chat_template or CHATML
+        self.guesses_template = chat_template is None
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:  # noqa: ARG002
         return chat_template or self._own_template

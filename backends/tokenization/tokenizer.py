@@ -46,10 +46,12 @@ class Tokenizer(Protocol):
     `longest_token_bytes` is the most bytes of text that one token can stand for; None if there is no bound.
     `cuts` says where a text may be encoded in parts; None if it may not. Then `ids_around` are the ids that are put
     before and behind a plain prompt, and `encode_parts` adds none. `special_ids` are those that end a turn, and others.
+    `guesses_template` is True if no chat template was given: an engine may take a chat that is refused here.
     """
 
     name: str
     exact: bool
+    guesses_template: bool
     longest_token_bytes: int | None
     cuts: Cuts | None
     ids_around: tuple[Sequence[int], Sequence[int]]
@@ -151,6 +153,7 @@ class ChatTokenizer(ABC):
 
     name: str
     exact = True
+    guesses_template = False
     longest_token_bytes: int | None = None
     cuts: Cuts | None = None
     ids_around: tuple[Sequence[int], Sequence[int]] = ((), ())

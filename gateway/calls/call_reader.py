@@ -215,7 +215,10 @@ class PromptReader:
     def _given(
         self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str, form: ChatForm
     ) -> Sequence[str | list[int]]:
-        """The prompts as texts or, as a client may send them, as token ids. None for what is no text."""
+        """The prompts as texts or, as a client may send them, as token ids.
+
+        None for what is no text, nor for a chat that a template refuses which is only a guess: its engine judges it.
+        """
         if isinstance(request, CompletionRequest):
             return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
         try:
@@ -233,6 +236,10 @@ class PromptReader:
             )
         except UnsupportedError:
             return ()
+        except CallerError:
+            if request.chat_template is None and tokenizer.guesses_template:
+                return ()
+            raise
         return (text,)
 
 
@@ -406,11 +413,12 @@ class CallReader:
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
-        """The tokens of a chat's prompt. Raises as `read` does."""
+        """The tokens of a chat's prompt, guessed if they cannot be counted. Raises as `read` does."""
         model = self.router.models.check(request.model)
         salt = self._cache_salt(request, incoming.tenant)
         chat, context_tokens = msgspec.structs.replace(request, model=model), self.router.models.contexts.get(model)
-        return (await self._tokenized(incoming, chat, salt, context_tokens)).tokens
+        counted = (await self._tokenized(incoming, chat, salt, context_tokens)).tokens
+        return counted or len(incoming.body) // CHARACTERS_PER_TOKEN
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
         """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""

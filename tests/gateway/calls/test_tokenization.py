@@ -184,3 +184,23 @@ def test_the_tokenizer_of_a_model_renders_its_requests_templates() -> None:
     tokenizers.learn("m", "embedded", load_tokenizer("embedded"), None)
     assert tokenizers.worker("m") is not first, "the new tokenizer has other templates"
     tokenizers.close()
+
+
+ODD: list[list[dict[str, object]]] = [
+    [{"role": "user", "content": "x"}, {"role": "function", "name": "f", "content": "r"}],
+    [{"role": "user", "content": {"a": 1}}],
+    [{"role": "assistant", "tool_calls": "none"}],
+    [],
+]
+
+
+@pytest.mark.parametrize("messages", ODD)
+def test_a_template_that_is_a_guess_refuses_nothing(messages: list[dict[str, object]]) -> None:
+    assert (tokens_of("bytes", messages), tokens_of("unknown", messages)) == (0, 0)
+    with pytest.raises(CallerError):
+        tokens_of("m", messages)
+
+
+def tokens_of(model: str, messages: list[dict[str, object]]) -> int:
+    """The tokens of a chat."""
+    return read(READER, ChatRequest(model=model, messages=messages), None).tokens

@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         if translation is not None:
             body = translation.to_chat(body)
             engine.stats.native += 1
-        mode = engine.plan.call(streamed=bool(body.get("stream")))
+        mode = engine.plan.call(self._body, streamed=bool(body.get("stream")))
         action = None if mode is None else mode.action
         engine.stats.begin(is_trial=is_trial)
         engine.stats.hits += mode is not None

@@ -75,7 +75,14 @@ class ScriptedServer(Server):
 @contextmanager
 def two_engines(folder: Path, *pace: str) -> Iterator[tuple[Server, ScriptedEngine]]:
     """A gateway with its default time-outs, and one of two engines `a` and `b` that serve `demo` behind it."""
-    scripted = ScriptedServer("engines", {"a": ["demo"], "b": ["demo"]}, folder, *pace)
+    with engines_of_demo(folder, "ab", *pace) as (gateway, engines):
+        yield gateway, engines[0]
+
+
+@contextmanager
+def engines_of_demo(folder: Path, names: str, *pace: str) -> Iterator[tuple[Server, Sequence[ScriptedEngine]]]:
+    """A gateway with its default time-outs, and the engines of these names that serve `demo` behind it."""
+    scripted = ScriptedServer("engines", {name: ["demo"] for name in names}, folder, *pace)
     with ExitStack() as stack:
         stack.callback(scripted.stop)
         launch = stack.enter_context(Launcher(folder))
@@ -85,4 +92,4 @@ def two_engines(folder: Path, *pace: str) -> Iterator[tuple[Server, ScriptedEngi
             server.start()
         for server in (scripted, gateway):
             server.wait_until_ready()
-        yield gateway, scripted.engines["a"]
+        yield gateway, [*scripted.engines.values()]

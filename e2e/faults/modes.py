@@ -78,7 +78,7 @@ _RETRY: Final = (b"retry-after", b"1")
 def _statuses() -> Iterator[Mode]:
     bodies = {"json": _OPENAI, "vllm": _VLLM, "fastapi": _FASTAPI, "html": _HTML, "empty": b"", "long": _LONG}
     chosen: dict[int, tuple[str, ...]] = {500: tuple(bodies), 503: ("json", "html", "empty"), 502: ("html", "long")}
-    chosen |= {429: ("json", "html"), 504: ("html",), 501: ("json",), 529: ("json",), 408: ("json",)}
+    chosen |= {429: ("json", "html"), 504: ("html",), 529: ("json",), 408: ("json",)}
     chosen |= {401: ("json", "html"), 403: ("json", "empty")}
     for status, names in chosen.items():
         for name in names:
@@ -98,7 +98,7 @@ def _callers_faults() -> Iterator[Mode]:
         body.replace(b"It is not well.", REFUSAL).replace(b"500", b"400") for body in (_OPENAI, _VLLM, _FASTAPI)
     )
     shapes = {400: {"openai": openai, "vllm": vllm}, 404: {"openai": openai}, 413: {"vllm": vllm}}
-    shapes[422] = {"fastapi": fastapi}
+    shapes |= {422: {"fastapi": fastapi}, 501: {"openai": openai}}
     for status, bodies in shapes.items():
         for name, body in bodies.items():
             what, action = f"refuses the request with {status} in the shape of {name}", Raw(response(status, body))

@@ -16,13 +16,14 @@ from e2e.faults.modes import HEALTHY, MODES, Mode
 class ModeRequest(msgspec.Struct, frozen=True, rename={"scope": "for"}):
     """The body of `PUT /mode`. `share` of the calls get one of the modes, chosen by `seed`.
 
-    `scope` is `calls`, `probes` or `all`; without it, the mode's own.
+    `scope` is `calls`, `probes` or `all`; without it, the mode's own. Of calls, those with `marker` in their bodies.
     """
 
     mode: str | list[str] = HEALTHY
     share: float = 1.0
     scope: str | None = None
     seed: int = 0
+    marker: str = ""
 
 
 @dataclass
@@ -33,13 +34,14 @@ class Plan:
     share: float = 1.0
     scope: str | None = None
     dice: Random = field(default_factory=Random)
+    marker: bytes = b""
 
     @classmethod
     def of(cls, request: ModeRequest) -> Plan:
         """Raises `KeyError` for a mode that is not known."""
         names = [request.mode] if isinstance(request.mode, str) else request.mode
         modes = [MODES[name] for name in names if name != HEALTHY]
-        return cls(modes, request.share, request.scope, Random(request.seed))
+        return cls(modes, request.share, request.scope, Random(request.seed), request.marker.encode())
 
     @property
     def full_backlog(self) -> bool:
@@ -54,8 +56,10 @@ class Plan:
         mode = self._deal([mode for mode in self.modes if isinstance(mode.action, AtAccept)])
         return None if mode is None else cast("AtAccept", mode.action)
 
-    def call(self, *, streamed: bool) -> Mode | None:
-        """For a call."""
+    def call(self, body: bytes, *, streamed: bool) -> Mode | None:
+        """For a call with this body."""
+        if self.marker not in body:
+            return None
         return self._deal(
             [
                 mode

@@ -1,0 +1,78 @@
+"""Requests that every engine fails alike: no engine is at fault, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import openai
+import pytest
+
+from e2e.faults.fleet import engines_of_demo
+from e2e.faults.raw_client import CHAT, Client
+from e2e.faults.verdicts import is_good
+from e2e.sdk import sync_client
+
+POISONED: Final = 200 if "PLAIT_NIGHTLY" in os.environ else 40
+EVERY_S: Final = 0.2
+WORKERS: Final = 8
+MARKER: Final = "poison"
+
+
+def _body(text: str) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+
+
+async def _poison(client: Client) -> list[int]:
+    """The statuses of poisoned calls, each with another body, five a second."""
+    begun_s, calls = time.monotonic(), []
+    for number in range(POISONED):
+        await asyncio.sleep(begun_s + number * EVERY_S - time.monotonic())
+        calls.append(asyncio.create_task(client.post(CHAT, _body(f"{MARKER} {number}"))))
+    return [answer.status for answer in await asyncio.gather(*calls)]
+
+
+async def _work(client: Client, worker: int, done: asyncio.Event) -> list[bool]:
+    """Whether each of a worker's calls got a good answer."""
+    good: list[bool] = []
+    while not done.is_set():
+        body = _body(f"Question {len(good)} of {worker}?")
+        good.append(is_good(body, await client.post(CHAT, body)))
+    return good
+
+
+@pytest.mark.parametrize(("mode", "each"), [("status_500_vllm", 2), ("refuses_501_openai", 1)])
+async def test_nobody_pays_for_requests_that_every_engine_fails(tmp_path: Path, mode: str, each: int) -> None:
+    with engines_of_demo(tmp_path, "abcd", "--first-s", "0.05") as (gateway, engines):
+        for engine in engines:
+            await engine.set_mode(mode, marker=MARKER)
+        done = asyncio.Event()
+        async with Client(gateway.port) as client:
+            workers = [asyncio.create_task(_work(client, worker, done)) for worker in range(WORKERS)]
+            await asyncio.sleep(1.0)
+            statuses = await _poison(client)
+            done.set()
+            good = [one for worker in await asyncio.gather(*workers) for one in worker]
+        hits = [(await engine.stats())["hits"] for engine in engines]
+        assert good.count(False) == 0
+        assert len(good) > POISONED
+        assert set(statuses) == {int(mode.split("_")[1])}
+        assert sum(hits) <= each * POISONED
+        assert "engine ejected" not in gateway.log()
+
+
+async def test_an_sdk_does_not_try_again_what_every_engine_fails(tmp_path: Path) -> None:
+    with engines_of_demo(tmp_path, "abcd") as (gateway, engines):
+        for engine in engines:
+            await engine.set_mode("status_500_json", marker=MARKER)
+        async with Client(gateway.port) as client:
+            for number in range(8):
+                assert (await client.post(CHAT, _body(f"Question {number}?"))).status == 200
+        sdk = sync_client(gateway).with_options(max_retries=2)
+        messages: Any = [{"role": "user", "content": f"{MARKER}!"}]
+        with pytest.raises(openai.InternalServerError):
+            await asyncio.to_thread(lambda: sdk.chat.completions.create(model="demo", messages=messages))
+        assert sum([(await engine.stats())["hits"] for engine in engines]) == 2

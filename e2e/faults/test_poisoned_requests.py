@@ -71,8 +71,9 @@ async def test_an_sdk_does_not_try_again_what_every_engine_fails(tmp_path: Path)
         async with Client(gateway.port) as client:
             for number in range(8):
                 assert (await client.post(CHAT, _body(f"Question {number}?"))).status == 200
-        sdk = sync_client(gateway).with_options(max_retries=2)
         messages: Any = [{"role": "user", "content": f"{MARKER}!"}]
-        with pytest.raises(openai.InternalServerError):
-            await asyncio.to_thread(lambda: sdk.chat.completions.create(model="demo", messages=messages))
+        with sync_client(gateway) as sdk:
+            asked = sdk.with_options(max_retries=2).chat.completions
+            with pytest.raises(openai.InternalServerError):
+                await asyncio.to_thread(lambda: asked.create(model="demo", messages=messages))
         assert sum([(await engine.stats())["hits"] for engine in engines]) == 2

@@ -1,12 +1,13 @@
 """Whose fault an engine's 5xx is: the engine's, or that of the request, which every engine fails alike.
 
-While an engine serves other calls, a 5xx of it is only a doubt (`doubted`), until another engine has had the call:
+While other calls succeed, a 5xx of an engine is only a doubt (`doubted`), until another engine has had the call:
 
 - another one answers, or fails in another way, or none is asked: the first has failed (`convict`);
 - another one says the same: the request is at fault (`is_own`). Neither engine has failed, the client gets the answer
   as it is, and the same body is asked of one engine only for the next minutes.
 
-An engine of which no call succeeds is judged at once: a sick fleet answers everybody alike.
+Where no call succeeds, engines are judged at once, because a sick fleet answers everybody alike. So is an engine that
+has failed a call lately which another one answered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import structlog
 
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking, Doubt, Failure
-from plait.gateway.fleet.health import HealthChange
+from plait.gateway.fleet.health import HealthChange, HealthState
 from plait.gateway.fleet.router import Router
 
 NOT_SUPPORTED: Final = 501
@@ -52,7 +53,8 @@ class RequestFaults:
     ) -> bool:
         """Whether nothing is made of a failure yet. `said` are an engine's status and message, if it answered."""
         engine = self._router.engines[booking.placement.engine_id]
-        if said is None or not _may_be_own(said[0]) or not engine.serves_others(now_s):
+        is_possible = said is not None and _may_be_own(said[0]) and engine.health.state is HealthState.UP
+        if said is None or not is_possible or not self._router.health.serves(booking.call.model, now_s):
             return False
         delivery.doubts += (Doubt(booking, failure, _same(said)),)
         self._router.health.doubt(engine)
@@ -60,8 +62,7 @@ class RequestFaults:
 
     def is_own(self, delivery: Delivery, said: tuple[int, str], now_s: float) -> bool:
         """Whether an engine's answer, its status and message, is the request's own fault."""
-        engine = self._router.engines[delivery.engine_id]
-        if not _may_be_own(said[0]) or not engine.serves_others(now_s):
+        if not _may_be_own(said[0]):
             return False
         alike = [doubt for doubt in delivery.doubts if doubt.said == _same(said)]
         others = {doubt.engine_id for doubt in alike} - {delivery.engine_id}

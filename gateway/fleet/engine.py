@@ -128,8 +128,8 @@ class FleetEngine:
         """Whether it has failed so many calls that others are better asked until it is known whose fault that is."""
         return self.doubts >= self.health.limits.consecutive_failures
 
-    def serves_others(self, now_s: float) -> bool:
-        """Whether calls succeed there: it has failed none of them since, and has answered one lately."""
+    def serves(self, now_s: float) -> bool:
+        """Whether calls succeed there: it has answered one lately, and has failed none since."""
         return self.health.state is HealthState.UP and now_s - self.served_s <= self.health.limits.window_s
 
     @property

@@ -245,6 +245,10 @@ class FleetHealth:
             return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
         return self._change(engine, before)
 
+    def serves(self, model: str, now_s: float) -> bool:
+        """Whether calls for a model succeed on some engine."""
+        return any(model in engine.offer.models and engine.serves(now_s) for engine in self._engines.values())
+
     def doubt(self, engine: FleetEngine) -> None:
         """The engine failed a call that may be at fault itself."""
         engine.doubts += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ class RequiredNames:
     """What a plugin relies on in an engine, which is installed as `package`.
 
     `methods` are dotted names, and the first parameters that a function must take, in this order. `attributes` are
-    those that a scheduler must have once it is built. `without_plait` says how to start the engine without the plugin.
+    those that a scheduler must have once it is built. Of each entry of `either_method` and `either_attribute`, one name
+    is enough: versions differ in which they have. `without_plait` says how to start the engine without the plugin.
     """
 
     engine: str
@@ -29,17 +30,20 @@ class RequiredNames:
     without_plait: str
     methods: Mapping[str, tuple[str, ...]]
     attributes: Sequence[str]
+    either_method: Sequence[Mapping[str, tuple[str, ...]]] = ()
+    either_attribute: Sequence[Sequence[str]] = ()
 
     def check_installed(self) -> None:
-        """Raise UnsupportedEngineError if the installed version lacks one of the `methods`."""
-        self._refuse(missing_names(self.methods))
+        """Raise UnsupportedEngineError if the installed version lacks one of the methods."""
+        either = [(names, list(missing_names(names))) for names in self.either_method]
+        self._refuse([*missing_names(self.methods), *_missing_alternatives(either)])
 
     def check_scheduler(self, scheduler: Any) -> None:
-        """Raise UnsupportedEngineError if a scheduler lacks one of the `attributes`."""
-        self._refuse(missing_attributes(scheduler, self.attributes))
+        """Raise UnsupportedEngineError if a scheduler lacks one of the attributes."""
+        either = [(paths, list(missing_attributes(scheduler, paths))) for paths in self.either_attribute]
+        self._refuse([*missing_attributes(scheduler, self.attributes), *_missing_alternatives(either)])
 
-    def _refuse(self, missing: Iterable[str]) -> None:
-        names = list(missing)
+    def _refuse(self, names: Sequence[str]) -> None:
         if names:
             version = getattr(importlib.import_module(self.package), "__version__", "of unknown version")
             raise UnsupportedEngineError(
@@ -79,6 +83,13 @@ def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
         if not _has(target, path):
             yield f"{type(target).__name__}.{path}"
+
+
+def _missing_alternatives(either: Iterable[tuple[Collection[str], Sequence[str]]]) -> Iterator[str]:
+    """`one or other` for each collection of names all of which are missing; `either` has what is missing of each."""
+    for names, missing in either:
+        if len(missing) == len(names):
+            yield " or ".join(missing)
 
 
 def _has(target: Any, path: str) -> bool:

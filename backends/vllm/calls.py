@@ -9,6 +9,7 @@ from typing import Any, cast
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
+from plait.backends.vllm.compatibility import CompatibleScheduler
 from plait.policy.scheduling.plan import LocalCall
 
 _UNKNOWN = b""
@@ -77,26 +78,27 @@ class VllmFacts:
     waiting call. vLLM checks again before it admits a call.
     """
 
-    def __init__(self, scheduler: Any, observer: PoolObserver) -> None:
+    def __init__(self, scheduler: Any, compatible: CompatibleScheduler, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.silent_calls = 0
         """Running calls that have nothing to compute now. They are in no plan."""
         self.ending_blocks = 0
         """Blocks that vLLM takes from calls in no plan before it takes one from a call in the plan."""
         self._scheduler = scheduler
+        self._compatible = compatible
         self._observer = observer
         self._copies = observer.blocks.copies
         self._pool = scheduler.kv_cache_manager.block_pool
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._lookahead_tokens: int = scheduler.num_lookahead_tokens
         self._max_model_len: int = scheduler.max_model_len
-        self._hashes_per_block: int = observer.block_tokens // scheduler.hash_block_size
+        self._hashes_per_block: int = observer.block_tokens // self._pool.hash_block_size
 
     @property
     def max_running_calls(self) -> int:
         """The most calls of a plan that may run at once. Calls outside the plan keep their sequence slots."""
         elsewhere = self.silent_calls + self._scheduler.num_waiting_for_streaming_input
-        return int(self._scheduler.max_num_active_reqs - elsewhere)
+        return int(self._compatible.slots - elsewhere)
 
     @property
     def free_blocks(self) -> int:

@@ -21,6 +21,7 @@ from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import VllmCall, VllmFacts, vllm_call
+from plait.backends.vllm.compatibility import CompatibleScheduler
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
 
@@ -138,7 +139,8 @@ class VllmDriver:
         self._measuring = measuring(self._policy, cost_model(settings, WHERE))
         self._work: dict[int, IterationWork] = {}
         self._clock, self._wall_clock = clock, wall_clock
-        self._facts = VllmFacts(scheduler, observer)
+        self._compatible = CompatibleScheduler(scheduler, (self._ready, self._preempted))
+        self._facts = VllmFacts(scheduler, self._compatible, observer)
         self.levers = VllmLevers(scheduler, self._facts)
         self._reporter = StateReporter(
             engine=settings.name,
@@ -150,7 +152,7 @@ class VllmDriver:
             policy=settings.scheduler,
             journal=observer.journal,
             takes_objectives=True,
-            slots=scheduler.max_num_active_reqs,  # --max-num-seqs, unless --max-num-active-seqs sets fewer
+            slots=self._compatible.slots,
         )
         self._iterations = self._reporter.iterations
         self._sequence = count()
@@ -220,7 +222,7 @@ class VllmDriver:
     def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
         """The cache-state report since a cursor of `epoch`, without the calls of the `gateway` that asks."""
         scheduler = self._scheduler
-        waiting = [*scheduler.waiting, *scheduler.kv_holding_waiting]
+        waiting = [*scheduler.waiting, *self._compatible.waiting_elsewhere]
         return self._reporter.report(
             since,
             epoch,
@@ -245,6 +247,7 @@ class VllmDriver:
     def _calls(self) -> tuple[list[LocalCall], list[LocalCall], list[Any]]:
         """Running calls with something to compute, waiting calls in order of arrival, and requests not yet ready."""
         scheduler, ready, preempted = self._scheduler, self._ready, self._preempted
+        self._compatible.take_back_skipped()
         running: list[LocalCall] = []
         for request in scheduler.running:
             call: VllmCall = request.plait_call
@@ -269,16 +272,8 @@ class VllmDriver:
         return running, cast("list[LocalCall]", waiting), blocked
 
     def _preempt(self, plan: Plan) -> None:
-        scheduler = self._scheduler
         for call in plan.preempt:
-            request = scheduler.requests[call.call_id]
-            # As in vLLM itself. A call stays if a KV connector may still write to its blocks.
-            if scheduler._request_blocks_can_be_freed(request):  # noqa: SLF001
-                scheduler.running.remove(request)
-                scheduler._preempt_request(  # noqa: SLF001
-                    request, time.monotonic(), drop_stale_output=scheduler.requires_kv_delivery
-                )
-                scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+            self._compatible.preempt(self._scheduler.requests[call.call_id])
 
     def _observe(self, plan: Plan, output: Any, now_s: float) -> None:
         scheduled, iterations = output.num_scheduled_tokens, self._iterations

@@ -11,7 +11,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.adapter.required_names import UnsupportedEngineError, missing_names
-from plait.backends.vllm.scheduler import REQUIRED, create_scheduler
+from plait.backends.vllm.compatibility import REQUIRED
+from plait.backends.vllm.scheduler import create_scheduler
 
 
 def _other_touch(self: BlockPool, block: object) -> None:
@@ -23,12 +24,12 @@ def test_the_installed_version_has_every_name() -> None:
 
 
 def test_missing_names_are_listed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Scheduler, "_reserve_prefill_lookahead")
+    monkeypatch.delattr(Scheduler, "_preempt_request")
     monkeypatch.setattr(BlockPool, "touch", _other_touch)
     with pytest.raises(UnsupportedEngineError) as refusal:
         build()
     message = str(refusal.value)
-    assert "Scheduler._reserve_prefill_lookahead" in message
+    assert "Scheduler._preempt_request" in message
     assert "BlockPool.touch(blocks)" in message
     assert "BlockPool.free_blocks" not in message
 

@@ -36,7 +36,7 @@ class Comparing(ForcedLevers):
         """The plan of the inner scheduler."""
         scheduler = self.engine.scheduler
         for call in waiting:
-            _, found_tokens, _ = scheduler.kv_cache_manager.get_computed_blocks(scheduler.requests[call.call_id])
+            found_tokens = scheduler.kv_cache_manager.get_computed_blocks(scheduler.requests[call.call_id])[1]
             assert facts.cached_tokens(call) == found_tokens
         return super().plan(now_s, waiting, running, facts)
 

@@ -36,7 +36,8 @@ class BlockMap:
 
 
 class Pool:
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, block_tokens: int = 16) -> None:
+        self.hash_block_size = block_tokens
         self.num_gpu_blocks = blocks + 1  # vLLM keeps one for itself
         self.blocks = [Block(number) for number in range(blocks)]
         self.free = deque(self.blocks)

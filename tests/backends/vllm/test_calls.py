@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import VllmCall, VllmFacts
+from plait.backends.vllm.compatibility import CompatibleScheduler
 from tests.backends.vllm.fake_pool import Block, Pool, request
 
 BLOCK_TOKENS = 16
@@ -20,14 +21,14 @@ def facts_of(pool: Pool) -> tuple[VllmFacts, dict[str, list[Block]]]:
     scheduler = SimpleNamespace(
         max_num_scheduled_tokens=512,
         max_num_active_reqs=8,
+        kv_holding_waiting=[],
         num_waiting_for_streaming_input=1,
         num_lookahead_tokens=0,
         max_model_len=4096,
-        hash_block_size=BLOCK_TOKENS,
         kv_cache_manager=SimpleNamespace(block_pool=pool, coordinator=SimpleNamespace(single_type_managers=(manager,))),
     )
     observer = PoolObserver(pool, group_id=0, block_tokens=BLOCK_TOKENS, model="tiny")
-    return VllmFacts(scheduler, observer), held
+    return VllmFacts(scheduler, CompatibleScheduler(scheduler, ()), observer), held
 
 
 def call_of(tokens: list[int], **fields: int | bool) -> VllmCall:

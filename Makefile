@@ -8,6 +8,9 @@ SOAK   ?= 5
 # Tests start hundreds of processes. Without bytecode each compiles what it imports: 1.7 s of CPU time, not 0.5.
 export PYTHONDONTWRITEBYTECODE :=
 
+# What shows on the servers of another version of vLLM that the adapter works there.
+OLDEST_SERVERS := $(addprefix e2e/real_engines/test_,predictions.py serving.py greedy_output.py)
+
 # What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
 SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
 	levers.py slo_order.py other_engines.py wrong_tokenizer.py two_gateways.py)
@@ -21,7 +24,8 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 	unstreamed_answers.py)
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
-	e2e-postgresql soak mission e2e-vllm e2e-sglang e2e-sglang-adapter environments nightly clean
+	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-adapter \
+	environments nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -89,6 +93,16 @@ e2e-vllm: setup
 	.venv-vllm/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/real_engines
 
+# The oldest vLLM that Plait supports; builds its environment (Python 3.12) when it is not there yet.
+e2e-vllm-oldest: setup
+	$(BIN)/python -m e2e.vllm.environment oldest
+	.venv-vllm-oldest/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
+	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm-oldest/bin/python $(BIN)/python -m pytest $(OLDEST_SERVERS)
+
+# The scheduler tests on the sources of each minor version and of the newest, in the oldest's environment.
+e2e-vllm-versions: setup
+	$(BIN)/python -m e2e.real_schedulers.versions
+
 # The same suites on real SGLang, without MetaGPT's 25 prompts: its CPU path takes four minutes for them.
 e2e-sglang: setup
 	$(BIN)/python -m e2e.sglang.environment
@@ -121,7 +135,8 @@ test: check
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
-	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-clients e2e-sglang
+	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
+		e2e-sglang
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

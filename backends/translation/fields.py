@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from plait.backends.errors import CallerError
 
 Json = dict[str, Any]
+
+ENGINE_SPEAKS_CHAT: Final = "the engine speaks chat completions only"
+"""Why most requests are translated."""
 
 
 def wrong(where: str, what: str) -> CallerError:
@@ -15,11 +18,21 @@ def wrong(where: str, what: str) -> CallerError:
     return CallerError(f"'{where}' {what}", param=where)
 
 
+class InexpressibleError(CallerError):
+    """Chat completions cannot express a valid field. `what` is what it asks for, `reason` why it must be a chat."""
+
+    def __init__(self, where: str, what: str, reason: str = ENGINE_SPEAKS_CHAT) -> None:
+        super().__init__(f"'{where}': {what} is not supported here, because {reason}.", param=where)
+        self._asked = where, what
+
+    def because(self, reason: str) -> InexpressibleError:
+        """The same error for another reason."""
+        return InexpressibleError(*self._asked, reason)
+
+
 def unsupported(where: str, what: str) -> CallerError:
     """The error that chat completions cannot express a valid field. `what` is what it asks for."""
-    return CallerError(
-        f"'{where}': {what} is not supported here, because the engine speaks chat completions only.", param=where
-    )
+    return InexpressibleError(where, what)
 
 
 def an_object(value: object, where: str) -> Mapping[str, Any]:

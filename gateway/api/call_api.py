@@ -18,6 +18,7 @@ from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
+from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.error_texts import error_of
@@ -175,7 +176,7 @@ class ForwardingApi:
         route = ROUTES[incoming.path]
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
-        is_plain, chat = annotations == Annotations(session=annotations.session), None
+        chat = None
         if route.translation is not None:
             given = decode_body(incoming.body, _FIELDS)
             holder = await self._holder(incoming, given.get("previous_response_id"))
@@ -183,13 +184,23 @@ class ForwardingApi:
                 await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return
             fields, send = self._conversation(incoming, given, send)
-            if fields is not given or not is_plain or not self._may_forward(route, request, fields):
-                await self._translate(incoming, route.translation, fields, receive, send)
+            reason = self._reason_to_translate(route, request, annotations, fields)
+            if reason is not None:
+                try:
+                    await self._translate(incoming, route.translation, fields, receive, send)
+                except InexpressibleError as error:
+                    raise error.because(reason) from None
                 return
             chat = _chat(route.translation, fields) if route.computes else None
-        elif not is_plain:
-            raise CallerError(f"{route.path} takes no annotations but 'plait-session'.", param="plait")
-        delivery = await self.completions.calls.forwarded(incoming, request, route, annotations.session, chat)
+            if fields is not given:  # no engine knows the response that this one continues
+                whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
+                incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
+        elif not annotations.is_label:
+            raise CallerError(
+                f"{route.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
+                param="plait",
+            )
+        delivery = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
         await unless_gone(receive, self.completions.relay.deliver(delivery, sink_of(receive, send)))
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
@@ -212,15 +223,25 @@ class ForwardingApi:
         previous = given.get("previous_response_id")
         return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
 
-    def _may_forward(self, route: CallRoute, request: ForwardedRequest, fields: Fields) -> bool:
-        """Whether each engine has the route, and the gateway has nothing to do to the request.
+    def _reason_to_translate(
+        self, route: CallRoute, request: ForwardedRequest, annotations: Annotations, fields: Fields
+    ) -> str | None:
+        """Why the engines' own route cannot serve a request, so that it becomes a chat completion; None: it can.
 
         A response in the background could only be asked of the engine that has it, so it is left to be refused.
         """
         calls = self.completions.calls
         models = calls.router.models
-        has_work = calls.isolate_tenants or fields.get("background")
-        return not has_work and models.all_have(models.check(request.model), route.path)
+        model = models.check(request.model)
+        if not models.all_have(model, route.path):
+            return ENGINE_SPEAKS_CHAT
+        if fields.get("background"):
+            return "only the engine that runs it would know it, and the next request may go to another"
+        if not annotations.is_label:
+            return "a call with inputs, an output or a condition becomes a chat completion"
+        if calls.isolate_tenants and route.computes and models.lack_field(model, route.path, "cache_salt"):
+            return f"tenants are isolated here, and {route.path} of an engine takes no 'cache_salt'"
+        return None
 
     async def _translate(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send

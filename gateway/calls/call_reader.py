@@ -376,7 +376,7 @@ class CallReader:
         incoming: Incoming,
         request: ForwardedRequest,
         route: CallRoute,
-        session: str | None,
+        annotations: Annotations,
         chat: ChatRequest | None = None,
     ) -> Delivery:
         """A call that an engine gets as it came. `chat` is what the engine makes of it; None if that is not known.
@@ -400,14 +400,18 @@ class CallReader:
             output_limit=1 if chat is None else chat.output_limit,
             has_grammar=chat is not None and chat.has_grammar,
             streamed=bool(request.stream),
-            session=session or known_session(incoming.headers, request),
+            slo=annotations.slo,
+            objective=annotations.objective,
+            priority=annotations.priority,
+            session=annotations.session or known_session(incoming.headers, request),
             arrived_s=incoming.arrived_s,
         )
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
-        body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt)
+        annotated = annotations != Annotations(session=annotations.session)
+        body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt, annotated)
         return Delivery(
-            call, incoming.path, incoming.headers, body, session,
+            call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, form=route.form, route=route.path,
             turn_of=call.session,
         )  # fmt: skip

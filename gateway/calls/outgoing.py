@@ -72,27 +72,30 @@ class EngineBody(Protocol):
 class ForwardedBody(msgspec.Struct, frozen=True):
     """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`).
 
-    A `cache_salt` takes the place of the client's own.
+    A `cache_salt` takes the place of the client's own. An `annotated` call's objectives go to engines with vLLM's
+    adapter, whose routes all take them; SGLang's take them for completions only.
     """
 
     original: bytes
     renamed: str | None = None
     has_own_field: bool = False
     cache_salt: str | None = None
+    annotated: bool = False
     withholds_usage: bool = False
 
     def for_engine(
         self,
-        kind: EngineKind | None,  # noqa: ARG002 - each engine gets the same
-        call: Call,  # noqa: ARG002
-        placement: Placement,  # noqa: ARG002
-        age_s: float,  # noqa: ARG002
-        handle: str | None = None,  # noqa: ARG002
+        kind: EngineKind | None,
+        call: Call,
+        placement: Placement,
+        age_s: float,
+        handle: str | None = None,
         *,
-        agreement: Agreement = AGREED,  # noqa: ARG002
+        agreement: Agreement = AGREED,
     ) -> bytes:
-        """The body, for any engine."""
-        if self.renamed is None and not self.has_own_field and self.cache_salt is None:
+        """The body for an engine."""
+        told = self.annotated and kind in ("vllm", "embedded")
+        if self.renamed is None and not self.has_own_field and self.cache_salt is None and not told:
             return self.original
         fields = FIELDS.decode(self.original)
         fields.pop("plait", None)
@@ -100,6 +103,9 @@ class ForwardedBody(msgspec.Struct, frozen=True):
             fields["model"] = _raw(self.renamed)
         if self.cache_salt is not None:
             fields["cache_salt"] = _raw(self.cache_salt)
+        if told:
+            parameters = to_parameters(engine_annotations(call, placement, age_s, handle, agreement))
+            fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), parameters)
         return msgspec.json.encode(fields)
 
 

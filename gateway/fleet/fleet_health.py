@@ -26,6 +26,7 @@ Jitter = Callable[[], float]
 """A number from 0 to 1, a new one each time."""
 
 _NO_ADAPTERS: Mapping[str, str] = {}
+_NO_FIELDS: Mapping[str, Collection[str]] = {}
 
 TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
 
@@ -68,11 +69,12 @@ class FleetHealth:
         models: Mapping[str, int | None],
         adapters: Mapping[str, str] = _NO_ADAPTERS,
         routes: Collection[str] | None = None,
+        fields: Mapping[str, Collection[str]] = _NO_FIELDS,
     ) -> HealthChange | None:
         """A probe succeeded. The other arguments are the engine's `Offer`."""
         engine = self._engines[engine_id]
         before, changed = engine.health.state, engine.health.on(HealthEvent.ANSWERED)
-        offer = Offer(dict(models), dict(adapters), routes)
+        offer = Offer(dict(models), dict(adapters), routes, fields)
         if not changed and engine.offer == offer:  # every report comes here, and most change nothing
             return None
         engine.offer = offer

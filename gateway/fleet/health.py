@@ -20,11 +20,13 @@ class Offer:
     """An engine's models, each with its context in tokens (None: not known), and its routes.
 
     `adapters` maps each LoRA adapter among the models to its base model. `routes` are paths; None: not known.
+    `fields` has those of a route's body, for routes whose bodies the engine describes.
     """
 
     models: Mapping[str, int | None] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     routes: Collection[str] | None = None
+    fields: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def has(self, route: str) -> bool | None:
         """Whether the engine has a route; None if that is not known.
@@ -32,6 +34,10 @@ class Offer:
         Engines have some routes with and without `/v1`, and do not always list both.
         """
         return None if self.routes is None else route in self.routes or f"/v1{route}" in self.routes
+
+    def lacks_field(self, route: str, name: str) -> bool:
+        """Whether the engine describes the route's body, and not this field."""
+        return route in self.fields and name not in self.fields[route]
 
 
 class EngineCounts(NamedTuple):

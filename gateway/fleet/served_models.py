@@ -190,6 +190,10 @@ class ServedModels:
         """Whether each engine that takes calls for `model` is known to have `route`."""
         return all(self._engines[view.engine_id].offer.has(route) for view in self.takers.get(model, ()))
 
+    def lack_field(self, model: str, route: str, name: str) -> bool:
+        """Whether some engine that takes calls for `model` is known to ignore a field of the route's body."""
+        return any(self._engines[view.engine_id].offer.lacks_field(route, name) for view in self.takers.get(model, ()))
+
     def able(self, model: str) -> list[EngineView]:
         """As `eligible`, but empty if there is none."""
         return self.takers.get(model, [])

@@ -26,6 +26,7 @@ from plait.gateway.fleet.engine import FleetEngine, context_mismatch, note
 from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.membership.engine_openapi import OpenApi, read_openapi
 from plait.gateway.membership.engine_requests import (
     FAILURES,
     EngineRequests,
@@ -180,16 +181,10 @@ def _context(name: str, listed: Mapping[str, _Model], configured: Mapping[str, i
     return min(filter(None, (next(filter(None, said), None), next(filter(None, limits), None))), default=None)
 
 
-class _Paths(msgspec.Struct):
-    """The part of an OpenAPI document that counts here."""
-
-    paths: dict[str, msgspec.Raw]
-
-
-async def _listed_routes(requests: EngineRequests) -> frozenset[str] | None:
-    """The paths that an engine has; None if it does not say. Raises `EngineError`."""
+async def _listed_routes(requests: EngineRequests) -> OpenApi | None:
+    """What an engine says of its routes; None if it does not. Raises `EngineError`."""
     try:
-        return frozenset(msgspec.json.decode(await requests.get("/openapi.json"), type=_Paths).paths)
+        return read_openapi(await requests.get("/openapi.json"))
     except (RefusedRequestError, EngineGarbledError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -221,7 +216,7 @@ class Monitor:
         self._offers: dict[str, Offer] = {}
         self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the engine is asked again
         router.health.on_wrong_offer = self._on_wrong_offer
-        self._routes: dict[str, frozenset[str] | None] = {}  # of the engines that have not gone since they said so
+        self._routes: dict[str, OpenApi | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}
@@ -354,13 +349,15 @@ class Monitor:
             for other in self._router.engines.values():
                 other.cache.lost()  # it gets no ids before it has said again which tokenizer it has
                 other.compared = False
-        said = {name: model.max_model_len for name, model in listed.items()}
-        note(self._router.engines[engine.name], "context", context_mismatch(said, self._context_tokens))
-        self._offers[engine.name] = Offer(models, adapters, self._routes[engine.name])
+        contexts = {name: model.max_model_len for name, model in listed.items()}
+        note(self._router.engines[engine.name], "context", context_mismatch(contexts, self._context_tokens))
+        said = self._routes[engine.name]
+        routes, fields = (None, {}) if said is None else (frozenset(said.paths), said.fields)
+        self._offers[engine.name] = Offer(models, adapters, routes, fields)
 
     def _answered(self, engine: EngineConfig) -> None:
         offer = self._offers[engine.name]
-        change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes)
+        change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes, offer.fields)
         self._hints.pop(engine.name, None)
         if change is not None:
             self._told.pop(engine.name, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.policy.types import Placement, PlacementReason
+from plait.policy.types import Placement, PlacementReason, Slo
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
@@ -44,8 +44,8 @@ async def test_the_prompt_is_that_of_the_chat_that_it_stands_for(api: Api, path:
 @pytest.mark.parametrize("path", ASK)
 @pytest.mark.parametrize(
     ("routes", "more"),
-    [([], {}), (None, {}), ("all", {"plait_priority": "3"})],
-    ids=["not there", "not known", "annotated"],
+    [([], {}), (None, {})],
+    ids=["not there", "not known"],
 )
 async def test_else_it_is_translated(api: Api, path: str, routes: Any, more: dict[str, str]) -> None:
     if routes is not None:
@@ -69,8 +69,67 @@ async def test_vectors_are_placed_by_load_on_an_engine_that_has_the_route(api: A
     assert (await api.delivery("/tokenize", {"prompt": "x" * 4_000})).call.prompt_tokens == 0
 
 
+BUILT_IN: dict[str, list[dict[str, Any]]] = {
+    RESPONSES: [{"type": "web_search"}],
+    MESSAGES: [{"type": "web_search_20250305", "name": "web_search"}],
+}
+ANNOTATED: list[dict[str, str]] = [
+    {"plait_priority": "3"},
+    {"plait_slo_ttft_ms": "500"},
+    {"plait_objective": "latency"},
+]
+
+
+@pytest.mark.parametrize("annotations", ANNOTATED)
+@pytest.mark.parametrize("path", ASK)
+async def test_an_annotation_takes_nothing_away(api: Api, path: str, annotations: dict[str, str]) -> None:
+    has(api, path)
+    body = {**ASK[path], "tools": BUILT_IN[path]}
+    delivery = await api.delivery(path, body, **annotations, plait_session="s")
+    assert (delivery.path, delivery.call.session) == (path, "s")
+    assert delivery.call != (await api.delivery(path, body, plait_session="s")).call
+    given = json.dumps({"model": "m", **body}).encode()
+    stock, sglang = (delivery.body.for_engine(kind, delivery.call, PLACEMENT, 0.0) for kind in (None, "sglang"))
+    assert stock == sglang == given
+    told = json.loads(delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0))
+    (name,) = (name.removeprefix("plait_slo_").removeprefix("plait_") for name in annotations)
+    assert f"plait_{name}" in told.pop("vllm_xargs")
+    assert told == json.loads(given)
+
+
+async def test_an_annotation_in_the_body_is_carried_too(api: Api) -> None:
+    has(api, MESSAGES)
+    delivery = await api.delivery(MESSAGES, {**ASK[MESSAGES], "plait": {"priority": 3}})
+    assert (delivery.path, delivery.call.priority) == (MESSAGES, 3)
+    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0)) == {"model": "m", **ASK[MESSAGES]}
+
+
+@pytest.mark.parametrize(
+    ("routes", "more", "headers", "reason"),
+    [
+        ([], {}, {}, "because the engine speaks chat completions only"),
+        ([RESPONSES], {}, {"plait_session": "s", "plait_output": "x"}, "because a call with inputs, an output or"),
+        ([RESPONSES], {"background": True}, {}, "because only the engine that runs it would know it"),
+    ],
+)
+async def test_a_refusal_says_why(
+    api: Api, routes: list[str], more: dict[str, Any], headers: dict[str, str], reason: str
+) -> None:
+    has(api, *routes)
+    tools = {} if more else {"tools": BUILT_IN[RESPONSES]}
+    response = await api.post(RESPONSES, {**ASK[RESPONSES], **tools, **more}, **headers)
+    assert response.status_code == 400
+    assert reason in response.json()["error"]["message"]
+
+
+async def test_vectors_are_placed_as_they_are_annotated(api: Api) -> None:
+    has(api, EMBEDDINGS)
+    call = (await api.delivery(EMBEDDINGS, {"input": "x"}, plait_slo_ttft_ms="5", plait_priority="2")).call
+    assert (call.slo, call.priority) == (Slo(0.005), 2)
+
+
 async def test_what_a_route_cannot_heed_is_refused(api: Api) -> None:
-    response = await api.post(EMBEDDINGS, {"input": "x"}, plait_slo_ttft_ms="5")
+    response = await api.post(EMBEDDINGS, {"input": "x"}, plait_session="s", plait_output="y")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "plait")
 
 
@@ -105,6 +164,23 @@ async def test_a_response_continues_what_was_said_before(api: Api) -> None:
         ("user", "and grass?"),
     ]
     assert api.stored.get("", second["id"], 0.0).previous == first["id"]
+
+
+async def test_an_engine_gets_what_was_said_before_a_response(api: Api) -> None:
+    has(api, RESPONSES)
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    api.relay.answer = json.dumps({"id": "resp_1", "status": "completed", "output": [search]}).encode()
+    body = {"input": "the sky is", "tools": BUILT_IN[RESPONSES]}
+    await api.post(RESPONSES, body)
+    await api.post(RESPONSES, {**body, "input": "and grass?", "previous_response_id": "resp_1"})
+    delivery = api.relay.deliveries[-1]
+    asked = [{"type": "message", "role": "user", "content": text} for text in ("the sky is", "and grass?")]
+    assert delivery.path == RESPONSES
+    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0)) == {
+        "model": "m",
+        "input": [asked[0], search, asked[1]],
+        "tools": BUILT_IN[RESPONSES],
+    }
 
 
 async def test_a_forwarded_response_is_stored_too(api: Api) -> None:

@@ -83,3 +83,18 @@ async def test_what_engines_do_not_compute_goes_as_it_came(api: Api) -> None:
     delivery = await api.delivery("/tokenize", {"prompt": "x"}, authorization=bearer("one"))
     sent = delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0)
     assert sent == b'{"model": "m", "prompt": "x"}'
+
+
+@pytest.mark.parametrize("fields", [{}, {"/v1/messages": {"model", "cache_salt"}}, {"/v1/messages": {"model"}}])
+async def test_a_route_of_an_engine_separates_tenants_or_is_not_taken(api: Api, fields: dict[str, set[str]]) -> None:
+    api.router.health.answered("a", {"m": 10_000}, routes={"/v1/messages"}, fields=fields)
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    response = await api.post("/v1/messages", body, authorization=bearer("one"))
+    delivery = api.relay.deliveries[-1]
+    takes = "cache_salt" in fields.get("/v1/messages", {"cache_salt"})
+    assert (delivery.path, response.status_code) == (("/v1/messages", 200) if takes else (CHAT, 502))
+    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0))["cache_salt"]
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    response = await api.post("/v1/messages", {**body, "tools": [tool]}, authorization=bearer("one"))
+    assert response.status_code == (200 if takes else 400)
+    assert takes or "/v1/messages of an engine takes no 'cache_salt'" in response.json()["error"]["message"]

@@ -12,12 +12,13 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
 from benchmarks.gpu.engines import HOST, MODEL, Engine
 from e2e.ports import free_port
+from e2e.servers import toml
 
 READY_S: Final = 20.0
 
@@ -34,10 +35,11 @@ async def gateway(
     port = free_port()
     url, name = f"http://{HOST}:{port}", f"gateway-{port}"
     command = [sys.executable, "-m", "plait.gateway.cli", "serve", "--port", str(port), "--host", HOST]
-    command += [engine.url for engine in engines]
-    if policy is not None or tokenizer is not None:
+    if policy is None and tokenizer is None:
+        command += [engine.url for engine in engines]
+    else:
         path = folder / f"{name}.toml"
-        path.write_text(_config(policy, tokenizer), encoding="utf-8")
+        path.write_text(_config(engines, policy, tokenizer), encoding="utf-8")
         command += ["--config", str(path)]
     with (folder / f"{name}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -52,11 +54,11 @@ async def gateway(
         await process.wait()
 
 
-def _config(policy: str | None, tokenizer: Path | None) -> str:
-    lines = [] if policy is None else ["[placement]", f"policy = {json.dumps(policy)}"]
-    if tokenizer is not None:
-        lines += ["[[models]]", f"name = {json.dumps(MODEL)}", f"tokenizer = {json.dumps(str(tokenizer))}"]
-    return "\n".join([*lines, ""])
+def _config(engines: Sequence[Engine], policy: str | None, tokenizer: Path | None) -> str:
+    config: dict[str, Any] = {"engines": [{"name": engine.name, "url": engine.url} for engine in engines]}
+    config |= {} if policy is None else {"placement": {"policy": policy}}
+    config |= {} if tokenizer is None else {"models": [{"name": MODEL, "tokenizer": str(tokenizer)}]}
+    return toml(config)
 
 
 async def _wait_until_ready(url: str, engines: int, process: Process) -> None:

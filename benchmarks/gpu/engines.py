@@ -55,8 +55,8 @@ GPU: Final = Device(
 
 CPU: Final = Device(
     flags=(
-        *("--max-model-len", "8192", "--max-num-batched-tokens", "1024", "--max-num-seqs", "32"),
-        *("--block-size", "32", "--num-gpu-blocks-override", "512", "--enforce-eager"),
+        *("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
+        *("--block-size", "32", "--num-gpu-blocks-override", "161", "--enforce-eager"),
     ),
     variables={
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -10,7 +10,8 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,45 +21,64 @@ from benchmarks.gpu.engines import HOST, MODEL, Engine
 from e2e.ports import free_port
 from e2e.servers import toml
 
-READY_S: Final = 20.0
+READY_S: Final = 60.0
+"""Beside torch, transformers takes seconds to import: 20 on two busy cores."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a gateway is started with. `policy` places instead of the default one.
+
+    Stock engines offer no tokenizer, so their gateway is told of one.
+    """
+
+    engines: Sequence[Engine]
+    policy: str | None = None
+    tokenizer: Path | None = None
+
+    def arguments(self, file: Path) -> list[str]:
+        """The arguments of `plait serve`; those that need a file are written there."""
+        if self.policy is None and self.tokenizer is None:
+            return [engine.url for engine in self.engines]
+        config: dict[str, Any] = {"engines": [{"name": engine.name, "url": engine.url} for engine in self.engines]}
+        config |= {} if self.policy is None else {"placement": {"policy": self.policy}}
+        config |= {} if self.tokenizer is None else {"models": [{"name": MODEL, "tokenizer": str(self.tokenizer)}]}
+        file.write_text(toml(config), encoding="utf-8")
+        return ["--config", str(file)]
 
 
 @asynccontextmanager
-async def gateway(
-    engines: Sequence[Engine], folder: Path, *, policy: str | None = None, tokenizer: Path | None = None
-) -> AsyncIterator[str]:
-    """A gateway that is ready: its URL. `policy` places instead of the default one.
+async def gateways(folder: Path, *wanted: Settings) -> AsyncIterator[list[str]]:
+    """Gateways that are ready, started at the same time: their URLs. Logs go to the folder.
 
-    Stock engines offer no tokenizer, so their gateway needs one. Raises ValueError if it does not become ready or finds
-    an engine degraded.
+    Raises ValueError if one does not become ready or finds an engine degraded.
     """
-    port = free_port()
-    url, name = f"http://{HOST}:{port}", f"gateway-{port}"
-    command = [sys.executable, "-m", "plait.gateway.cli", "serve", "--port", str(port), "--host", HOST]
-    if policy is None and tokenizer is None:
-        command += [engine.url for engine in engines]
-    else:
-        path = folder / f"{name}.toml"
-        path.write_text(_config(engines, policy, tokenizer), encoding="utf-8")
-        command += ["--config", str(path)]
-    with (folder / f"{name}.log").open("wb") as log:
+    async with AsyncExitStack() as stack:
+        ports = [free_port() for _ in wanted]
+        urls = [f"http://{HOST}:{port}" for port in ports]
+        processes = [
+            await stack.enter_async_context(_process(folder, port, settings))
+            for port, settings in zip(ports, wanted, strict=True)
+        ]
+        for url, settings, process in zip(urls, wanted, processes, strict=True):
+            await _wait_until_ready(url, len(settings.engines), process)
+        yield urls
+
+
+@asynccontextmanager
+async def _process(folder: Path, port: int, settings: Settings) -> AsyncIterator[Process]:
+    arguments = settings.arguments(folder / f"gateway-{port}.toml")
+    command = [sys.executable, "-m", "plait.gateway.cli", "serve", "--host", HOST, "--port", str(port), *arguments]
+    with (folder / f"gateway-{port}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
         )
     try:
-        await _wait_until_ready(url, len(engines), process)
-        yield url
+        yield process
     finally:
         with suppress(ProcessLookupError):
-            process.kill()  # nothing is lost: its calls have ended, or the section was cut off
+            process.kill()  # its calls have ended, or the section was cut off
         await process.wait()
-
-
-def _config(engines: Sequence[Engine], policy: str | None, tokenizer: Path | None) -> str:
-    config: dict[str, Any] = {"engines": [{"name": engine.name, "url": engine.url} for engine in engines]}
-    config |= {} if policy is None else {"placement": {"policy": policy}}
-    config |= {} if tokenizer is None else {"models": [{"name": MODEL, "tokenizer": str(tokenizer)}]}
-    return toml(config)
 
 
 async def _wait_until_ready(url: str, engines: int, process: Process) -> None:
@@ -67,14 +87,12 @@ async def _wait_until_ready(url: str, engines: int, process: Process) -> None:
         while time.monotonic() < ends_s:
             if process.returncode is not None:
                 raise ValueError(f"the gateway ended with {process.returncode}")
-            try:
+            with suppress(httpx.TransportError):  # not listening yet
                 said = (await client.get("/ready")).text
                 answer = json.loads(said)
+                if "degraded" in answer:
+                    raise ValueError(f"degraded: {answer['degraded']}")
                 if answer["ready"] and answer["engines_up"].get(MODEL) == engines:
-                    if "degraded" in answer:
-                        raise ValueError(f"degraded: {answer['degraded']}")
                     return
-            except httpx.TransportError:
-                pass  # not listening yet
             await asyncio.sleep(0.1)
     raise ValueError(f"the gateway is not ready: {said}")

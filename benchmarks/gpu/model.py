@@ -24,11 +24,11 @@ LLAMA_8B: Final = {
 """Llama-3.1-8B's shape."""
 
 TINY: Final = LLAMA_8B | {
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "head_dim": 64,
 }
 """What a CPU serves in a rehearsal."""

@@ -7,17 +7,18 @@ so a time is one of half an engine; computed tokens are exact.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.gpu.calls import Due, Served, caller, fresh, quantile
-from benchmarks.gpu.gateways import gateway
+from benchmarks.gpu.gateways import Settings, gateways
 from benchmarks.gpu.section import Figures, Fleet
 
 ARMS = ("plait", "round_robin", "round_robin", "plait")
-STARTED_S = 3.0
-"""A gateway's start, and the last calls' end."""
+LAST_S = 3.0
+"""Of an arm: the last calls' end."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,23 @@ class Plan:
 
 
 GPU = Plan(documents=16, document_tokens=10_000, rate_per_s=2.5)
-CPU = Plan(documents=10, document_tokens=2_500, rate_per_s=0.8, output_tokens=8)
+CPU = Plan(documents=7, document_tokens=1_200, rate_per_s=0.8, output_tokens=4)
 
 
 async def measure(plan: Plan, fleet: Fleet, seconds: float, figures: Figures) -> None:
     """Run the arms in turns."""
-    calls = _calls(plan, seconds / len(ARMS) - STARTED_S)
-    figures["plan"] = {"documents": plan.documents, "document tokens": plan.document_tokens, "calls an arm": len(calls)}
+    ends_s = time.monotonic() + seconds
+    policies = list(dict.fromkeys(ARMS))
     runs = figures["runs"] = []
-    for policy in ARMS:
-        for engine in fleet.engines:
-            engine.empty_cache()
-        computed = sum(engine.computed_prompt_tokens() for engine in fleet.engines)
-        async with gateway(fleet.engines, fleet.folder, policy=policy) as url, caller(url) as sender:
-            answers = await sender.on_time(calls)
-        computed = sum(engine.computed_prompt_tokens() for engine in fleet.engines) - computed
-        runs.append(_figures(policy, answers, computed))
+    async with gateways(fleet.folder, *(Settings(fleet.engines, policy) for policy in policies)) as urls:
+        arm_s = (ends_s - time.monotonic()) / len(ARMS) - LAST_S
+        calls = _calls(plan, arm_s)
+        figures["plan"] = {"documents": plan.documents, "document tokens": plan.document_tokens, "seconds": arm_s}
+        for policy in ARMS:
+            computed = fleet.emptied()
+            async with caller(urls[policies.index(policy)]) as sender:
+                answers = await sender.on_time(calls)
+            runs.append(_figures(policy, answers, fleet.computed_prompt_tokens() - computed))
     figures["computed prompt tokens, round_robin / plait"] = _ratio(runs, "computed prompt tokens")
     figures["TTFT mean, round_robin / plait"] = _ratio(runs, "TTFT mean (s)")
 

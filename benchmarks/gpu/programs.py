@@ -12,7 +12,7 @@ from typing import Any
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from benchmarks.gpu.engines import MODEL
-from benchmarks.gpu.gateways import gateway
+from benchmarks.gpu.gateways import Settings, gateways
 from benchmarks.gpu.section import Figures, Fleet
 from e2e.programs import Program, chained_by_client, metagpt, wanted, whole
 from e2e.traces import ABSENT, METAGPT
@@ -35,32 +35,30 @@ CPU = Plan(programs=1, output_share=1 / 100)
 
 
 async def measure(plan: Plan, fleet: Fleet, _seconds: float, figures: Figures) -> None:
-    """Run the arms in turns, each with a new gateway and empty caches."""
+    """Run the arms in turns, each with empty caches."""
     if not METAGPT.is_file():
         raise ValueError(ABSENT)
     program = metagpt(plan.output_share)
     runs = figures["runs"] = []
-    for arm in ARMS:
-        for engine in fleet.engines:
-            engine.empty_cache()
-        computed = sum(engine.computed_prompt_tokens() for engine in fleet.engines)
-        async with gateway(fleet.engines, fleet.folder) as url:
-            makespans_s = await _run(arm, url, program, plan.programs)
-        runs.append(
-            {
-                "arm": arm,
-                "makespan, last (s)": max(makespans_s),
-                "makespan, mean (s)": fmean(makespans_s),
-                "computed prompt tokens": sum(engine.computed_prompt_tokens() for engine in fleet.engines) - computed,
-                "requests of a client": 1 if arm == BY_VARIABLES else len(program),
-            }
-        )
+    async with gateways(fleet.folder, Settings(fleet.engines)) as [url]:
+        for turn, arm in enumerate(ARMS):
+            computed = fleet.emptied()
+            makespans_s = await _run(arm, url, program, [f"team-{turn}-{number}" for number in range(plan.programs)])
+            runs.append(
+                {
+                    "arm": arm,
+                    "makespan, last (s)": max(makespans_s),
+                    "makespan, mean (s)": fmean(makespans_s),
+                    "computed prompt tokens": fleet.computed_prompt_tokens() - computed,
+                    "requests of a client": 1 if arm == BY_VARIABLES else len(program),
+                }
+            )
     for figure in ("makespan, last (s)", "makespan, mean (s)", "computed prompt tokens"):
         figures[f"{figure}, client / variables"] = _mean(runs, BY_CLIENT, figure) / _mean(runs, BY_VARIABLES, figure)
 
 
-async def _run(arm: str, url: str, program: Program, count: int) -> list[float]:
-    """Run so many programs at once, which share nothing; the seconds that each took."""
+async def _run(arm: str, url: str, program: Program, sessions: Sequence[str]) -> list[float]:
+    """Run a program in each session at once. They share nothing. Returns the seconds that each took."""
     client = AsyncOpenAI(
         base_url=f"{url}/v1",
         api_key="unused",
@@ -69,17 +67,17 @@ async def _run(arm: str, url: str, program: Program, count: int) -> list[float]:
         http_client=DefaultAsyncHttpxClient(trust_env=False),
     )
 
-    async def run(number: int) -> float:
+    async def run(session: str) -> float:
         began_s = time.monotonic()
-        extra = {"ignore_eos": True, "cache_salt": f"team {number}"}
+        extra = {"ignore_eos": True, "cache_salt": session}
         if arm == BY_VARIABLES:
-            await _as_one_program(client, f"team-{number}", program, extra)
+            await _as_one_program(client, session, program, extra)
         else:
             await chained_by_client([client], program, model=MODEL, temperature=0, extra_body=extra)
         return time.monotonic() - began_s
 
     async with client:
-        return await asyncio.gather(*(run(number) for number in range(count)))
+        return await asyncio.gather(*map(run, sessions))
 
 
 async def _as_one_program(client: AsyncOpenAI, session: str, program: Program, extra: dict[str, Any]) -> None:

@@ -25,6 +25,16 @@ class Fleet:
     model: Path
     folder: Path
 
+    def computed_prompt_tokens(self) -> float:
+        """The prompt tokens that the engines with the adapter have computed so far, by vLLM's own count."""
+        return sum(engine.computed_prompt_tokens() for engine in self.engines)
+
+    def emptied(self) -> float:
+        """Have these engines forget all prefixes; returns what they have computed until now."""
+        for engine in self.engines:
+            engine.empty_cache()
+        return self.computed_prompt_tokens()
+
 
 @dataclass(frozen=True)
 class Section:

@@ -119,17 +119,18 @@ async def _count_evictions(engine: Engine, found: _Found) -> None:
 
 
 def _at_rest(engine: Engine, gateway_url: str) -> Figures:
-    """The blocks that running calls use by the report and by vLLM's gauge; tokens by the report and the gateway."""
+    """The blocks that calls use by the report and by vLLM's gauge, and cached tokens by the report and the gateway."""
     state = engine.cache_state()
     stored = sum(len(run.hashes) for run in state.stored) * state.granularity_tokens
     text = httpx.get(f"{gateway_url}/metrics", trust_env=False, timeout=10.0).text
-    known = [line for line in text.splitlines() if line.startswith("plait_engine_resident_tokens")]
+    sample = f'plait_engine_resident_tokens{{engine="{engine.url.removeprefix("http://")}"}} '
+    known = [float(line.removeprefix(sample)) for line in text.splitlines() if line.startswith(sample)]
     return {
         "blocks": state.kv.total_blocks,
         "used blocks by the report": state.kv.total_blocks - state.kv.free_blocks - state.kv.cached_blocks,
         "used share by vLLM's gauge": engine.metric("vllm:kv_cache_usage_perc"),
         "cached tokens by the report": stored,
-        "cached tokens that the gateways know": known,
+        "cached tokens that the gateway knows": sum(known),
     }
 
 

@@ -86,14 +86,20 @@ class Caller:
         stream = await read_stream(response, sent_s, time.perf_counter)
         return Served(stream, said.get(b"plait-engine", b"").decode(), None if predicted is None else int(predicted))
 
-    async def on_time(self, calls: Iterable[Due]) -> list[Served | str]:
-        """Each call at its time, whatever is under way then; what became of it, or the error of a call that failed."""
+    async def on_time(self, calls: Iterable[Due], limit_s: float) -> list[Served | str]:
+        """Each call at its time, whatever is under way then. What runs after `limit_s` is cancelled.
+
+        Returns what became of each call, or why it failed.
+        """
         zero_s = time.perf_counter()
 
         async def send(call: Due) -> Served | str:
-            await asyncio.sleep(zero_s + call.at_s - time.perf_counter())
             try:
-                return await self.complete(call.prompt, call.output_tokens, call.headers)
+                async with asyncio.timeout(limit_s):
+                    await asyncio.sleep(zero_s + call.at_s - time.perf_counter())
+                    return await self.complete(call.prompt, call.output_tokens, call.headers)
+            except TimeoutError:
+                return f"not done after {limit_s:.1f} s"
             except (ValueError, PlaitError) as error:
                 return str(error)
 
@@ -115,6 +121,11 @@ async def caller(url: str) -> AsyncIterator[Caller]:
 def fresh(rng: random.Random, tokens: int) -> list[int]:
     """A prompt that no other call has."""
     return rng.choices(TOKEN_IDS, k=tokens)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean; 0 if there are none."""
+    return sum(values) / len(values) if values else 0.0
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -39,7 +39,7 @@ class Plan:
     short_tokens: int = 500
     long_output_tokens: int = 64
     short_output_tokens: int = 32
-    short_share: float = 0.25
+    short_share: float = 0.2
 
 
 GPU = Plan(long_tokens=16_000)
@@ -136,7 +136,7 @@ def _figures(
         "system": system,
         "short calls": len(shorts),
         "long calls": len(longs),
-        "failed": dict(Counter(one for one in answers if isinstance(one, str))),
+        "failed": dict(Counter(one.partition(":")[0] for one in answers if isinstance(one, str))),
         "unloaded TTFT (s)": {"short": unloaded.short_s, "long": unloaded.long_s},
         "attainment": len(met) / max(1, len(sent)),
         "TTFT attainment": sum(one.ttft_s <= ttft_s for one in shorts) / max(1, len(sent)),

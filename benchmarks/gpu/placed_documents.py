@@ -71,7 +71,7 @@ def _figures(policy: str, answers: Sequence[Served | str], computed: float) -> F
     return {
         "policy": policy,
         "calls": len(answers),
-        "failed": dict(Counter(one for one in answers if isinstance(one, str))),
+        "failed": dict(Counter(one.partition(":")[0] for one in answers if isinstance(one, str))),
         "computed prompt tokens": computed,
         "TTFT mean (s)": mean(ttfts_s),
         "TTFT p90 (s)": quantile(ttfts_s, 0.9),

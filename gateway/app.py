@@ -234,13 +234,14 @@ class Gateway:
 
     def _new_monitor(self) -> Monitor:
         contexts = {model.name: model.max_context_tokens for model in self.config.models if model.max_context_tokens}
+        tokenizers = self._prompts.tokenizers
         return Monitor(
             self.router,
             self.config.engines,
             self.config.upstream,
             contexts,
-            agreements=TokenizerAgreements(self._prompts.tokenizers.fingerprint),
-            search=TokenizerSearch.of(self.config, self._prompts.tokenizers),
+            agreements=TokenizerAgreements(tokenizers.fingerprint, tokenizers.requested),
+            search=TokenizerSearch.of(self.config, tokenizers),
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )

@@ -56,7 +56,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/calls/upstream.py: advance": "an event has no caller to raise to: whoever began the call is told",
     "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",
     "backends/adapter/engine_tokenizer.py: render_requested": "validators of the engine raise what they like",
-    "backends/adapter/engine_tokenizer.py: read_fingerprint": (
+    "backends/adapter/engine_tokenizer.py: read_tokenizer": (
         "a model may bring its tokenizer's code: whatever that raises, the engine has to start"
     ),
     "backends/adapter/routes.py: answer_tokenizer": "a model may bring its tokenizer's code: the gateway is told that",

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from plait.backends.protocol.chat_rendering import ChatRendering, requested_digest
 from plait.backends.protocol.tokenizer_files import encoded, saved_files
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, Messages, TokenizerFingerprint, fingerprint
 
@@ -80,32 +81,43 @@ class EngineTokenizer:
             return None
         return self.render_probe(*prepared, variables)
 
-    def offer(self, encoded_fingerprint: bytes) -> bytes:
-        """The tokenizer's files, for `GET /plait/tokenizer`, with what `read_fingerprint` has returned.
+    def offer(self, reported: bytes) -> bytes:
+        """The tokenizer's files, for `GET /plait/tokenizer`, with what `read_tokenizer` has returned.
 
         Raises ValueError if that is nothing, and what the tokenizer raises.
         """
-        found = msgspec.msgpack.decode(encoded_fingerprint, type=TokenizerFingerprint)
+        found = msgspec.msgpack.decode(reported, type=_Reported).tokenizer
+        if found is None:
+            raise ValueError("the engine has no tokenizer that it could report")
         return encoded(found, saved_files(self.tokenizer, self.chat_template), self.template_kwargs)
 
 
-def read_fingerprint(find: Callable[[], EngineTokenizer | None]) -> bytes:
-    """The fingerprint of the tokenizer that `find` returns, as msgpack; None is for an engine without a tokenizer.
+class _Reported(msgspec.Struct, frozen=True):
+    """The parts of a report that only the API server knows."""
 
-    If it cannot be read, the log has the reason, and the gateway sends text.
+    tokenizer: TokenizerFingerprint | None
+    chats: ChatRendering | None
+
+
+def read_tokenizer(find: Callable[[], EngineTokenizer | None], version: str) -> bytes:
+    """The parts of the report that are about the tokenizer which `find` returns; None: the engine has none.
+
+    `version` is the engine's. If the tokenizer cannot be read, the log has the reason, and the gateway sends text.
     """
     found: TokenizerFingerprint | None = None
+    chats = ChatRendering(version)
     try:
         tokenizer = find()
         if tokenizer is None:
             found = NO_TOKENIZER
         else:
-            found = msgspec.structs.replace(fingerprint(tokenizer), drops_tools=tokenizer.drops_tools)
+            found = fingerprint(tokenizer)
+            chats = ChatRendering(version, requested_digest(tokenizer), tokenizer.drops_tools)
     except Exception:  # noqa: BLE001 - some models bring the code of their tokenizer
         _log.warning("Plait cannot read the tokenizer: its gateways will send text, no token ids", exc_info=True)
-    return msgspec.msgpack.encode(found)
+    return msgspec.msgpack.encode(_Reported(found, chats))
 
 
-def with_tokenizer(report: bytes, encoded: bytes) -> bytes:
-    """A report with a fingerprint, both as msgpack. Of the report, only the names of its fields are decoded."""
-    return msgspec.msgpack.encode(_FIELDS.decode(report) | {"tokenizer": msgspec.Raw(encoded)})
+def with_tokenizer(report: bytes, reported: bytes) -> bytes:
+    """A report with what `read_tokenizer` has returned, both as msgpack. Only the names of fields are decoded."""
+    return msgspec.msgpack.encode(_FIELDS.decode(report) | _FIELDS.decode(reported))

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from plait.backends.protocol.chat_rendering import ChatRendering
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 
 EngineKind = Literal["embedded", "vllm", "sglang"]
@@ -111,7 +112,8 @@ class SchedulerState(msgspec.Struct, frozen=True):
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
 
-    `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it.
+    `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it. `chats` says how it
+    renders chats; None if it does not say.
 
     `calls` came or were computed since the cursor. `ended` are the numbers of those that ended. A snapshot has all
     calls. None: the engine does not say.
@@ -132,6 +134,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     iteration: IterationState = IterationState()
     scheduler: SchedulerState = SchedulerState()
     tokenizer: TokenizerFingerprint | None = None
+    chats: ChatRendering | None = None
     calls: list[OutstandingCall] | None = None
     ended: list[int] = []
 
@@ -174,8 +177,9 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        tokenizer = () if self.tokenizer is None else self.tokenizer.texts
-        return (self.engine, self.epoch, self.model, *tokenizer)
+        tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
+        chats = () if self.chats is None else (self.chats.version, self.chats.requested)
+        return (self.engine, self.epoch, self.model, *tokenizer, *chats)
 
     @property
     def kv_free_tokens(self) -> int:

@@ -32,7 +32,7 @@ TEXTS: Final = (
 )
 """What normalizers and pre-tokenizers treat differently: words, digits, spaces, code, scripts, special tokens."""
 
-_TOOL: Final = {
+TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -40,7 +40,7 @@ _TOOL: Final = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
-_USER: Final = {"role": "user", "content": " Say «hi». "}
+USER: Final = {"role": "user", "content": " Say «hi». "}
 _ANSWER: Final = {"role": "assistant", "content": "Hi.\n"}
 _CALL: Final = {
     "role": "assistant",
@@ -52,33 +52,12 @@ _CALL: Final = {
 _RESULT: Final = {"role": "tool", "tool_call_id": "call00001", "name": "look_up", "content": '{"found": true}'}
 
 CHATS: Final[tuple[tuple[Messages, Messages | None], ...]] = (
-    ([_USER], None),
-    ([{"role": "system", "content": "Be terse."}, _USER, _ANSWER, _USER], None),
+    ([USER], None),
+    ([{"role": "system", "content": "Be terse."}, USER, _ANSWER, USER], None),
     ([{"role": "user", "content": [{"type": "text", "text": "In"}, {"type": "text", "text": "parts"}]}], None),
-    ([_USER, _CALL, _RESULT, _ANSWER, _USER], [_TOOL]),
+    ([USER, _CALL, _RESULT, _ANSWER, USER], [TOOL]),
 )
 """Messages and tools as templates get them. Few templates take all of them: a refusal is an answer too."""
-
-_ODD_TOOL: Final = {"function": {"parameters": {}, "x": 1, "name": "f"}, "type": "function", "x": 1}
-_STRICT_TOOL: Final = {**_TOOL, "function": {**_TOOL["function"], "strict": True}}  # type: ignore[dict-item]
-_PARTS: Final = [{"type": "text", "text": "In", "x": 1}, {"type": "text", "text": "parts"}]
-_CALL_OF_CLIENT: Final = {
-    "role": "assistant",
-    "content": None,
-    "reasoning": "No.",
-    "reasoning_content": "Hm.",
-    "tool_calls": [
-        {"id": "c1", "x": 1, "type": "function", "function": {"arguments": '{"word": "é<b>"}', "name": "look_up"}}
-    ],
-}
-REQUESTED: Final[tuple[tuple[Messages, Messages | None], ...]] = (
-    ([{"role": "user", "content": _PARTS, "name": "bob"}], None),
-    ([{"role": "system", "content": _PARTS}, {"role": "developer", "content": "d"}, _USER], [_TOOL, _ODD_TOOL]),
-    ([_USER, _CALL_OF_CLIENT, {"role": "tool", "tool_call_id": "c1", "content": _PARTS}, _USER], [_STRICT_TOOL]),
-    ([_USER, {"role": "assistant", "content": "", "name": "a", "reasoning_content": "Hm."}, _USER], None),
-    ([{"role": "system", "content": "x-anthropic-billing-header: 1\nBe terse."}, _USER], []),
-)
-"""Messages and tools as clients send them: an engine brings them into its own form before the template gets them."""
 
 
 DIGEST_BYTES: Final = 16
@@ -124,21 +103,12 @@ class Fingerprinted(Protocol):
         """
         ...
 
-    def render_requested(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
-        """As `render_probe`, of a client's messages and tools: they get SGLang's form first.
-
-        Raises NotImplementedError in an engine of another kind, and where the form is not one way for all chats.
-        """
-        ...
-
 
 class TokenizerFingerprint(msgspec.Struct, frozen=True):
     """Digests that are equal where tokenizers are. `name` is for messages only.
 
     `vocabulary` is of all tokens with their ids, `ids` of the ids that probe texts have, `prompt_ids` of their ids as
-    plain prompts, with a BOS for example, and `chats` of the texts that probe chats are rendered to. `requested` is of
-    the texts that clients' chats are rendered to in SGLang's form; empty: another kind of engine, or one that has no
-    such form. `drops_tools`: tools are left out for `tool_choice: none`.
+    plain prompts, with a BOS for example, and `chats` of the texts that probe chats are rendered to.
     """
 
     name: str
@@ -146,13 +116,6 @@ class TokenizerFingerprint(msgspec.Struct, frozen=True):
     ids: str
     prompt_ids: str
     chats: str
-    requested: str = ""
-    drops_tools: bool = False
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The name and the digests."""
-        return (self.name, self.vocabulary, self.ids, self.prompt_ids, self.chats, self.requested)
 
     @property
     def is_none(self) -> bool:
@@ -170,11 +133,10 @@ def fingerprint(tokenizer: Fingerprinted) -> TokenizerFingerprint:
     texts = [*TEXTS, *_texts_of(vocabulary), *_texts_around(sorted(tokenizer.added_tokens()))]
     return TokenizerFingerprint(
         tokenizer.name[:SHOWN_CHARACTERS],
-        _digest(vocabulary),
-        _digest([list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]),
-        _digest([list(tokenizer.encode(text)) for text in TEXTS]),
-        _digest([_rendered(tokenizer, *chat) for chat in CHATS]),
-        _requested(tokenizer),
+        digest(vocabulary),
+        digest([list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]),
+        digest([list(tokenizer.encode(text)) for text in TEXTS]),
+        digest([_rendered(tokenizer, *chat) for chat in CHATS]),
     )
 
 
@@ -204,13 +166,6 @@ def _rendered(tokenizer: Fingerprinted, messages: Messages, tools: Messages | No
     return tokenizer.render_probe(messages, tools, PROBE_VARIABLES)
 
 
-def _requested(tokenizer: Fingerprinted) -> str:
-    try:
-        texts = [tokenizer.render_requested(*chat, PROBE_VARIABLES) for chat in REQUESTED]
-    except NotImplementedError:
-        return ""
-    return "" if texts.count(None) == len(texts) else _digest(texts)
-
-
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """A digest of what msgpack can encode."""
     return blake2b(msgspec.msgpack.encode(value), digest_size=DIGEST_BYTES).hexdigest()

@@ -133,7 +133,7 @@ def load_offered(
         kind = partial(HuggingFaceTokenizer, chat_template=chat_template) if trusts else BoundedTemplates
         tokenizer = kind(str(folder), folder)
         undo.callback(tokenizer.close)
-        found = tokenizer.fingerprint
+        found, _ = tokenizer.fingerprint, tokenizer.requested  # both take their time, which this thread has
         _check(found, offer.fingerprint, PARTS if chat_template is None else PARTS[:-1])
         undo.pop_all()
     return tokenizer, found

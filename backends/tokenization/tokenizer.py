@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from plait.backends.errors import CallerError, UnsupportedError
+from plait.backends.protocol.chat_rendering import requested_digest
 from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
@@ -135,6 +136,11 @@ class Tokenizer(Protocol):
         """A client's chat in SGLang's form; None if it is refused."""
         ...
 
+    @property
+    def requested(self) -> str:
+        """The digest of clients' chats in SGLang's form (`plait.backends.protocol.chat_rendering`)."""
+        ...
+
     def files(self) -> dict[str, bytes]:
         """The files that an engine with this tokenizer offers to gateways, by name; empty if there are none."""
         ...
@@ -190,6 +196,11 @@ class ChatTokenizer(ABC):
     def fingerprint(self) -> TokenizerFingerprint:
         """Its digests."""
         return fingerprint(self)
+
+    @cached_property
+    def requested(self) -> str:
+        """The digest of clients' chats in SGLang's form."""
+        return requested_digest(self)
 
     def render_probe(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]

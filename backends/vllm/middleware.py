@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.routes import (
     ANSWER_DEADLINE_S,
@@ -43,7 +43,8 @@ class CacheStateMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request. Before the first, when the server starts, the tokenizer is read."""
         if self._tokenizer is None:
-            self._tokenizer = read_fingerprint(lambda: served_tokenizer(scope["app"].state))
+            version = str(load("vllm.__version__"))
+            self._tokenizer = read_tokenizer(lambda: served_tokenizer(scope["app"].state), version)
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
         if path == CACHE_STATE:
             await answer_cache_state(scope, send, _report, self._tokenizer)

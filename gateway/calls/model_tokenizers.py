@@ -89,6 +89,11 @@ class ModelTokenizers:
         """
         return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if self.lacks(model) else None)
 
+    def requested(self, model: str) -> str:
+        """The digest of clients' chats in SGLang's form, by a model's tokenizer; empty if none was found."""
+        encoder = self.encoders.get(model)
+        return encoder.tokenizer.requested if encoder is not None and encoder.tokenizer.exact else ""
+
     def lacks(self, model: str) -> bool:
         """Whether the tokenizer of a base model is to be found, and has not been."""
         return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from plait.backends.protocol.chat_rendering import ChatRendering
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.gateway.fleet.health import Offer
 
@@ -79,23 +80,37 @@ Configured = Callable[[str], TokenizerFingerprint | None]
 """The gateway's tokenizer for a model; None if the gateway only counts bytes."""
 
 
-_Compared = tuple[Mapping[str, TokenizerFingerprint | None], TokenizerFingerprint | None]
-"""The gateway's tokenizers by model, and the engine's."""
+_Compared = tuple[Mapping[str, TokenizerFingerprint | None], TokenizerFingerprint | None, ChatRendering | None]
+"""The gateway's tokenizers by model, and what the engine says of its own."""
 
 
 class TokenizerAgreements:
-    """Compares the tokenizers that engines report with those that the gateway has for their models."""
+    """Compares the tokenizers that engines report with those that the gateway has for their models.
 
-    def __init__(self, configured: Configured) -> None:
+    `requested` gives the digest of clients' chats by the gateway's tokenizer for a model.
+    """
+
+    def __init__(self, configured: Configured, requested: Callable[[str], str] = lambda _model: "") -> None:
         self._configured = configured
+        self._requested = requested
         self._latest: dict[str, tuple[_Compared, Agreement]] = {}
 
-    def of(self, engine_id: str, offer: Offer, reported: TokenizerFingerprint | None) -> Agreement:
+    def of(
+        self,
+        engine_id: str,
+        offer: Offer,
+        reported: TokenizerFingerprint | None,
+        chats: ChatRendering | None = None,
+    ) -> Agreement:
         """The agreement on all models that an engine offers. Most reports are as the one before."""
         ours = {model: self._configured(model) for model in _base_models(offer)}
-        latest = self._latest.get(engine_id)
-        if latest is None or latest[0] != (ours, reported):
-            latest = self._latest[engine_id] = ((ours, reported), _agreement(ours, reported))
+        compared, latest = (ours, reported, chats), self._latest.get(engine_id)
+        if latest is None or latest[0] != compared:
+            agreement = _agreement(ours, reported)
+            if chats is not None and agreement.problem is None:
+                prepares = bool(chats.requested) and all(self._requested(model) == chats.requested for model in ours)
+                agreement = replace(agreement, prepares=prepares, drops_tools=chats.drops_tools)
+            latest = self._latest[engine_id] = (compared, agreement)
         return latest[1]
 
     def forget(self, engine_id: str) -> None:
@@ -112,8 +127,7 @@ def _agreement(all_ours: Mapping[str, TokenizerFingerprint | None], reported: To
     ours = configured.values()
     differing = tuple(part for part in PARTS if any(getattr(one, part) != getattr(reported, part) for one in ours))
     if not differing or reported.is_none:
-        prepares = bool(reported.requested) and all(one.requested == reported.requested for one in ours)
-        return replace(AGREED, prepares=prepares, drops_tools=reported.drops_tools)
+        return AGREED
     parts = ", ".join(_both(part, ours, reported) for part in differing)
     names = ", ".join(sorted({one.name for one in ours}))
     return Agreement(

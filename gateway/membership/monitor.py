@@ -371,7 +371,7 @@ class Monitor:
         requested_s = loop_time_s()
         try:
             report = await feed.next(known.epoch, known.cursor)
-            agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer)
+            agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer, report.chats)
             self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
             self._router.health.identified(engine.name, report.epoch)
         except EngineTimeoutError:

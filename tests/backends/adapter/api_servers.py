@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer
 from plait.backends.adapter.routes import Scope, Send
 from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
@@ -134,7 +134,7 @@ class SglangServer(Server):
         def find() -> EngineTokenizer | None:
             return sglang_tokenizer(manager, templates)
 
-        tokenizer = read_fingerprint(find)
+        tokenizer = read_tokenizer(find, "1")
         reports = CacheStateRoute(_Scheduler(self), SimpleNamespace(), tokenizer)  # type: ignore[arg-type]
         offers = TokenizerRoute(find, tokenizer)
 

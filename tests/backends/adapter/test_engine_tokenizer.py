@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_fingerprint, with_tokenizer
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer, with_tokenizer
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.loading import load_tokenizer
@@ -27,15 +27,14 @@ def folder(tmp_path: Path) -> Path:
 
 def of_gateway(folder: Path, chat_template: Path | None = None) -> TokenizerFingerprint:
     template = None if chat_template is None else str(chat_template)
-    return msgspec.structs.replace(fingerprint(load_tokenizer(str(folder), chat_template=template)), requested="")
+    return fingerprint(load_tokenizer(str(folder), chat_template=template))
 
 
 async def reported(server: Server, monkeypatch: pytest.MonkeyPatch) -> TokenizerFingerprint:
-    """What a server reports of its tokenizer. The stand-ins have no code of SGLang that prepares clients' chats."""
     install_engines(monkeypatch, server)
     found = (await server.report()).tokenizer
     assert found is not None
-    return msgspec.structs.replace(found, requested="")
+    return found
 
 
 @pytest.mark.parametrize("kind", SERVERS)
@@ -97,7 +96,8 @@ def test_a_tokenizer_that_cannot_be_read_is_logged(caplog: pytest.LogCaptureFixt
     def find() -> EngineTokenizer:
         raise AttributeError("there is no renderer in this version")
 
-    assert msgspec.msgpack.decode(read_fingerprint(find)) is None
+    found = msgspec.msgpack.decode(read_tokenizer(find, "0.5"))
+    assert found == {"tokenizer": None, "chats": {"version": "0.5", "requested": "", "drops_tools": False}}
     assert "Plait cannot read the tokenizer" in caplog.text
     assert "there is no renderer in this version" in caplog.text
 
@@ -119,11 +119,14 @@ async def test_nothing_else_of_the_report_changes(folder: Path, monkeypatch: pyt
     server = VllmServer(folder)
     install_engines(monkeypatch, server)
     whole = await server.report()
-    assert msgspec.structs.replace(whole, tokenizer=None) == msgspec.msgpack.decode(
+    assert msgspec.structs.replace(whole, tokenizer=None, chats=None) == msgspec.msgpack.decode(
         server.scheduler_report(), type=CacheState
     )
 
 
 def test_a_newer_report_keeps_fields_that_this_version_does_not_know() -> None:
-    report = with_tokenizer(msgspec.msgpack.encode({"engine": "e", "new": [1]}), msgspec.msgpack.encode(NO_TOKENIZER))
-    assert msgspec.msgpack.decode(report) == {"engine": "e", "new": [1], "tokenizer": msgspec.to_builtins(NO_TOKENIZER)}
+    reported = read_tokenizer(lambda: None, "1")
+    report = msgspec.msgpack.decode(with_tokenizer(msgspec.msgpack.encode({"engine": "e", "new": [1]}), reported))
+    assert (report["engine"], report["new"]) == ("e", [1])
+    assert report["tokenizer"] == msgspec.to_builtins(NO_TOKENIZER)
+    assert report["chats"]["version"] == "1"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
+from typing import Final
 
 from e2e.real_schedulers import versions
 from e2e.vllm import environment
-from tests.source_tree import ROOT
+
+ROOT: Final = Path(__file__).parents[1]
 
 
 def test_the_table_of_versions_is_generated() -> None:

@@ -7,7 +7,6 @@ no text model needs.
 
 from __future__ import annotations
 
-import fnmatch
 import shutil
 import subprocess
 import sys
@@ -74,7 +73,7 @@ def build_site(site: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for library in sorted((site / "vllm").rglob("*.so")):
         library.write_bytes(pruned(library.read_bytes(), ARCHITECTURE))
-    libraries = [str(path) for path in site.rglob("*.so*") if path.is_file() and "vllm" not in path.parts]
+    libraries = [str(path) for path in site.rglob("*.so*") if path.is_file() and not path.is_relative_to(site / "vllm")]
     _run("strip", "--strip-unneeded", *libraries)
     _describe_plait(site)
 
@@ -134,8 +133,7 @@ def _run(*command: str) -> None:
 
 
 def _matching(site: Path, pattern: str) -> Sequence[Path]:
-    found = sorted(site.rglob(pattern)) if "/" not in pattern and "*" in pattern else sorted(site.glob(pattern))
-    return [path for path in found if fnmatch.fnmatch(path.name, Path(pattern).name)]
+    return sorted(site.rglob(pattern) if pattern.startswith("*.") else site.glob(pattern))
 
 
 def _files(entry: Path) -> list[Path]:

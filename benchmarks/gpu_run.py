@@ -65,7 +65,7 @@ def main() -> int:
         Engine(name, urlsplit(url).port or 80, is_stock=name == "S")
         for name, url in zip("ABS", (*arguments.engines, arguments.stock), strict=True)
     )
-    fleet = Fleet(engines, stock, arguments.model.absolute(), logs)
+    fleet = Fleet(engines, stock, arguments.model.absolute(), logs, arguments.profile)
     began_s = time.monotonic()
     outcomes = asyncio.run(_run(_sections(arguments), fleet, out, arguments.seconds))
     summary = {one.section: {"took (s)": round(one.took_s, 1), "problem": one.problem} for one in outcomes}
@@ -113,6 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engines", nargs=2, required=True, metavar="URL", help="with Plait's adapter")
     parser.add_argument("--stock", required=True, metavar="URL", help="without it, and otherwise the same")
     parser.add_argument("--model", type=Path, default=Path(".gpu/model"), help="a folder (default: %(default)s)")
+    parser.add_argument("--profile", help="the gateways' cost profile (default: the configuration's)")
     parser.add_argument("--seconds", type=float, default=380.0, help="for all sections (default: %(default)s)")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="default: all")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the figures")

@@ -47,7 +47,7 @@ async def measure(plan: Plan, fleet: Fleet, seconds: float, figures: Figures) ->
     documents = [fresh(rng, plan.document_tokens) for _ in range(plan.documents)]
     found = _Found(fleet)
     figures["plan"] = {"documents": plan.documents, "document tokens": plan.document_tokens}
-    async with gateways(fleet.folder, Settings(fleet.engines)) as [url], caller(url) as calls:
+    async with gateways(fleet.folder, Settings(fleet.engines, profile=fleet.profile)) as [url], caller(url) as calls:
         figures["gateway"] = "ready, no engine degraded"
         watching = [asyncio.create_task(_count_evictions(engine, found)) for engine in fleet.engines]
         try:

@@ -27,7 +27,7 @@ READY_S: Final = 150.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What a gateway is started with. `policy` places instead of the default one.
+    """What a gateway is started with. `policy` places instead of the default one, `profile` is a cost profile's name.
 
     Stock engines offer no tokenizer, so their gateway is told of one.
     """
@@ -35,14 +35,17 @@ class Settings:
     engines: Sequence[Engine]
     policy: str | None = None
     tokenizer: Path | None = None
+    profile: str | None = None
 
     def arguments(self, file: Path) -> list[str]:
         """The arguments of `plait serve`; those that need a file are written there."""
-        if self.policy is None and self.tokenizer is None:
+        model = {} if self.tokenizer is None else {"tokenizer": str(self.tokenizer)}
+        model |= {} if self.profile is None else {"profile": self.profile}
+        if self.policy is None and not model:
             return [engine.url for engine in self.engines]
         config: dict[str, Any] = {"engines": [{"name": engine.name, "url": engine.url} for engine in self.engines]}
         config |= {} if self.policy is None else {"placement": {"policy": self.policy}}
-        config |= {} if self.tokenizer is None else {"models": [{"name": MODEL, "tokenizer": str(self.tokenizer)}]}
+        config |= {"models": [{"name": MODEL, **model}]} if model else {}
         file.write_text(toml(config), encoding="utf-8")
         return ["--config", str(file)]
 

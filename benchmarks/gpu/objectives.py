@@ -58,7 +58,7 @@ async def measure(plan: Plan, fleet: Fleet, seconds: float, figures: Figures) ->
     engines = {STOCK: fleet.stock, OURS: fleet.engines[0]}
     unloaded, tpot_s = None, None
     runs = figures["runs"] = []
-    wanted = (Settings([engine], tokenizer=fleet.model) for engine in engines.values())
+    wanted = (Settings([engine], tokenizer=fleet.model, profile=fleet.profile) for engine in engines.values())
     async with gateways(fleet.folder, *wanted) as urls:
         arm_s = LOADED_SHARE * (ends_s - time.monotonic()) / len(ARMS) - LAST_S
         for number, system in enumerate(ARMS):

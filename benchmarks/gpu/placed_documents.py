@@ -41,7 +41,9 @@ async def measure(plan: Plan, fleet: Fleet, seconds: float, figures: Figures) ->
     ends_s = time.monotonic() + seconds
     policies = list(dict.fromkeys(ARMS))
     runs = figures["runs"] = []
-    async with gateways(fleet.folder, *(Settings(fleet.engines, policy) for policy in policies)) as urls:
+    async with gateways(
+        fleet.folder, *(Settings(fleet.engines, policy, profile=fleet.profile) for policy in policies)
+    ) as urls:
         arm_s = (ends_s - time.monotonic()) / len(ARMS) - LAST_S
         calls = _calls(plan, arm_s)
         figures["plan"] = {"documents": plan.documents, "document tokens": plan.document_tokens, "seconds": arm_s}

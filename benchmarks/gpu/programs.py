@@ -40,7 +40,7 @@ async def measure(plan: Plan, fleet: Fleet, _seconds: float, figures: Figures) -
         raise ValueError(ABSENT)
     program = metagpt(plan.output_share)
     runs = figures["runs"] = []
-    async with gateways(fleet.folder, Settings(fleet.engines)) as [url]:
+    async with gateways(fleet.folder, Settings(fleet.engines, profile=fleet.profile)) as [url]:
         for turn, arm in enumerate(ARMS):
             computed = fleet.emptied()
             makespans_s = await _run(arm, url, program, [f"team-{turn}-{number}" for number in range(plan.programs)])

@@ -18,12 +18,16 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Fleet:
-    """The engines of a run: those with the adapter and the stock one, their model's files, a folder for logs."""
+    """The engines of a run: those with the adapter and the stock one, their model's files, a folder for logs.
+
+    Gateways have this cost `profile`; None: the default one.
+    """
 
     engines: Sequence[Engine]
     stock: Engine
     model: Path
     folder: Path
+    profile: str | None = None
 
     def computed_prompt_tokens(self) -> float:
         """The prompt tokens that the engines with the adapter have computed so far, by vLLM's own count."""

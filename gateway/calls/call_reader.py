@@ -392,20 +392,12 @@ class CallReader:
             chat = msgspec.structs.replace(chat, model=model)
             prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
         call = Call(
-            incoming.request_id,
-            model,
-            prompt.tokens,
-            self.router.block_tokens,
-            prompt.block_hashes,
-            output_limit=1 if chat is None else chat.output_limit,
-            has_grammar=chat is not None and chat.has_grammar,
-            streamed=bool(request.stream),
-            slo=annotations.slo,
-            objective=annotations.objective,
-            priority=annotations.priority,
+            incoming.request_id, model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
+            slo=annotations.slo, objective=annotations.objective, priority=annotations.priority,
+            output_limit=1 if chat is None else chat.output_limit, streamed=bool(request.stream),
+            has_grammar=chat is not None and chat.has_grammar, arrived_s=incoming.arrived_s,
             session=annotations.session or known_session(incoming.headers, request),
-            arrived_s=incoming.arrived_s,
-        )
+        )  # fmt: skip
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
         annotated = annotations != Annotations(session=annotations.session)

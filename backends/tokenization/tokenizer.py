@@ -221,8 +221,7 @@ class ChatTokenizer(ABC):
     ) -> str | None:
         """A client's chat in SGLang's form; None if it is refused."""
         try:
-            prepared_tools = sglang_tools(tools)
-            prepared = sglang_messages(messages, self._template(None, prepared_tools))
+            _, prepared, prepared_tools = self._prepared(None, messages, tools, "sglang")
         except (CallerError, *TEMPLATE_ERRORS):
             return None
         return self.render_probe(prepared, prepared_tools, variables)
@@ -270,11 +269,8 @@ class ChatTokenizer(ABC):
             )
             if text is not None:
                 return text
-        prepare_messages, prepare_tools = _FORMS[form]
-        prepared_tools = None if tools is None else prepare_tools(tools)
         try:
-            template = self._template(chat_template, prepared_tools)
-            prepared = prepare_messages(messages, template)
+            template, prepared, prepared_tools = self._prepared(chat_template, messages, tools, form)
             variables = template_options(template, template_kwargs) if template_kwargs else {}
             if is_usual and OF_TRANSFORMERS.isdisjoint(variables) and self._try_rendering(template):
                 variables |= {"tools": prepared_tools, "add_generation_prompt": add_generation_prompt}
@@ -291,6 +287,19 @@ class ChatTokenizer(ABC):
             # SGLang then tries the tools in another form.
             kind = UnsupportedError if form == "sglang" and tools else CallerError
             raise kind(f"The chat template refused the messages: {error}", param="messages") from error
+
+    def _prepared(
+        self,
+        chat_template: str | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        form: ChatForm,
+    ) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """The template, and the messages and tools that it gets in this form."""
+        prepare_messages, prepare_tools = _FORMS[form]
+        prepared_tools = None if tools is None else prepare_tools(tools)
+        template = self._template(chat_template, prepared_tools)
+        return template, prepare_messages(messages, template), prepared_tools
 
     def _rendered(
         self, template: str, prepared: list[dict[str, Any]], variables: dict[str, Any], plain: PlainChat | None

@@ -14,7 +14,6 @@ takes it out of the books, exactly once.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import random
@@ -24,7 +23,6 @@ import structlog
 from plait.backends.errors import (
     EngineError,
     EngineLostError,
-    EngineStatusError,
     EngineUnreachableError,
     NoEngineError,
     PlaitError,
@@ -37,9 +35,10 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_bodies import OpenAnswers
 from plait.gateway.calls.request_faults import RequestFaults
+from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.calls.silent_streams import SilentStreams
 from plait.gateway.calls.upstream import Exchange, Upstream
-from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
@@ -48,42 +47,10 @@ from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call, Placement
 
-BUSY = frozenset((429, 503))
-"""Statuses of an engine that has too many calls. The calls that it has taken may go on."""
-
 REPEAT_S = 0.5
 """About the first pause before an engine without another is asked again. It doubles."""
 
-MOST_SESSIONS = 10_000
-"""So many sessions are remembered."""
-
 log = structlog.get_logger(__name__)
-
-
-class SessionEngines:
-    """The engine of each named session's latest turn. The least recently used ones are forgotten beyond `most`."""
-
-    def __init__(self, most: int = MOST_SESSIONS) -> None:
-        self._most = most
-        self._engines: OrderedDict[tuple[str, str, str], str] = OrderedDict()
-
-    def engine_of(self, tenant: str, session: str, model: str) -> str | None:
-        """Where the session's latest turn ran; None for one that is not known."""
-        return self._engines.get((tenant, session, model))
-
-    def preferred(self, delivery: Delivery) -> str | None:
-        """The engine that has what a call continues, if its prompt does not tell."""
-        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
-            return self.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
-        return delivery.continues_on
-
-    def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
-        """A turn of the session runs on this engine."""
-        key = tenant, session, model
-        self._engines[key] = engine_id
-        self._engines.move_to_end(key)
-        if len(self._engines) > self._most:
-            self._engines.popitem(last=False)
 
 
 class Relay:
@@ -108,10 +75,8 @@ class Relay:
     ) -> None:
         self.open_answers = open_answers
         self.watch: CallWatch | None = None
-        self._faults = RequestFaults(router, recovery.on_change)
-        self._upstream = Upstream(
-            router, metrics.gaps, open_answers, self._faults, forward_client_key=forward_client_key
-        )
+        self._faults = faults = RequestFaults(router, recovery.on_change)
+        self._upstream = Upstream(router, metrics.gaps, open_answers, faults, forward_client_key=forward_client_key)
         self._router = router
         self._links = links
         self._recovery = recovery
@@ -226,9 +191,8 @@ class Relay:
         """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
         placement = self._selected(delivery)
         if placement.engine_id in delivery.failed_engines:
-            delivery.timer = asyncio.get_running_loop().call_later(
-                _pause_s(delivery), self._step, delivery, self._book_again
-            )
+            later = asyncio.get_running_loop().call_later
+            delivery.timer = later(_pause_s(delivery), self._step, delivery, self._book_again)
         else:
             self._book(delivery, placement)
 
@@ -348,12 +312,10 @@ class Relay:
             refused = outcome == "refused"
             delivered = delivery.response_started and not refused
             self._router.release(booking, now_s, delivered=delivered, refused=refused)
-        elif isinstance(error, EngineLostError) or self._faults.doubted(
-            delivery, booking, _failure(error), _said(error), now_s
-        ):
+        elif isinstance(error, EngineLostError):
             self._router.fail(booking, None, now_s)
         else:
-            change = self._router.fail(booking, _failure(error), now_s)
+            change = self._faults.failed(delivery, booking, error, now_s)
             if isinstance(error, EngineUnreachableError) and error.cause == "unreachable":
                 change = self._router.health.unreachable(delivery.engine_id, said=error.message) or change
         self._metrics.left_engine(delivery, booking, None if error is None else error.cause, now_s)
@@ -492,12 +454,3 @@ def _pause_s(delivery: Delivery) -> float:
     if cause not in {"closed", "garbled", "broken", "status_500", "status_502"}:
         raise NoEngineError(f"No other engine takes calls for '{delivery.call.model}'.")
     return 0.0 if cause == "closed" and failed == 1 else REPEAT_S * 2 ** (failed - 1) * (0.75 + random() / 2)  # noqa: S311
-
-
-def _said(error: EngineError) -> tuple[int, str] | None:
-    return (error.status, error.said) if isinstance(error, EngineStatusError) else None
-
-
-def _failure(error: EngineError) -> Failure:
-    is_busy = isinstance(error, EngineStatusError) and error.status in BUSY
-    return Failure(error.cause, not is_busy, error.retry_after_s, error.message)

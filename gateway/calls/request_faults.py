@@ -1,6 +1,6 @@
 """Whose fault an engine's 5xx is: the engine's, or that of the request, which every engine fails alike.
 
-While other calls succeed, a 5xx of an engine is only a doubt (`doubted`), until another engine has had the call:
+While other calls succeed, a 5xx of an engine is only a doubt (`failed`), until another engine has had the call:
 
 - another one answers, or fails in another way, or none is asked: the first has failed (`convict`);
 - another one says the same: the request is at fault (`is_own`). Neither engine has failed, the client gets the answer
@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from plait.backends.errors import EngineError, EngineStatusError
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import Booking, Doubt, Failure
 from plait.gateway.fleet.health import HealthChange, HealthState
@@ -28,7 +29,8 @@ from plait.gateway.fleet.router import Router
 NOT_SUPPORTED: Final = 501
 """The status of an engine that cannot do what is asked: no other engine of the model can."""
 
-OVERLOADED: Final = 503
+BUSY: Final = frozenset((429, 503))
+"""Statuses of an engine that has too many calls. The calls that it has taken may go on."""
 
 REMEMBERED_S: Final = 300.0
 MOST_REMEMBERED: Final = 4_096
@@ -48,17 +50,21 @@ class RequestFaults:
         self._on_change = on_change
         self._remembered: OrderedDict[bytes, float] = OrderedDict()
 
-    def doubted(
-        self, delivery: Delivery, booking: Booking, failure: Failure, said: tuple[int, str] | None, now_s: float
-    ) -> bool:
-        """Whether nothing is made of a failure yet. `said` are an engine's status and message, if it answered."""
-        engine = self._router.engines[booking.placement.engine_id]
-        is_possible = said is not None and _may_be_own(said[0]) and engine.health.state is HealthState.UP
-        if said is None or not is_possible or not self._router.health.serves(booking.call.model, now_s):
-            return False
-        delivery.doubts += (Doubt(booking, failure, _same(said)),)
-        self._router.health.doubt(engine)
-        return True
+    def failed(self, delivery: Delivery, booking: Booking, error: EngineError, now_s: float) -> HealthChange | None:
+        """An engine has failed a call: it is judged, or doubted. Returns the change of its health, if any."""
+        router, failure = self._router, _failure(error)
+        engine = router.engines[booking.placement.engine_id]
+        if (
+            not isinstance(error, EngineStatusError)
+            or not _may_be_own(error.status)
+            or engine.health.state is not HealthState.UP
+            or not router.health.serves(booking.call.model, now_s)
+        ):
+            return router.fail(booking, failure, now_s)
+        router.fail(booking, None, now_s)
+        delivery.doubts += (Doubt(booking, failure, _same((error.status, error.said))),)
+        router.health.doubt(engine)
+        return None
 
     def is_own(self, delivery: Delivery, said: tuple[int, str], now_s: float) -> bool:
         """Whether an engine's answer, its status and message, is the request's own fault."""
@@ -109,8 +115,13 @@ class RequestFaults:
         return bool(self._remembered) and self._remembered.get(_hash(delivery), 0.0) > now_s
 
 
+def _failure(error: EngineError) -> Failure:
+    is_busy = isinstance(error, EngineStatusError) and error.status in BUSY
+    return Failure(error.cause, not is_busy, error.retry_after_s, error.message)
+
+
 def _may_be_own(status: int) -> bool:
-    return 500 <= status != OVERLOADED
+    return status >= 500 and status not in BUSY
 
 
 def _same(said: tuple[int, str]) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import pytest
 from plait.backends.protocol.openai import ChatRequest
 from plait.gateway.asgi import AsgiSink, Headers
 from plait.gateway.calls.annotations import known_session
-from plait.gateway.calls.relay import SessionEngines
+from plait.gateway.calls.session_engines import SessionEngines
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import DONE, FINISH, Client, Exchange, FakeHttp, gateway
 

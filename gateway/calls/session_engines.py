@@ -1,0 +1,36 @@
+"""Where the turns of sessions run, for calls whose prompt does not tell."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from plait.gateway.calls.delivery import Delivery
+
+MOST_SESSIONS = 10_000
+"""So many sessions are remembered."""
+
+
+class SessionEngines:
+    """The engine of each named session's latest turn. The least recently used ones are forgotten beyond `most`."""
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._engines: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+
+    def engine_of(self, tenant: str, session: str, model: str) -> str | None:
+        """Where the session's latest turn ran; None for one that is not known."""
+        return self._engines.get((tenant, session, model))
+
+    def preferred(self, delivery: Delivery) -> str | None:
+        """The engine that has what a call continues, if its prompt does not tell."""
+        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
+            return self.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
+        return delivery.continues_on
+
+    def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
+        """A turn of the session runs on this engine."""
+        key = tenant, session, model
+        self._engines[key] = engine_id
+        self._engines.move_to_end(key)
+        if len(self._engines) > self._most:
+            self._engines.popitem(last=False)

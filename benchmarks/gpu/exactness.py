@@ -123,7 +123,7 @@ def _at_rest(engine: Engine, gateway_url: str) -> Figures:
     state = engine.cache_state()
     stored = sum(len(run.hashes) for run in state.stored) * state.granularity_tokens
     text = httpx.get(f"{gateway_url}/metrics", trust_env=False, timeout=10.0).text
-    sample = f'plait_engine_resident_tokens{{engine="{engine.url.removeprefix("http://")}"}} '
+    sample = f'plait_engine_resident_tokens{{engine="{engine.name}"}} '
     known = [float(line.removeprefix(sample)) for line in text.splitlines() if line.startswith(sample)]
     return {
         "blocks": state.kv.total_blocks,

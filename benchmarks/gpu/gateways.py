@@ -38,11 +38,9 @@ class Settings:
     profile: str | None = None
 
     def arguments(self, file: Path) -> list[str]:
-        """The arguments of `plait serve`; those that need a file are written there."""
+        """The arguments of `plait serve`. The configuration is written to the file."""
         model = {} if self.tokenizer is None else {"tokenizer": str(self.tokenizer)}
         model |= {} if self.profile is None else {"profile": self.profile}
-        if self.policy is None and not model:
-            return [engine.url for engine in self.engines]
         config: dict[str, Any] = {"engines": [{"name": engine.name, "url": engine.url} for engine in self.engines]}
         config |= {} if self.policy is None else {"placement": {"policy": self.policy}}
         config |= {"models": [{"name": MODEL, **model}]} if model else {}

@@ -39,6 +39,8 @@ def has_half(document: bytes | bytearray) -> bool:
 
 def with_whole_pairs(document: bytes | bytearray) -> bytes | bytearray:
     """The document with U+FFFD for each half. It keeps its length; one without a half is returned itself."""
+    if document.find(b"\\") < 0 and document.isascii():  # as nearly all are
+        return document
     if not has_half(document) or _HIDDEN in document:
         return document
     return _mended(document.replace(_ESCAPED, _HIDDEN)).replace(_HIDDEN, _ESCAPED)

@@ -85,6 +85,10 @@ class Renderers(NamedTuple):
     drops_tools: bool | None = False
 
 
+AS_VLLM: Final = Renderers()
+"""So are chats rendered of which it is not known better."""
+
+
 class RenderedFields(NamedTuple):
     """What the chat template gets beside the messages, which it gets in this `form`.
 
@@ -100,7 +104,7 @@ class RenderedFields(NamedTuple):
 
 
 PLAIN: Final = RenderedFields(None, None, is_exact=True, is_plain=True)
-"""Of a prompt that is no chat."""
+"""Of a prompt that is no chat, and of a chat with inert fields alone that is rendered as vLLM does."""
 
 
 def rendered_fields(

@@ -263,8 +263,11 @@ class ForwardingApi:
 
 def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
     """The request, and what came in, with a body that engines can read."""
-    request, body = mended(parse_request, incoming.body, kind)
-    return incoming if body is incoming.body else msgspec.structs.replace(incoming, body=body), request
+    try:
+        return incoming, parse_request(incoming.body, kind)
+    except CallerError:
+        request, body = mended(parse_request, incoming.body, kind)
+        return msgspec.structs.replace(incoming, body=body), request
 
 
 def _forwarded(incoming: Incoming) -> Forwarded:

@@ -18,7 +18,14 @@ from plait.backends.errors import CallerError, ContextLengthError, UnsupportedEr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
-from plait.backends.tokenization.rendered_fields import PLAIN, ChatForm, RenderedFields, Renderers, rendered_fields
+from plait.backends.tokenization.rendered_fields import (
+    AS_VLLM,
+    INERT,
+    PLAIN,
+    ChatForm,
+    RenderedFields,
+    rendered_fields,
+)
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.answers.completions import UNKNOWN, UsageBounds
@@ -308,7 +315,9 @@ class CallReader:
         context_tokens = models.contexts.get(model)
         read, rendered = request, PLAIN
         if isinstance(request, ChatRequest):
-            read, rendered = self._as_rendered(request, FIELDS.decode(incoming.body))
+            given = FIELDS.decode(incoming.body)
+            if not given.keys() <= INERT or models.renderers.get(model, AS_VLLM) != AS_VLLM:
+                read, rendered = self._as_rendered(request, given)
         prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
         if isinstance(prompt, TokenizedPrompt):
             return self._delivery(
@@ -427,7 +436,7 @@ class CallReader:
         self, request: ChatRequest, given: Mapping[str, msgspec.Raw] | None
     ) -> tuple[ChatRequest, RenderedFields]:
         """A chat with the tools and variables that engines give to the template, and what is known of its prompt."""
-        rendered = rendered_fields(request, given, self.router.models.renderers.get(request.model, Renderers()))
+        rendered = rendered_fields(request, given, self.router.models.renderers.get(request.model, AS_VLLM))
         tools, variables = rendered.tools, rendered.template_kwargs
         if tools is not request.tools or variables is not request.chat_template_kwargs:
             request = msgspec.structs.replace(request, tools=tools, chat_template_kwargs=variables)

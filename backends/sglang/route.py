@@ -154,7 +154,7 @@ def _has_changes(report: bytes, cursor: int) -> bool:
 def add_routes(problem: str | None, news: NewsReceiver, find: Callable[[], EngineTokenizer | None]) -> None:
     """Add the routes to SGLang's API server. `find` returns its tokenizer, which is read now."""
     router, scheduler = load("sglang.srt.entrypoints.http_server.app").router, SchedulerAccess(problem)
-    tokenizer = read_tokenizer(find, str(load("sglang.__version__")))
+    tokenizer = read_tokenizer(find, str(load("sglang.__version__") or ""))
     router.add_route(CACHE_STATE, CacheStateRoute(scheduler, news, tokenizer), methods=None)
     router.add_route(CALL_OBJECTIVES, CallObjectivesRoute(scheduler), methods=None)
     router.add_route(TOKENIZER, TokenizerRoute(find, tokenizer), methods=None)

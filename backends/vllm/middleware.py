@@ -43,7 +43,7 @@ class CacheStateMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request. Before the first, when the server starts, the tokenizer is read."""
         if self._tokenizer is None:
-            version = str(load("vllm.__version__"))
+            version = str(load("vllm.__version__") or "")
             self._tokenizer = read_tokenizer(lambda: served_tokenizer(scope["app"].state), version)
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
         if path == CACHE_STATE:

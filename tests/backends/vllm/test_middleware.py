@@ -83,7 +83,7 @@ async def test_the_report_comes_as_asked_for(accept: str, media: str, decode: Ca
     async with client_of(core) as client:
         response = await client.get("/cache_state?since=3&epoch=e&gateway=g", headers={"accept": accept})
     assert (response.status_code, response.headers["content-type"]) == (200, media)
-    assert decode(response.content, type=CacheState) == STATE
+    assert msgspec.structs.replace(decode(response.content, type=CacheState), chats=None) == STATE
     assert core.asked == [(3, "e", "g", False)]
 
 

@@ -50,19 +50,20 @@ async def test_a_failure_is_part_of_the_outcome() -> None:
     assert (outcome.figures, outcome.problem) == ({"share": 0.25}, "ValueError: status 500")
 
 
-def test_a_gateway_with_defaults_is_given_addresses_only(tmp_path: Path) -> None:
+def test_a_gateway_with_defaults_is_told_of_its_engines_only(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
-    assert Settings(FLEET.engines).arguments(file) == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
-    assert not file.exists()
+    assert Settings(FLEET.engines).arguments(file) == ["--config", str(file)]
+    assert tomllib.loads(file.read_text()).keys() == {"engines"}
 
 
-def test_a_gateway_with_a_policy_and_a_tokenizer_is_given_a_file(tmp_path: Path) -> None:
+def test_a_gateway_has_the_policy_the_tokenizer_and_the_profile_that_it_is_given(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
-    assert Settings([FLEET.stock], "round_robin", Path("/model")).arguments(file) == ["--config", str(file)]
+    settings = Settings([FLEET.stock], "round_robin", Path("/model"), "h200-llama-8b")
+    assert settings.arguments(file) == ["--config", str(file)]
     assert tomllib.loads(file.read_text()) == {
         "engines": [{"name": "S", "url": "http://127.0.0.1:3"}],
         "placement": {"policy": "round_robin"},
-        "models": [{"name": "shape", "tokenizer": "/model"}],
+        "models": [{"name": "shape", "tokenizer": "/model", "profile": "h200-llama-8b"}],
     }
 
 

@@ -95,10 +95,7 @@ CASES = [
     Case("invalid UTF-8 in a forwarded key", [posted(b'{"model": "demo", "input": "x", "\xff": 1}', b"/v1/embeddings")],
          400, "invalid_json"),
     Case("invalid UTF-8 in a program", [posted(b'{"calls": [{"\xff": 1}]}', b"/v1/programs")], 400, "invalid_json"),
-    Case("a surrogate in bytes", [with_content(b'"\xed\xa0\x80"')], 400, "invalid_json"),
-    Case("half a pair", [with_content(rb'"\ud800"')], 400, "invalid_json"),
-    Case("the other half", [with_content(rb'"\udc00x"')], 400, "invalid_json"),
-    Case("half a pair in a name", [posted(rb'{"model": "\ud800x"}')], 400, "invalid_json"),
+    Case("half a pair in a name", [posted(rb'{"model": "\ud800x"}')], 400, None, "messages"),
     Case("half a pair in arguments", [posted(chat(tool_calls=None).replace(b'"role": "user"', json.dumps({
         "role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": r'{"a": "\ud800"}'}}],
     }).encode()[1:-1]))], 400, None, "prompt"),

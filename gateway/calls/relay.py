@@ -340,7 +340,7 @@ class Relay:
             delivery.problem = error
             return False
         engine = self._router.engines[delivery.engine_id]
-        went_out = engine.draining or engine.health.state not in TAKES_CALLS
+        went_out = engine.draining or engine.is_doubted or engine.health.state not in TAKES_CALLS
         is_free = delivery.charged or went_out or booking.sent_s < engine.health.ejected_s
         why = "attempts" if len(delivery.failures) >= self._max_attempts else None
         if why is None and not is_free:

@@ -10,8 +10,8 @@ from plait.backends.adapter.required_names import load
 from plait.backends.protocol.tokenizer_fingerprint import Messages
 
 _CHATS: Final = "sglang.srt.entrypoints.openai"
-_OWN_FIELDS: Final = frozenset({"muse", "hunyuan"})
-"""Parsers of models for which SGLang changes tools or `reasoning_effort` before the template gets them."""
+_OWN_TOOLS: Final = frozenset({"muse"})
+"""Parsers of models for which SGLang changes tools before the template gets them."""
 
 
 def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTokenizer | None:
@@ -35,7 +35,8 @@ def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTok
     def prepare(messages: Messages, tools: Messages | None) -> tuple[Messages, Messages | None]:
         return _prepared(messages, tools, template_manager.jinja_template_content_format)
 
-    is_usual = own is None and _is_usual(tokenizer_manager, template_manager)
+    # A default effort comes before that of a call, as no other default does.
+    is_usual = own is None and "reasoning_effort" not in defaults and _is_usual(tokenizer_manager, template_manager)
     return EngineTokenizer(
         str(serving.tokenizer_path),
         tokenizer,
@@ -52,6 +53,8 @@ def _own_renderer(tokenizer_manager: Any, template_manager: Any) -> str | None:
     if getattr(template_manager, "python_chat_template", None) is not None:
         return "template in Python"
     find = load(f"{_CHATS}.chat_encoding.resolve_chat_encoding_spec")
+    if _parser(tokenizer_manager, "reasoning_parser") == "hunyuan":
+        return "effort of Hunyuan"  # which it gives to chats without one
     encoding = find and find(
         hf_config=tokenizer_manager.model_config.hf_config,
         tokenizer=tokenizer_manager.tokenizer,
@@ -67,8 +70,7 @@ def _is_usual(tokenizer_manager: Any, template_manager: Any) -> bool:
         not getattr(template_manager, "jinja_template_may_reorder_tool_results", False)
         and getattr(reasoning, "effort_kwarg", None) is None
         and getattr(tokenizer_manager.model_config.hf_config, "model_type", None) != "minimax_m3_vl"
-        and _parser(tokenizer_manager, "tool_call_parser") not in _OWN_FIELDS
-        and _parser(tokenizer_manager, "reasoning_parser") not in _OWN_FIELDS
+        and _parser(tokenizer_manager, "tool_call_parser") not in _OWN_TOOLS
     )
 
 

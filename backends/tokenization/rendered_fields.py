@@ -7,6 +7,7 @@ A field that is missing here is another, so that a new one of an engine is never
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -66,6 +67,11 @@ _KNOWN: Final = {form: INERT | RENDERED[form] | _INERT_TOO[form] for form in REN
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
 """Of SGLang. What else it takes becomes a number first."""
 
+_TYPES: Final = re.compile(rb'"type":(?:"([^"]*)"|\[([^\]]*)\])')
+_SCHEMA_TYPES: Final = frozenset(
+    {b"object", b"string", b"number", b"integer", b"boolean", b"array", b"null", b"function", b""}
+)  # fmt: skip
+
 _PLAIN_ROLES: Final = frozenset({"system", "user", "assistant"})
 _YES: Final = frozenset({"1", "true", "yes", "y", "on"})
 _NULL: Final = b"null"
@@ -103,7 +109,7 @@ class RenderedFields(NamedTuple):
     form: ChatForm = "vllm"
 
 
-PLAIN: Final = RenderedFields(None, None, is_exact=True, is_plain=True)
+UNCHANGED: Final = RenderedFields(None, None, is_exact=True, is_plain=False)
 """Of a prompt that is no chat, and of a chat with inert fields alone that is rendered as vLLM does."""
 
 
@@ -122,9 +128,10 @@ def rendered_fields(
     )
     render = _as_sglang if renderers.form == "sglang" else _as_vllm
     tools, variables, is_exact = render(request, renderers)
-    is_plain = is_known and not (tools or variables or request.continue_final_message)
+    is_plain = False  # nobody asks where SGLang is not known to serve
     if renderers.form == "sglang" or renderers.is_mixed:
-        is_plain = is_plain and request.add_generation_prompt and are_plain(request.messages)
+        is_changed = tools or variables or request.continue_final_message or not request.add_generation_prompt
+        is_plain = is_known and not is_changed and are_plain(request.messages)
         is_exact = is_plain or (is_exact and renderers.prepares and not renderers.is_mixed)
     return RenderedFields(tools, variables, is_known and is_exact, is_plain, renderers.form)
 
@@ -161,19 +168,36 @@ def _as_sglang(request: ChatRequest, _renderers: Renderers) -> _Rendered:
     efforts = (reasoning.get("effort"), reasoning.get("reasoning_effort"), request.reasoning_effort)
     effort = next((one for one in efforts if one is not None), None)
     thinks = effort != "none" if effort is not None else _is_enabled(reasoning) or None
-    variables = request.chat_template_kwargs
+    variables = _without_null_effort(request.chat_template_kwargs)
     if thinks is not None:
         variables = {"thinking": thinks, "enable_thinking": thinks, **(variables or {})}
     if effort is not None:
         variables = {"reasoning_effort": effort, **(variables or {})}
     is_known = (
-        (effort is None or (isinstance(effort, str) and effort in _EFFORTS))
+        _are_usual(request.tools)
+        and (effort is None or (isinstance(effort, str) and effort in _EFFORTS))
         and not request.continue_final_message
         and request.messages[-1:] != []
         and request.messages[-1].get("role") != "assistant"
         and not any(message.get("tools") for message in request.messages)
     )
     return _chosen_tools(request), variables, is_known
+
+
+def _without_null_effort(variables: dict[str, Any] | None) -> dict[str, Any] | None:
+    if variables is None or variables.get("reasoning_effort", "") is not None:
+        return variables
+    return {name: value for name, value in variables.items() if name != "reasoning_effort"}
+
+
+def _are_usual(tools: list[dict[str, Any]] | None) -> bool:
+    """Whether the schemas of tools have the types of JSON Schema alone. SGLang replaces others by their names there."""
+    if not tools:
+        return True
+    for one, several in _TYPES.findall(msgspec.json.encode(tools)):
+        if not {one, *several.replace(b'"', b"").split(b",")} <= _SCHEMA_TYPES:
+            return False
+    return True
 
 
 def _is_enabled(reasoning: Mapping[str, Any]) -> bool:

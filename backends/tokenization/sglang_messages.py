@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from math import isfinite
+from typing import Any, Final, NoReturn
 
 from plait.backends.errors import UnsupportedError
 from plait.backends.tokenization.chat_template import loops_over_content
@@ -84,12 +85,30 @@ def _tool_call(call: object, role: str, where: str) -> dict[str, Any]:
 
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_refused)
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise UnsupportedError(f"{where} has a call whose arguments are no JSON object.", param=where)
     return arguments
+
+
+def _integer(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"SGLang's parser makes another number of {text}")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"SGLang's parser refuses {text}")
+    return value
+
+
+def _refused(text: str) -> NoReturn:
+    raise ValueError(f"SGLang's parser refuses {text}")
 
 
 _OF_FUNCTION: Final = ("description", "name", "parameters")
@@ -101,6 +120,9 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UnsupportedError(f"{where} must be a function with a name.", param=where)
     deferred = tool.get("defer_loading")
+    switches = (deferred, *(function.get(key) for key in _IF_GIVEN))
+    if not all(switch is None or isinstance(switch, bool) for switch in switches):
+        raise UnsupportedError(f"{where} has a switch that is no boolean.", param=where)
     known: dict[str, Any] = {key: function.get(key) for key in _OF_FUNCTION}
     known |= {key: function[key] for key in _IF_GIVEN if function.get(key) is not None}
     if deferred is not None:

@@ -21,7 +21,7 @@ from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.rendered_fields import (
     AS_VLLM,
     INERT,
-    PLAIN,
+    UNCHANGED,
     ChatForm,
     RenderedFields,
     rendered_fields,
@@ -313,7 +313,7 @@ class CallReader:
             request = msgspec.structs.replace(request, model=model)
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
-        read, rendered = request, PLAIN
+        read, rendered = request, UNCHANGED
         if isinstance(request, ChatRequest):
             given = FIELDS.decode(incoming.body)
             if not given.keys() <= INERT or models.renderers.get(model, AS_VLLM) != AS_VLLM:
@@ -373,8 +373,8 @@ class CallReader:
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
         body = OutgoingBody(
-            incoming.body, request, ids, salt, renames, self.router.gateway_id, is_plain=rendered.is_plain
-        )
+            incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form
+        )  # fmt: skip
         return Delivery(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,

@@ -13,7 +13,8 @@ from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
 from plait.gateway.asgi import Headers, Nowhere, OnEnd, Sink
 from plait.gateway.calls.outgoing import EngineBody
-from plait.gateway.fleet.booking import Booking, CallUsage, Doubt
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.engine import Doubt
 from plait.gateway.membership.engine_link import EngineLink
 from plait.policy.types import Call
 

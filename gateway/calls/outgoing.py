@@ -15,6 +15,7 @@ import msgspec
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
+from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
@@ -112,9 +113,9 @@ class ForwardedBody(msgspec.Struct, frozen=True):
 class OutgoingBody(msgspec.Struct, frozen=True):
     """A request's body, and the changes to it that do not depend on the engine.
 
-    `prompt_ids` are the prompts' token ids if an engine may compute those. Without `is_plain`, those of a chat depend
-    on how an engine prepares messages and tools. `cache_salt` separates the tenants' caches. With `renames`, the engine
-    gets the request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id.
+    `prompt_ids` are the prompts' token ids if an engine may compute those. Those of a chat are in this `form`; if it
+    `is_plain`, in that of any engine. `cache_salt` separates the tenants' caches. With `renames`, the engine gets the
+    request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id.
     """
 
     original: bytes
@@ -124,6 +125,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     renames: bool = False
     gateway: str | None = None
     is_plain: bool = True
+    form: ChatForm = "sglang"
 
     @property
     def withholds_usage(self) -> bool:
@@ -184,13 +186,15 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             if not agreement.prompts:
                 return {}
             name = "prompt"
-        elif (
-            kind == "sglang" and agreement.chats and (self.is_plain or agreement.prepares) and "input_ids" not in fields
-        ):
+        elif kind == "sglang" and agreement.chats and self._is_in_form(agreement) and "input_ids" not in fields:
             name = "input_ids"
         else:
             return {}
         return {name: msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))}  # ids may be an array
+
+    def _is_in_form(self, agreement: Agreement) -> bool:
+        """Whether an engine of SGLang's gives the chat to its template as the gateway has."""
+        return self.is_plain or (self.form == "sglang" and agreement.prepares)
 
 
 def engine_annotations(

@@ -285,8 +285,8 @@ class Relay:
         if delivery.handle is not None:
             self._objectives.end(delivery)
         now_s, waiting, usage = loop_time_s(), delivery.waiting, delivery.usage
-        if delivery.doubts:  # no other engine was asked
-            self._faults.convict(delivery, now_s)
+        if delivery.doubts:  # no other engine has answered
+            self._faults.unresolved(delivery, now_s)
         if waiting is not None and waiting.is_sent:
             used_tokens = None if usage is None else usage.prompt_tokens + usage.output_tokens
             self._gate.admission.left(waiting, used_tokens, now_s)

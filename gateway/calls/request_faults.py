@@ -22,7 +22,8 @@ import structlog
 
 from plait.backends.errors import EngineError, EngineStatusError
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.fleet.booking import Booking, Doubt, Failure
+from plait.gateway.fleet.booking import Booking, Failure
+from plait.gateway.fleet.engine import Doubt
 from plait.gateway.fleet.health import HealthChange, HealthState
 from plait.gateway.fleet.router import Router
 
@@ -62,16 +63,17 @@ class RequestFaults:
         ):
             return router.fail(booking, failure, now_s)
         router.fail(booking, None, now_s)
-        delivery.doubts += (Doubt(booking, failure, _same((error.status, error.said))),)
+        delivery.doubts += (Doubt(engine, booking, failure, _same((error.status, error.said))),)
         router.health.doubt(engine)
         return None
 
     def is_own(self, delivery: Delivery, said: tuple[int, str], now_s: float) -> bool:
         """Whether an engine's answer, its status and message, is the request's own fault."""
-        if not _may_be_own(said[0]):
+        engine = self._router.engines[delivery.engine_id]
+        if not _may_be_own(said[0]) or engine.health.state is not HealthState.UP:
             return False
-        alike = [doubt for doubt in delivery.doubts if doubt.said == _same(said)]
-        others = {doubt.engine_id for doubt in alike} - {delivery.engine_id}
+        alike = [doubt.engine for doubt in delivery.doubts if doubt.said == _same(said)]
+        others = {one.view.engine_id for one in alike if one.health.state is HealthState.UP} - {delivery.engine_id}
         if others:
             self._remember(delivery, now_s)
             log.info(
@@ -81,27 +83,32 @@ class RequestFaults:
                 engines=sorted({*others, delivery.engine_id}),
                 said=said[1][:200],
             )
-            self._forget_doubts(delivery)
+            self.forget(delivery)
             return True
-        return self._knows(delivery, now_s)
+        return self._knows(delivery, now_s) and self._router.health.serves(delivery.call.model, now_s)
 
     def convict(self, delivery: Delivery, now_s: float) -> None:
         """The engines that have failed the call were at fault."""
         doubts, router = delivery.doubts, self._router
-        self._forget_doubts(delivery)
+        self.forget(delivery)
         for doubt in doubts:
-            engine = router.engines.get(doubt.engine_id)
-            if engine is None:
-                continue
-            change = router.health.failed(engine, doubt.booking, doubt.failure, now_s)
+            if router.engines.get(doubt.engine.view.engine_id) is not doubt.engine:
+                continue  # it has left the fleet
+            change = router.health.failed(doubt.engine, doubt.booking, doubt.failure, now_s)
             if change is not None:
                 self._on_change(change)
 
-    def _forget_doubts(self, delivery: Delivery) -> None:
+    def unresolved(self, delivery: Delivery, now_s: float) -> None:
+        """The call has ended without another engine's answer."""
+        if delivery.outcome == "client_gone":
+            self.forget(delivery)
+        else:
+            self.convict(delivery, now_s)
+
+    def forget(self, delivery: Delivery) -> None:
+        """Nothing is made of a call's failures: it is at fault, or its client did not wait for another engine."""
         for doubt in delivery.doubts:
-            engine = self._router.engines.get(doubt.engine_id)
-            if engine is not None:
-                self._router.health.no_doubt(engine)
+            self._router.health.no_doubt(doubt.engine)
         delivery.doubts = ()
 
     def _remember(self, delivery: Delivery, now_s: float) -> None:

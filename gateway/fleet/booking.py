@@ -174,19 +174,6 @@ class Failure:
     said: str = ""
 
 
-class Doubt(NamedTuple):
-    """An engine has failed a call that may be at fault itself. `said` is its answer: the status and the message."""
-
-    booking: Booking
-    failure: Failure
-    said: tuple[int, str]
-
-    @property
-    def engine_id(self) -> str:
-        """The engine."""
-        return self.booking.placement.engine_id
-
-
 class CallUsage(NamedTuple):
     """The engine's token counts of a call that ended. `cached_tokens` is None if the engine does not report them."""
 

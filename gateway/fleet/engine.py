@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Progress
+from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import EngineCounts, Health, HealthState, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
@@ -233,12 +233,12 @@ class FleetEngine:
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
         """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
+        self.served_s = now_s
         if usage is None:
             self.release(booking, now_s, delivered=True)
             self.health.succeeded(booking.sent_s, now_s)
             return
         booking.enter(BookingState.SETTLED)
-        self.served_s = now_s
         self.progress.came(booking, now_s, is_whole=True)
         self.health.succeeded(booking.sent_s, now_s)
         self.cache.ended(booking, usage, now_s)
@@ -314,6 +314,15 @@ def engine_status(engine: FleetEngine) -> dict[str, str | None]:
 def degradation(engine: FleetEngine) -> str | None:
     """What keeps the gateway from knowing the engine's cache, or from predicting it rightly; None if nothing does."""
     return "; ".join(map(str, filter(None, (engine.cache.problem, *engine.mismatches.values())))) or None
+
+
+class Doubt(NamedTuple):
+    """An engine has failed a call that may be at fault itself. `said` is its answer: the status and the message."""
+
+    engine: FleetEngine
+    booking: Booking
+    failure: Failure
+    said: tuple[int, str]
 
 
 def note(engine: FleetEngine, kind: str, problem: str | OtherCount | None) -> None:

@@ -28,7 +28,7 @@ def rendered(renderers: Renderers, **fields: Any) -> RenderedFields:
 def test_inert_fields_leave_the_prompt_alone(renderers: Renderers) -> None:
     found = rendered(renderers, temperature=0.5, stop=["x"], metadata={"a": 1}, user="u", parallel_tool_calls=False)
     assert (found.tools, found.template_kwargs) == (None, None)
-    assert (found.is_exact, found.is_plain) == (True, True)
+    assert (found.is_exact, found.is_plain) == (True, renderers != VLLM)
 
 
 @pytest.mark.parametrize("renderers", [VLLM, SGLANG, UNATTESTED, MIXED])
@@ -133,6 +133,22 @@ def test_only_an_attested_form_is_taken_for_more_than_roles_and_texts(fields: di
     assert not rendered(SGLANG, **fields).is_plain
     assert not rendered(UNATTESTED, **fields).is_exact
     assert not rendered(MIXED, **fields).is_exact
+
+
+@pytest.mark.parametrize("odd", ["int", "STRING", ["string", "float"]])
+def test_types_that_sglang_renames_make_the_prompt_unknown(odd: Any) -> None:
+    def tool(kind: Any) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"n": {"type": kind}}}
+        return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    assert rendered(SGLANG, tools=[tool("integer"), tool(["string", "null"])]).is_exact
+    assert not rendered(SGLANG, tools=[tool(odd)]).is_exact
+    assert rendered(VLLM, tools=[tool(odd)]).is_exact
+
+
+def test_a_null_effort_in_the_options_is_none_to_sglang() -> None:
+    found = rendered(SGLANG, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": None})
+    assert found.template_kwargs == {"thinking": True, "enable_thinking": True, "reasoning_effort": "low"}
 
 
 def test_the_tables_do_not_overlap() -> None:

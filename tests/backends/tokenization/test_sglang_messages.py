@@ -51,6 +51,10 @@ def test_arguments_of_calls_become_objects() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
         {"role": "assistant", "content": "", "tool_calls": ["f"]},
+        *(
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+            for arguments in ('{"x": 18446744073709551616}', '{"x": NaN}', '{"x": 1e400}')
+        ),
     ],
 )
 def test_what_sglang_would_refuse_is_left_to_it(message: Any) -> None:
@@ -69,5 +73,6 @@ def test_tools_keep_the_order_of_their_keys() -> None:
     ]
     assert list(sglang_tools(given)[0]["function"]) == ["parameters", "name", "strict", "description"]  # type: ignore[index]
     assert sglang_tools(None) is None
-    with pytest.raises(UnsupportedError, match="tools\\[0\\]"):
-        sglang_tools([{"function": {}}])
+    for refused in ({}, {"name": "f", "strict": 1}):
+        with pytest.raises(UnsupportedError, match="tools\\[0\\]"):
+            sglang_tools([{"function": refused}])

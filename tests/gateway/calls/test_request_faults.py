@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 
 import pytest
 
 from plait.backends.errors import EngineError
+from plait.gateway.asgi import ClientGoneError
 from plait.gateway.fleet.health import HealthState
 from tests.gateway.calls.scripted_engines import (
     BODY,
@@ -20,6 +22,7 @@ from tests.gateway.calls.scripted_engines import (
     FakeHttp,
     Gateway,
     gateway,
+    until_stuck,
 )
 
 OTHER = b'{"model": "m", "prompt": "y"}'
@@ -113,6 +116,30 @@ async def test_an_engine_that_has_failed_others_calls_is_judged_as_ever() -> Non
             await made.deliver(client, body=body)
             assert client.status == 200
         assert sum(asked(made)) > before + 2
+
+
+async def test_a_second_engine_that_has_failed_others_is_no_witness() -> None:
+    engines = [FakeHttp(well(), poisoned()), FakeHttp(well(), poisoned()), FakeHttp(well(), well())]
+    async with gateway(*engines) as made:
+        await serve(made)
+        made.router.engines["b"].health.failed("status_500", 0.0)
+        client = Client()
+        await made.deliver(client, body=OTHER)
+        assert client.status == 200
+
+
+async def test_a_client_that_goes_while_another_engine_is_asked_convicts_nobody() -> None:
+    async with gateway(FakeHttp(well(), poisoned()), FakeHttp(well(), None)) as made:
+        await serve(made, 2)
+        client = Client()
+        asking = asyncio.create_task(made.deliver(client, body=OTHER))
+        await until_stuck()
+        assert made.router.engines["a"].doubts == 1
+        client.gone.set()
+        with pytest.raises(ClientGoneError):
+            await asking
+        assert states(made) == [HealthState.UP] * 2
+        assert made.router.engines["a"].doubts == 0
 
 
 async def test_other_failures_are_no_doubts() -> None:

@@ -17,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
+from plait.backends.tokenization.rendered_fields import Renderers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
 from plait.gateway.calls.delivery import Delivery
@@ -79,6 +80,7 @@ class Gateway:
         self.router = Router()
         self.router.add_engine("e", COSTS)
         self.router.health.answered("e", dict.fromkeys(specifications))
+        self.router.models.renderers = dict.fromkeys(specifications, Renderers(is_mixed=True))  # of both kinds
         self.reader = CallReader(self.router, self.prompts)
 
     async def read(self, model: str) -> list[Sent]:

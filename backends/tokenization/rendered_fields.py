@@ -65,7 +65,7 @@ _INERT_TOO: Final[Mapping[ChatForm, frozenset[str]]] = {"vllm": frozenset(), "sg
 _KNOWN: Final = {form: INERT | RENDERED[form] | _INERT_TOO[form] for form in RENDERED}
 
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
-"""Of SGLang. What else it takes becomes a number first."""
+"""The words that SGLang takes. Its validators make a number of any other effort."""
 
 _TYPES: Final = re.compile(rb'"type":(?:"([^"]*)"|\[([^\]]*)\])')
 _SCHEMA_TYPES: Final = frozenset(
@@ -92,7 +92,7 @@ class Renderers(NamedTuple):
 
 
 AS_VLLM: Final = Renderers()
-"""So are chats rendered of which it is not known better."""
+"""The engines of a model of which none has reported yet."""
 
 
 class RenderedFields(NamedTuple):
@@ -110,7 +110,7 @@ class RenderedFields(NamedTuple):
 
 
 UNCHANGED: Final = RenderedFields(None, None, is_exact=True, is_plain=False)
-"""Of a prompt that is no chat, and of a chat with inert fields alone that is rendered as vLLM does."""
+"""A prompt that is no chat, or a chat in vLLM's form whose fields are all inert."""
 
 
 def rendered_fields(
@@ -149,7 +149,7 @@ _Rendered = tuple[list[dict[str, Any]] | None, dict[str, Any] | None, bool]
 
 
 def _as_vllm(request: ChatRequest, renderers: Renderers) -> _Rendered:
-    """As vLLM 0.25 to 0.33: what is given beside `chat_template_kwargs` comes before what is given in them."""
+    """Render as vLLM 0.25 to 0.33: a field beside `chat_template_kwargs` comes before the same option in them."""
     tools, variables, is_known = request.tools, request.chat_template_kwargs, True
     if tools and request.tool_choice == "none":
         is_known = renderers.drops_tools is not None
@@ -163,7 +163,7 @@ def _as_vllm(request: ChatRequest, renderers: Renderers) -> _Rendered:
 
 
 def _as_sglang(request: ChatRequest, _renderers: Renderers) -> _Rendered:
-    """As SGLang 0.5.13 to 0.5.23: `chat_template_kwargs` come before what is given beside them."""
+    """Render as SGLang 0.5.13 to 0.5.23: an option in `chat_template_kwargs` comes before the field beside them."""
     reasoning = request.reasoning if isinstance(request.reasoning, dict) else {}
     efforts = (reasoning.get("effort"), reasoning.get("reasoning_effort"), request.reasoning_effort)
     effort = next((one for one in efforts if one is not None), None)

@@ -4,7 +4,8 @@ While other calls succeed, a 5xx of an engine is only a doubt (`failed`), until 
 
 - another one answers, or fails in another way, or none is asked: the first has failed (`convict`);
 - another one says the same: the request is at fault (`is_own`). Neither engine has failed, the client gets the answer
-  as it is, and the same body is asked of one engine only for the next minutes.
+  as it is, and the same body is asked of one engine only for the next minutes;
+- the client goes first: nothing is made of the failure (`forget`).
 
 Where no call succeeds, engines are judged at once, because a sick fleet answers everybody alike. So is an engine that
 has failed a call lately which another one answered.
@@ -34,6 +35,8 @@ BUSY: Final = frozenset((429, 503))
 """Statuses of an engine that has too many calls. The calls that it has taken may go on."""
 
 REMEMBERED_S: Final = 300.0
+"""How long the body of a request at fault is known. An engine may be restarted or updated meanwhile."""
+
 MOST_REMEMBERED: Final = 4_096
 """Bodies, by their hashes: some 0.5 MB."""
 

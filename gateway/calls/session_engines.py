@@ -7,7 +7,7 @@ from collections import OrderedDict
 from plait.gateway.calls.delivery import Delivery
 
 MOST_SESSIONS = 10_000
-"""So many sessions are remembered."""
+"""The most sessions that are remembered."""
 
 
 class SessionEngines:

@@ -27,13 +27,16 @@ from plait.policy.costs.cost_model import CostModel
 
 OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))
 """The routes that adapters add to engines."""
+OF_OTHER_APIS = frozenset((*TRANSLATIONS, COUNT_TOKENS))
+"""The routes of Responses and Messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes but those of `/health`.
 
-    A `stock` engine has no routes of Plait's: it stands for one without an adapter.
+    A `stock` engine has no routes of Plait's: it stands for one without an adapter. One that is `chat_only` has neither
+    Responses nor Messages: it stands for engines that calls of those APIs are translated for.
     """
 
     engine: EngineSettings
@@ -42,6 +45,7 @@ class ServerSettings:
     time_scale: float = 1.0
     api_key: str | None = None
     stock: bool = False
+    chat_only: bool = False
 
 
 class EmbeddedServer:
@@ -61,6 +65,7 @@ class EmbeddedServer:
             for group in (CompletionRoutes, PoolingRoutes, TokenRoutes, EngineRoutes)
             for route in group(self._serving).routes
             if not (settings.stock and route.path in OF_ADAPTERS)
+            if not (settings.chat_only and route.path in OF_OTHER_APIS)
         ]
         self.app = Starlette(
             routes=[*self._routes, self._serving.route("/openapi.json", self._openapi, "GET")],

@@ -43,24 +43,25 @@ def matrix(pytestconfig: pytest.Config) -> Matrix:
 
 @pytest.fixture(scope="session")
 def fleets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fleet]]:
-    """Two gateways over the same engines: one forwards Responses and Messages, one translates them to chats."""
+    """Two gateways: one forwards Responses and Messages, one translates them to chats, all that its engines have."""
     with Launcher(tmp_path_factory.mktemp("clients-fleet")) as launch:
-        engines = {name: launch.engine(name, time_scale=TIME_SCALE) for name in ("demo-1", "demo-2")}
         limited = {"name": "limited", "api_keys": [LIMITED_KEY], "calls_per_s": LIMITED_CALLS_PER_S}
         fleets = {}
-        for name, isolates in (("forwarding", False), ("translating", True)):
+        for name, options in (("forwarding", ()), ("translating", ("--chat-only",))):
+            engines = {
+                f"{name}-{number}": launch.engine(f"{name}-{number}", time_scale=TIME_SCALE, options=options)
+                for number in (1, 2)
+            }
             gateway = launch.gateway(
                 engines.values(),
                 name,
-                server={"api_keys": [KEY], "isolate_tenants": isolates},
+                server={"api_keys": [KEY], "isolate_tenants": True},
                 sessions={"hold_timeout_s": HOLD_TIMEOUT_S},
                 tenants=[limited],
             )
             fleets[name] = Fleet(gateway, engines)
-        for server in (*engines.values(), *(fleet.gateway for fleet in fleets.values())):
-            server.start()
-        for server in (*engines.values(), *(fleet.gateway for fleet in fleets.values())):
-            server.wait_until_ready()
+        for fleet in fleets.values():
+            fleet.start()
         yield fleets
 
 

@@ -33,7 +33,7 @@ NIGHTLY: Final = pytest.mark.nightly
 )
 def test_no_generated_request_finds_a_defect(at: str, fleets: dict[str, Fleet], matrix: Matrix, tmp_path: Path) -> None:
     fleet = fleets["forwarding" if at == "engine" else at]
-    server = fleet.engines["demo-1"] if at == "engine" else fleet.gateway
+    server = fleet.engines["forwarding-1"] if at == "engine" else fleet.gateway
     cases = generated(server, PATHS.get(at, ""), tmp_path)
     assert cases >= LEAST_CASES, "too few to say anything"
     matrix.note(f"schemathesis {pinned(OPENAI_3, 'schemathesis')}, {at}: {cases} cases, no server error.")

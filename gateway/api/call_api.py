@@ -24,7 +24,7 @@ from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.error_texts import error_of
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
-from plait.gateway.api.responses_api import KeptResponse, continued, input_items
+from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items
 from plait.gateway.asgi import (
     ClientGoneError,
     Headers,
@@ -115,16 +115,16 @@ class CompletionApi:
         return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
 
 
-class TranslatedAnswer:
-    """The answer to a client that speaks another API than chat completions, translated.
+class RewrittenAnswer:
+    """The answer to a client that is to have other bytes than the engine's; its errors, too, with a `translation`.
 
     A whole body waits until it has all come; events go on as they come.
     """
 
-    def __init__(self, to_client: Send, translation: Translation, translator: AnswerTranslator) -> None:
+    def __init__(self, to_client: Send, rewriter: AnswerTranslator, translation: Translation | None = None) -> None:
         self._to_client = to_client
+        self._rewriter = rewriter
         self._translation = translation
-        self._translator = translator
         self._head: Message | None = None  # until the client has it
         self._is_stream = False
         self._parts: list[bytes] = []
@@ -137,7 +137,7 @@ class TranslatedAnswer:
             if self._is_stream:
                 await self._to_client(message)
         elif self._is_stream:
-            await self._to_client({**message, "body": self._translator.feed(message.get("body", b""))})
+            await self._to_client({**message, "body": self._rewriter.feed(message.get("body", b""))})
         else:
             self._parts.append(message.get("body", b""))
             if not message.get("more_body", False):
@@ -146,7 +146,7 @@ class TranslatedAnswer:
     async def _send_whole(self, answer: bytes) -> None:
         head = self._head
         assert head is not None
-        body = self._translator.whole(answer) if head["status"] == 200 else self._error(head["status"], answer)
+        body = self._rewriter.whole(answer) if head["status"] == 200 else self._error(head["status"], answer)
         kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
         headers = [
             *kept,
@@ -158,6 +158,8 @@ class TranslatedAnswer:
 
     def _error(self, status: int, answer: bytes) -> bytes:
         """The error object of an engine in the client's API."""
+        if self._translation is None:
+            return answer
         return self._translation.error(error_of(status, answer))
 
 
@@ -195,6 +197,7 @@ class ForwardingApi:
             if fields is not given:  # no engine knows the response that this one continues
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
+                send = RewrittenAnswer(send, ContinuedResponse(given["previous_response_id"])).send
         elif not annotations.is_label:
             raise CallerError(
                 f"{route.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
@@ -250,7 +253,7 @@ class ForwardingApi:
             await self._count(incoming, fields, send)
             return
         body = msgspec.json.encode(translation.to_chat(fields))
-        answer = TranslatedAnswer(send, translation, translation.answer(fields))
+        answer = RewrittenAnswer(send, translation.answer(fields), translation)
         await self.completions.serve(msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
 
     async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:

@@ -18,6 +18,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.timer import loop_time_s
 
+_OF_RESPONSE = b'"response"'
 _LAST_EVENTS = (b"response.completed", b"response.incomplete")
 
 
@@ -79,6 +80,34 @@ class KeptResponse:
             now_s=loop_time_s(),
         )
         return response_id
+
+
+class ContinuedResponse:
+    """Tells an engine's answer which response it continues, after the engine was given all that was said before it."""
+
+    def __init__(self, previous: str) -> None:
+        self._previous = previous
+
+    def whole(self, answer: bytes) -> bytes:
+        """The response object, with that."""
+        response = json_object(answer)
+        return answer if response is None else msgspec.json.encode(self._told(response))
+
+    def feed(self, events: bytes) -> bytes:
+        """Whole events of its stream, with that in each response object."""
+        if _OF_RESPONSE not in events:
+            return events
+        return b"\n\n".join(map(self._event, events.split(b"\n\n")))
+
+    def _event(self, event: bytes) -> bytes:
+        before, mark, data = event.partition(b"data:")
+        fields = json_object(data) if _OF_RESPONSE in data else None
+        if fields is None or not isinstance(fields.get("response"), dict):
+            return event
+        return before + mark + b" " + msgspec.json.encode({**fields, "response": self._told(fields["response"])})
+
+    def _told(self, response: Json) -> Json:
+        return {**response, "previous_response_id": self._previous}
 
 
 def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
     parser.add_argument("--api-key", help="require this bearer token")
     parser.add_argument("--stock", action="store_true", help="answer as an engine without Plait's adapter")
+    parser.add_argument("--chat-only", action="store_true", help="have no routes of Responses and Messages")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
 
 
@@ -62,5 +63,6 @@ def run(arguments: argparse.Namespace) -> None:
         time_scale=arguments.time_scale,
         api_key=arguments.api_key,
         stock=arguments.stock,
+        chat_only=arguments.chat_only,
     )
     run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)

@@ -172,7 +172,10 @@ async def test_an_engine_gets_what_was_said_before_a_response(api: Api) -> None:
     api.relay.answer = json.dumps({"id": "resp_1", "status": "completed", "output": [search]}).encode()
     body = {"input": "the sky is", "tools": BUILT_IN[RESPONSES]}
     await api.post(RESPONSES, body)
-    await api.post(RESPONSES, {**body, "input": "and grass?", "previous_response_id": "resp_1"})
+    api.relay.answer = json.dumps({"id": "resp_2", "status": "completed", "output": []}).encode()
+    second = (await api.post(RESPONSES, {**body, "input": "and grass?", "previous_response_id": "resp_1"})).json()
+    assert second == {"id": "resp_2", "status": "completed", "output": [], "previous_response_id": "resp_1"}
+    assert json.loads(api.stored.get("", "resp_2", 0.0).answer) == second
     delivery = api.relay.deliveries[-1]
     asked = [{"type": "message", "role": "user", "content": text} for text in ("the sky is", "and grass?")]
     assert delivery.path == RESPONSES

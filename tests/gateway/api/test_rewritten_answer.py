@@ -1,4 +1,4 @@
-"""Streams that have waited, translated for clients of another API: what is told meanwhile, and every event after it."""
+"""Answers with other bytes than the engine's: what streams that have waited tell, and what a response continues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import COMPLETION
-from plait.gateway.api.call_api import TranslatedAnswer
+from plait.gateway.api.call_api import RewrittenAnswer
+from plait.gateway.api.responses_api import ContinuedResponse
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.gate import HeldStream
 
@@ -32,7 +33,7 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
         sent.append(message.get("body", b""))
 
     translation = TRANSLATIONS[path]
-    translated = TranslatedAnswer(to_client, translation, translation.answer({}))
+    translated = RewrittenAnswer(to_client, translation.answer({}), translation)
     held = HeldStream(AsgiSink(translated.send), COMPLETION, "r1")
     held.tell("waiting position=1 expected_s=4")
     held.start(200, [*STREAM, (b"plait-engine", b"a")])
@@ -42,3 +43,13 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
     assert [line for line in lines if line.startswith(":")] == [": waiting position=1 expected_s=4", ": plait-engine=a"]
     events = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     assert events[: len(signs) + 1] == [*signs, first]
+
+
+def test_each_response_object_of_a_stream_tells_what_it_continues() -> None:
+    delta = rb'{"type":"response.output_text.delta","delta":"a \"response\": {}"}'
+    other = [b": waiting", b"event: response.output_text.delta\ndata: " + delta, b'data: {"message":"no \'response\'"}']
+    created = b'event: response.created\ndata: {"response":{"id":"r2","previous_response_id":%s}}'
+    completed = b'event: response.completed\ndata: {"response":{"id":"r2"%s}}'
+    sent = b"\n\n".join([*other, created % b"null", completed % b"", b""])
+    wanted = b"\n\n".join([*other, created % b'"r1"', completed % b',"previous_response_id":"r1"', b""])
+    assert ContinuedResponse("r1").feed(sent) == wanted

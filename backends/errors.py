@@ -82,6 +82,17 @@ class BodyTooLargeError(CallerError):
     default_code = "body_too_large"
 
 
+class EncodingNotSupportedError(CallerError):
+    """The request body is compressed in a way that is not known here. `taken` has those that are."""
+
+    status = 415
+    default_code = "unsupported_content_encoding"
+
+    def __init__(self, message: str, taken: str) -> None:
+        super().__init__(message)
+        self.taken = taken
+
+
 class HeadersTooLargeError(CallerError):
     """The request's headers are over a limit on their number or their bytes."""
 

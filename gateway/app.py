@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from plait.backends.http.trust import SYSTEM_TRUST
@@ -33,7 +34,7 @@ from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_bodies import OpenAnswers, OpenBodies
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.config.sections import Config
@@ -44,6 +45,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.found_config import FoundConfig
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.live.feed import Feed
 from plait.gateway.live.routes import LiveApi
 from plait.gateway.log.events import LogCollector
@@ -92,7 +94,7 @@ class Gateway:
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
         self._terms = self._new_terms()
-        self._admin_keys = KeyRing(filter(None, [config.server.admin_key]))
+        self._admin = AdminAccess(KeyRing(filter(None, [config.server.admin_key])), config.server.admin_port)
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader.of(self.router, self._prompts, config.server)
@@ -100,8 +102,7 @@ class Gateway:
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = self._new_executor(programs)
-        programs_now = SessionCollector(executor.sessions, executor.variables.counts)
-        for collector in (LogCollector(), FleetCollector(self.router), programs_now):
+        for collector in (LogCollector(), FleetCollector(self.router)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()
@@ -109,17 +110,18 @@ class Gateway:
         self.engines = self._new_engines()
         self._discovery = self._new_discovery()
         self._reloading = Reloading(
-            config, self.engines, self._keys, self._admin_keys, self._terms, registry=self._registry
+            config, self.engines, self._keys, self._admin.keys, self._terms, registry=self._registry
         )
-        relay = self._new_relay()
-        sessions = config.sessions
+        relay, sessions = self._new_relay(), config.sessions
         self._stored = StoredResponses(sessions.max_response_bytes, sessions.ttl_s, self._durability)
-        bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
-        self._chained = ChainedCalls(executor, reader, relay, programs, bodies, keep_alive_s=sessions.keep_alive_s)
+        self._bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
+        self._chained = ChainedCalls(
+            executor, reader, relay, programs, self._bodies, keep_alive_s=sessions.keep_alive_s
+        )
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding)
-        self._rest = self._new_rest(bodies)
-        self._requests = OpenRequests(self._new_routes(completions, bodies))
+        self._rest = self._new_rest()
+        self._requests = OpenRequests(self._new_routes(completions))
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_forwarding(self, peers: Peers) -> Forwarding:
@@ -141,6 +143,7 @@ class Gateway:
         executor = Executor(limits, predicted_s, at_loop_time, programs.job_ended, self._durability)
         if not self._forwarding.is_alone:
             executor.sessions.is_own = self._forwarding.peers.is_own
+        self._registry.register(SessionCollector(executor.sessions, executor.variables.counts))
         return executor
 
     def _new_terms(self) -> TenantTerms:
@@ -148,27 +151,33 @@ class Gateway:
         config, peers = self.config, self._forwarding.peers
         return TenantTerms(config.admission, self._tenants, config.tenants, gateways=peers.count, index=peers.index)
 
-    def _new_routes(self, completions: CompletionApi, bodies: OpenBodies) -> ASGIApp:
+    def _new_routes(self, completions: CompletionApi) -> ASGIApp:
         """All routes. Calls go straight to the data path, all other requests through Starlette."""
-        keys, forwarding, most_bytes = self._keys, self._forwarding, self.config.server.max_body_bytes
+        keys, forwarding, bodies = self._keys, self._forwarding, self._bodies
         rest: ASGIApp = self._rest
         if not forwarding.is_alone:
-            rest = SessionRoutes(rest, forwarding, keys.check, self._stored, most_bytes)
+            rest = SessionRoutes(
+                rest,
+                forwarding,
+                bodies,
+                tenant_of=keys.check,
+                check_admin=lambda scope: self._admin.check(Request(scope)),
+                responses=self._stored,
+            )
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
         return calls if forwarding.is_alone else PeerFront(calls, forwarding)
 
-    def _new_rest(self, bodies: OpenBodies) -> Starlette:
-        admin = AdminAccess(self._admin_keys, self.config.server.admin_port)
-        live = LiveApi(self.router, self._admission, self._feed, admin, lambda: self._requests.stopping)
+    def _new_rest(self) -> Starlette:
+        live = LiveApi(self.router, self._admission, self._feed, self._admin, lambda: self._requests.stopping)
         rest = Starlette(
             routes=[
-                *SemanticApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
-                *ProgramApi(self._chained, self._keys, bodies, self.config.sessions.keep_alive_s).routes,
+                *SemanticApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
+                *ProgramApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
                 *self._new_operations().routes,
-                *About(self.router, self._keys, admin).routes,
+                *About(self.router, self._keys, self._admin).routes,
                 *ResponsesApi(self._stored, self._keys).routes,
                 *live.routes,
-                *AdminApi(self.engines, admin).routes,
+                *AdminApi(self.engines, self._admin, self._bodies).routes,
                 UNKNOWN_PATH,
             ],
             exception_handlers=ANSWERS,

@@ -1,4 +1,4 @@
-"""The HTTP helpers of the plain ASGI routes: headers, bounded bodies, whole responses, and sinks of answers."""
+"""The HTTP helpers of the plain ASGI routes: headers, whole responses, and sinks of answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, PlaitError, SessionWaitingError
+from plait.backends.errors import (
+    CallerError,
+    EncodingNotSupportedError,
+    MethodNotAllowedError,
+    PlaitError,
+    SessionWaitingError,
+)
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -78,39 +84,6 @@ def id_of(scope: Scope) -> str:
         given = dict(reversed(scope["headers"])).get(b"x-request-id")  # the first of several
         found = scope[ID] = given.decode("latin-1") if given else new_id()
     return found
-
-
-async def read_body(
-    receive: Receive, headers: Headers, max_bytes: int, on_bytes: Callable[[int], float] | None = None
-) -> bytes:
-    """The request's body. Raises `BodyTooLargeError` as soon as it is known to exceed `max_bytes`.
-
-    `on_bytes` is told of the size of each piece. It returns the seconds to wait before more is read, and may raise.
-    """
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
-            raise _too_large(max_bytes)
-    parts: list[bytearray] = []
-    size, last = 0, bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        pause_s = 0.0 if on_bytes is None else on_bytes(len(piece))
-        if pause_s:
-            await asyncio.sleep(pause_s)
-        if not message.get("more_body", False) and size == len(piece):
-            return piece
-        last += piece
-        if not message.get("more_body", False):
-            return b"".join([*parts, last])
-        if len(last) >= PART_BYTES:
-            parts.append(last)
-            last = bytearray()
 
 
 OnEnd = Callable[[BaseException | None], None]
@@ -444,6 +417,8 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
+    if isinstance(error, EncodingNotSupportedError):
+        headers.append((b"accept-encoding", error.taken.encode()))
     if isinstance(error, SessionWaitingError):
         headers.append((b"plait-session-position", b"%d" % error.position))
     if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
@@ -460,7 +435,3 @@ def _in_parts(body: bytes | bytearray | memoryview) -> Iterator[Message]:
     for begin in range(0, len(body), PART_BYTES):
         end = begin + PART_BYTES
         yield {"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)}
-
-
-def _too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"The request body is too large; this gateway accepts at most {max_bytes} bytes.")

@@ -34,6 +34,7 @@ ROOMS = {
         {"programs"},
         {"calls"},
         {"admission", "membership", "peers"},
+        {"intake"},
         {"answers"},
         {"fleet", "transforms"},
         {"asgi", "log", "metrics", "store", "supervision", "timer"},

@@ -13,12 +13,10 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import AdminAccess
-from plait.gateway.asgi import read_body
 from plait.gateway.config.sections import EngineConfig
 from plait.gateway.config.values import Positive, Text, Token
+from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies
 from plait.gateway.membership.engine_set import EngineSet
-
-MAX_BODY_BYTES = 2**16
 
 
 class GivenEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,9 +41,10 @@ BodyT = TypeVar("BodyT", GivenEngine, StateBody)
 class AdminApi:
     """The routes under `/admin/engines`, for those with `access`."""
 
-    def __init__(self, engines: EngineSet, access: AdminAccess) -> None:
+    def __init__(self, engines: EngineSet, access: AdminAccess, bodies: OpenBodies) -> None:
         self._engines = engines
         self._access = access
+        self._bodies = bodies
         self.routes = [
             Route("/admin/engines", self._list, methods=["GET"]),
             Route("/admin/engines", self._add, methods=["POST"]),
@@ -87,7 +86,8 @@ class AdminApi:
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         self._access.check(request)
-        raw = await read_body(request.receive, request.scope["headers"], MAX_BODY_BYTES)
+        with self._bodies.open(request.scope, ADMIN) as opened:
+            raw = await opened.read(request.receive, request.scope["headers"], MOST_ADMIN_BYTES)
         return mended(decode_body, raw or b"{}", msgspec.json.Decoder(kind))[0]
 
 

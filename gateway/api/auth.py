@@ -51,13 +51,13 @@ class AdminAccess:
     """Who may administer the gateway: whoever has a key of `keys`. With a `port`, on the listener with this port."""
 
     def __init__(self, keys: KeyRing, port: int | None) -> None:
-        self._keys = keys
+        self.keys = keys
         self._port = port
 
     def is_offered(self, request: Request) -> bool:
         """Whether there is an admin API where the request came in."""
         _, port = request.scope.get("server") or ("", None)
-        return not self._keys.is_open and self._port in (None, port)
+        return not self.keys.is_open and self._port in (None, port)
 
     def offered(self, request: Request) -> None:
         """Raise `NotFoundError` where there is no admin API."""
@@ -67,4 +67,4 @@ class AdminAccess:
     def check(self, request: Request) -> None:
         """Raises `NotFoundError` where there is no admin API, and `AuthenticationError` for a wrong key."""
         self.offered(request)
-        self._keys.check(request.scope["headers"])
+        self.keys.check(request.scope["headers"])

@@ -41,10 +41,10 @@ from plait.gateway.asgi import (
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.timer import loop_time_s
@@ -304,6 +304,8 @@ class CallApi:
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
+        if not body.startswith(b"{"):  # perhaps it is compressed
+            return None
         if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
@@ -345,7 +347,7 @@ class CallApi:
             tenant = self.keys.check(headers)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
-            with OpenBody(self.bodies, tenant) as open_body:
+            with self.bodies.open(scope, tenant) as open_body:
                 body = await open_body.read(receive, headers)
                 incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)

@@ -24,7 +24,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of, next_change
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.native_step import DeclaredStep
@@ -93,7 +93,7 @@ class ProgramApi:
     async def _run(self, request: Request) -> Response:
         executor, headers = self._chained.executor, request.scope["headers"]
         tenant = self._keys.check(headers)
-        with OpenBody(self._bodies, tenant) as open_body:
+        with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
             body, raw = mended(decode_body, raw, _PROGRAM)
             self._check_size(len(body.calls) + len(body.natives))

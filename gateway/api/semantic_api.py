@@ -20,7 +20,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.calls.open_bodies import OpenBodies, OpenBody
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
@@ -177,7 +177,7 @@ class SemanticApi:
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        with OpenBody(self._bodies, tenant) as open_body:
+        with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body, raw = mended(decode_body, raw, _SUBMIT)
         incoming = Incoming("/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant)
@@ -224,7 +224,7 @@ class SemanticApi:
         """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
         tenant = self._keys.check(headers)
-        with OpenBody(self._bodies, tenant) as open_body:
+        with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body: BodyT
         body, _ = mended(decode_body, raw or b"{}", _DECODERS[kind])

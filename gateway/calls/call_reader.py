@@ -35,9 +35,9 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
-from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.fleet.router import Router
+from plait.gateway.intake.turns import TurnThreads
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 from plait.policy.types import Call
 

@@ -33,7 +33,7 @@ from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_bodies import OpenAnswers
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.request_faults import RequestFaults
 from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.calls.silent_streams import SilentStreams

@@ -32,7 +32,7 @@ from plait.gateway.answers.refusals import Lack, LackError, lack_of
 from plait.gateway.asgi import NAME, UNBUFFERED, Headers, OnEnd, Sink, presented_keys
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import Buckets, FastHistogram
-from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
+from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
 from plait.gateway.fleet.booking import Booking, Progress
 from plait.gateway.fleet.router import Router

@@ -26,9 +26,13 @@ MOVES: Final = 3
 _OF_A_HOP: Final = frozenset((
     b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
     b"expect", b"date",
+    b"content-encoding",  # a body that is read here is decoded
     b"origin",  # the gateway that the page has asked answers for the page's rights
     PEER_HEADER,
 ))  # fmt: skip
+
+_OF_AN_ANSWER: Final = frozenset((b"content-length", b"content-encoding"))
+"""Its body passes as it comes."""
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +166,7 @@ async def pass_on(response: Response, send: Send) -> None:
     One that breaks off ends with an error event, if it is a stream. Else it stays without its end, so that the server
     closes the connection.
     """
-    kept = [item for item in response.headers if item[0] not in _OF_A_HOP or item[0] == b"content-length"]
+    kept = [item for item in response.headers if item[0] not in _OF_A_HOP or item[0] in _OF_AN_ANSWER]
     await send({"type": "http.response.start", "status": response.status, "headers": kept})
     last = b""
     try:

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
 from plait.backends.protocol.surrogates import with_whole_pairs
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, read_body, send_error
+from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
+from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
 from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
 from plait.gateway.peers.membership import OF_PEER
 from plait.gateway.peers.metrics import merged
@@ -58,21 +59,24 @@ class ResponsesHere(Protocol):
 
 
 class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks the key in a request's headers."""
+    """ASGI middleware. `tenant_of` checks the key in a request's headers, `check_admin` whether it is an operator's."""
 
     def __init__(
         self,
         app: ASGIApp,
         forwarding: Forwarding,
+        bodies: OpenBodies,
+        *,
         tenant_of: Callable[[Headers], str],
+        check_admin: Callable[[Scope], None],
         responses: ResponsesHere,
-        max_body_bytes: int,
     ) -> None:
         self._app = app
         self._forwarding = forwarding
+        self._bodies = bodies
         self._tenant_of = tenant_of
+        self._check_admin = check_admin
         self._responses = responses
-        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -99,7 +103,7 @@ class SessionRoutes:
 
     async def _by_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or elsewhere. A wrong key is left to the application, which says so."""
-        path, body, session, tenant, again = scope["path"], b"", None, "", receive
+        path, tenant, session = scope["path"], "", None
         with suppress(AuthenticationError):
             tenant = self._tenant_of(scope["headers"])
             if (response := OF_A_RESPONSE.match(path)) is not None:
@@ -112,16 +116,27 @@ class SessionRoutes:
             elif (found := OF_A_SESSION.match(path)) is not None:
                 session = found[1]
             elif path in NAMING_A_SESSION and scope["method"] == "POST":
-                body = await read_body(receive, scope["headers"], self._max_body_bytes)
-                again, session = _again(body, receive), _session_in(body)
-        owned = OwnedName(tenant, session)
-        if not await self._forwarding.forward_to_owner(owned, _forwarded(scope, body), receive, send):
-            await self._app(scope, again, send)
+                with self._bodies.open(scope, tenant) as opened:
+                    session = _session_in(await opened.read(receive, scope["headers"]))
+                    await self._at_owner(OwnedName(tenant, session), opened, scope, receive, send)
+                return
+        await self._at_owner(OwnedName(tenant, session), None, scope, receive, send)
+
+    async def _at_owner(
+        self, owned: OwnedName, opened: OpenBody | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer by the gateway that has the session, which may be this one. It ends the body that it has read."""
+        request = _forwarded(scope, b"" if opened is None else await opened.read(receive, scope["headers"]))
+        if not await self._forwarding.forward_to_owner(owned, request, receive, send):
+            del request
+            await self._app(scope, receive, send)
 
     async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make a change here, and in all others if that was right."""
-        body = await read_body(receive, scope["headers"], self._max_body_bytes)
-        answer = await _whole(self._app, scope, _again(body, receive))
+        self._check_admin(scope)
+        with self._bodies.open(scope, ADMIN) as opened:
+            body = await opened.read(receive, scope["headers"], MOST_ADMIN_BYTES)
+            answer = await _whole(self._app, scope, receive)
         if answer[0]["status"] < 300:
             request = _forwarded(scope, body)
             for name in self._forwarding.peers.others:
@@ -181,7 +196,7 @@ def _session_in(body: bytes) -> str | None:
     """The session that a body names; None if it names none, or is no JSON: then the application refuses it."""
     try:
         named = _NAMED.decode(with_whole_pairs(body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return named.session_id or named.session
 
@@ -198,16 +213,6 @@ def _forwarded(scope: Scope, body: bytes = b"") -> Forwarded:
         target = b"%b?%b" % (target, query)
     port = (scope.get("server") or ("", None))[1]
     return Forwarded(scope["method"], target.decode("latin-1"), scope["headers"], body, port)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """ASGI's receive of a request whose body was read."""
-    parts: list[Message] = [{"type": "http.request", "body": body}]
-
-    async def received() -> Message:
-        return parts.pop() if parts else await receive()
-
-    return received
 
 
 async def _whole(app: ASGIApp, scope: Scope, receive: Receive) -> list[dict[str, Any]]:

@@ -23,10 +23,11 @@ from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_bodies import OpenAnswer, OpenBodies
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes

@@ -21,9 +21,9 @@ from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.annotations import VARIABLE_NAME, Annotations
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.outgoing import Fields
-from plait.gateway.calls.turns import Steps
+from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.turns import Steps
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 

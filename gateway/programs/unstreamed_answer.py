@@ -19,7 +19,7 @@ from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.gateway.answers.completions import garbled, reported_error
 from plait.gateway.asgi import Headers, MessageSink, PassingSink, header
-from plait.gateway.calls.open_bodies import OpenAnswer
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
 from plait.gateway.programs.held_call import utf8_bytes

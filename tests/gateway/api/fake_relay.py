@@ -14,12 +14,12 @@ from plait.gateway.api.error_answers import RefusalMetrics
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_bodies import OpenBodies
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.config.sections import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.metrics import new_registry
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import ALONE

@@ -21,7 +21,7 @@ from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
-from plait.gateway.calls.open_bodies import OpenAnswers
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.calls.relay import Relay
 from plait.gateway.fleet.metrics import HealthMetrics

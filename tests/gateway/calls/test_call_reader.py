@@ -14,10 +14,10 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
-from plait.gateway.calls.turns import TurnThreads
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.intake.turns import TurnThreads
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 

@@ -11,7 +11,7 @@ import pytest
 from plait.backends.errors import AnswerTooLargeError, EngineError, LimitError
 from plait.gateway.answers.completions import COMPLETION, LONG_BYTES, UNKNOWN, AnswerForm
 from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
-from plait.gateway.calls.open_bodies import OpenAnswer, OpenAnswers
+from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from tests.gateway.calls.scripted_engines import (
     JSON,
     MAX_OPEN_ANSWER_BYTES,

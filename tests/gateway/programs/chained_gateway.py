@@ -16,7 +16,7 @@ from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import Sink
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.open_bodies import OpenAnswers
+from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config.file import parse_config
 from plait.policy.types import Call

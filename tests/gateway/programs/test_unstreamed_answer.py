@@ -11,7 +11,7 @@ import pytest
 from plait.backends.errors import EngineBrokenError, EngineGarbledError, LimitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.asgi import MessageSink
-from plait.gateway.calls.open_bodies import OpenAnswer
+from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS, OutgoingBody
 from plait.gateway.programs import unstreamed_answer
 from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream

@@ -12,7 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import PlaitError
-from plait.gateway.asgi import ClientGoneError, read_body, send_whole, unless_gone
+from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.server.http_protocol import BoundedProtocol, ClientBounds
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
@@ -22,6 +23,8 @@ ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
+
+BODIES = OpenBodies(10_000, 2**30)
 
 HAPPENED: dict[str, asyncio.Event] = {}
 """What the application has seen at /watched."""
@@ -36,7 +39,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/wait":
         await asyncio.sleep(60)
     if scope["path"] == "/headers":
-        await read_body(receive, scope["headers"], 10_000)
+        await BODIES.open(scope, "").read(receive, scope["headers"])
         await send_whole(send, 200, [], b" ".join(name for name, _ in scope["headers"]))
         return
     if scope["path"] == "/watched":
@@ -54,7 +57,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             raise KeyError("a defect")
         await asyncio.sleep(60)
     try:
-        body = await read_body(receive, scope["headers"], 10_000)
+        body = await BODIES.open(scope, "").read(receive, scope["headers"])
     except ClientGoneError:
         return
     await send_whole(send, 200, [], body or scope["path"].encode())

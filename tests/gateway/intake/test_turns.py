@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import LimitError
-from plait.gateway.calls import turns as module
-from plait.gateway.calls.turns import FEWEST, MOST, STANDING_S, LoopTurns, Turns
+from plait.gateway.intake import turns as module
+from plait.gateway.intake.turns import FEWEST, MOST, STANDING_S, LoopTurns, Turns
 
 
 def test_tenants_take_turns_and_so_do_their_jobs() -> None:

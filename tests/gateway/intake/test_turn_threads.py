@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from plait.backends.errors import LimitError
-from plait.gateway.calls.turns import Steps, TurnThreads
+from plait.gateway.intake.turns import Steps, TurnThreads
 
 
 def worth(count: int, log: list[str], name: str, gate: Callable[[], object] = lambda: None) -> Steps[str]:

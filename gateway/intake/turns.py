@@ -26,6 +26,9 @@ LONG_PASS_S: Final = 0.01
 What other processes take of the CPU meanwhile does not count: fewer requests in a pass would not make it shorter.
 """
 
+MEAN_OF_PASSES: Final = 16
+"""The loop is late once the passes of about so many are long in the mean, not after one that was."""
+
 FEWEST, MOST = 2, 64
 """Requests that begin in one pass. Of two, one tenant has one."""
 
@@ -151,6 +154,7 @@ class LoopTurns:
         self._in_pass = False  # a request has begun in this pass
         self._began_s = self._began_cpu_s = 0.0
         self._free_s = 0.0  # when a request came and nobody waited
+        self._pass_s = 0.0  # of passes of late, in the mean
 
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
@@ -166,6 +170,12 @@ class LoopTurns:
         if not self._in_pass:
             self._begin_pass(now_s)
         return True
+
+    def is_late(self) -> bool:
+        """Whether passes are long, so that who has more to do should wait. This pass counts in later ones."""
+        if not self._in_pass:
+            self._begin_pass(time.monotonic())
+        return self._pass_s > LONG_PASS_S
 
     async def begin(self, tenant: str) -> None:
         """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
@@ -205,7 +215,7 @@ class LoopTurns:
                 self._begin_pass(time.monotonic())
 
     def _begin_pass(self, now_s: float) -> None:
-        """The first request of a pass has begun."""
+        """The first request of a pass has begun, or a piece of a large one has come."""
         self._in_pass, self._began_s, self._began_cpu_s = True, now_s, time.process_time()
         asyncio.get_running_loop().call_soon(self._passed)
 
@@ -217,6 +227,7 @@ class LoopTurns:
         seats, took_s = self._turns.seats, now_s - self._began_s
         if took_s > LONG_PASS_S / 2:
             took_s = min(took_s, time.process_time() - self._began_cpu_s)
+        self._pass_s += (took_s - self._pass_s) / MEAN_OF_PASSES
         if took_s > LONG_PASS_S:
             seats = max(FEWEST, seats // 2)
         elif took_s < LONG_PASS_S / 2 and seats < MOST:

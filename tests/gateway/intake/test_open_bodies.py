@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive
 
 from plait.backends.errors import BodyTooLargeError, LimitError
-from plait.gateway.asgi import PART_BYTES, ClientGoneError, read_body
-from plait.gateway.calls.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
+from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
+from plait.gateway.intake.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
 
-MOST, MOST_OF_ALL = 10, 25
+MOST, MOST_OF_ALL, MANY = 10, 25, 2**30
 
 
 def sending(*pieces: bytes, is_gone: bool = False) -> Receive:
@@ -101,9 +102,41 @@ async def _read(body: OpenBody, receive: Receive) -> bytes:
     return await body.read(receive, [])
 
 
+async def read(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    return await OpenBody(OpenBodies(max_bytes, MANY), "a").read(receive, headers)
+
+
+@pytest.mark.parametrize("pieces", [[b""], [b"0123456789"], [b"01234", b"", b"56789"]])
+async def test_a_body_up_to_the_limit(pieces: list[bytes]) -> None:
+    assert await read(sending(*pieces), [], 10) == b"".join(pieces)
+
+
+@pytest.mark.parametrize("declared", [b"11", b"99999999999999999999"])
+async def test_a_body_that_says_it_is_too_large_is_not_read(declared: bytes) -> None:
+    receive = sending(b"never read")
+    with pytest.raises(BodyTooLargeError, match="10 bytes"):
+        await read(receive, [(b"content-length", declared)], 10)
+    assert (await receive())["body"] == b"never read"
+
+
+@pytest.mark.parametrize(
+    "headers", [[], [(b"content-length", b"3")], [(b"content-length", b"\xb2")], [(b"content-length", b"x")]]
+)
+async def test_a_body_that_turns_out_too_large_is_read_no_further(headers: Headers) -> None:
+    receive = sending(b"01234", b"567890", b"never read")
+    with pytest.raises(BodyTooLargeError):
+        await read(receive, headers, 10)
+    assert (await receive())["body"] == b"never read"
+
+
+async def test_a_client_that_goes_away_in_the_middle_of_its_body() -> None:
+    with pytest.raises(ClientGoneError):
+        await read(sending(b"01234", is_gone=True), [], 10)
+
+
 @given(st.lists(st.binary(max_size=PART_BYTES // 2), max_size=8))
 async def test_a_body_is_its_pieces(pieces: list[bytes]) -> None:
-    assert await read_body(sending(*pieces, b""), [], 8 * PART_BYTES) == b"".join(pieces)
+    assert await read(sending(*pieces, b""), [], 8 * PART_BYTES) == b"".join(pieces)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 0.1), st.integers(1, 2**20))))
@@ -117,17 +150,35 @@ def test_a_tenants_bytes_have_their_turns_at_the_pace(events: list[tuple[str, fl
             assert after_s >= before_s + size / 1e6 - 1e-9
 
 
-async def test_a_large_body_waits_for_its_turn_and_a_small_one_does_not() -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_large_body_waits_only_while_the_loop_is_late(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = OpenBodies(2**20, 2**22, BodyPace(10 * 2**20))
+    monkeypatch.setattr(bodies.turns, "is_late", lambda: is_late)
     loop = asyncio.get_running_loop()
 
-    async def read(*pieces: bytes) -> float:
+    async def taken(*pieces: bytes) -> float:
         with OpenBody(bodies, "a") as body:
             await body.read(sending(*pieces), [])
         return loop.time()
 
     began_s = loop.time()
     large = [bytes(LARGE_BYTES)] * 16
-    ended_s = await asyncio.gather(read(*large), read(b"small"), read(*large))
-    assert ended_s[1] < min(ended_s[0], ended_s[2])
-    assert max(ended_s) - began_s >= 0.2  # 2 MiB came
+    ended_s = await asyncio.gather(taken(*large), taken(b"small"), taken(*large))
+    if is_late:
+        assert ended_s[1] < min(ended_s[0], ended_s[2])
+        assert max(ended_s) - began_s >= 0.18  # 2 MiB came, but for the first 64 KiB of each
+    else:
+        assert bodies._pace.wait_s("a", 1, began_s) == 0  # nothing was charged
+
+
+async def test_a_body_is_read_and_counted_once() -> None:
+    bodies, scope = OpenBodies(MOST, MOST_OF_ALL), dict[str, Any]()
+    with bodies.open(scope, "a") as first:
+        assert await first.read(sending(b"01234"), []) == b"01234"
+        with bodies.open(scope, "a") as again:
+            assert await again.read(sending(b"never read"), []) == b"01234"
+            with pytest.raises(BodyTooLargeError, match="4 bytes"):
+                await again.read(sending(b""), [], 4)
+            assert bodies.bytes_of("a") == 5
+        assert bodies.bytes_of("a") == 0
+    assert bodies.bytes_of("a") == 0

@@ -1,0 +1,68 @@
+"""Answers that are not streamed: their bytes, until they are whole."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from plait.backends.errors import AnswerTooLargeError
+from plait.gateway.calls.delivery import HeldBytes
+
+
+class OpenAnswers:
+    """Counts the bytes of all calls' answers that are not streamed, as they come. At most `max_bytes` may be held."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.held_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"OpenAnswers({self.held_bytes} of {self._max_bytes} bytes)"
+
+    def hold(self, size_bytes: int) -> None:
+        """Count this much more. Raises `AnswerTooLargeError`, and then counts nothing."""
+        if self.held_bytes + size_bytes > self._max_bytes:
+            raise AnswerTooLargeError(
+                f"The answers that this gateway holds would have more than {self._max_bytes} bytes together. Ask for a "
+                "stream or for less, or send the call again later.",
+                retry_after_s=1.0,
+            )
+        self.held_bytes += size_bytes
+
+    def free(self, size_bytes: int) -> None:
+        """Count this much less."""
+        self.held_bytes -= size_bytes
+
+
+class OpenAnswer:
+    """The bytes of one answer, which count in each of `places` until it ends. As a context it ends for certain."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self, *places: HeldBytes) -> None:
+        self._places = dict.fromkeys(places, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def hold(self, size_bytes: int) -> None:
+        """Count this much more in each place. Raises what a place raises."""
+        for place in self._places:
+            place.hold(size_bytes)
+            self._places[place] += size_bytes
+
+    def end(self) -> None:
+        """What has come counts nowhere any more."""
+        for place in reversed(self._places):
+            self.end_in(place)
+
+    def end_in(self, place: HeldBytes) -> None:
+        """What has come counts there no more."""
+        size_bytes, self._places[place] = self._places[place], 0
+        if size_bytes:
+            place.free(size_bytes)

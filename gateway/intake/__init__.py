@@ -1,0 +1,1 @@
+"""What comes in: whose request begins next, and its body, decoded and counted."""

@@ -1,0 +1,135 @@
+"""Bodies that clients compress (RFC 9110, 8.4), decoded as they come.
+
+What comes out of a few bytes may be a thousand times their size, so it comes in pieces, and whoever takes them counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from plait.backends.errors import CallerError, EncodingNotSupportedError
+from plait.gateway.asgi import Headers
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE_BYTES: Final = 64 * 1024
+"""At most so much is decoded at once."""
+
+MOST_WINDOW_BYTES_LOG2: Final = 23
+"""The largest window that a Zstandard frame may need: 8 MiB (RFC 9659)."""
+
+
+class Decompressor(Protocol):
+    """One member of a stream, in the way of the standard library's `BZ2Decompressor`."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the member has ended."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether nothing more comes out of what was given."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What came behind the member's end."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Some of what comes out of this and of what is left."""
+
+
+class Deflated:
+    """A zlib, gzip or raw deflate member, in that way."""
+
+    def __init__(self, window_bits: int) -> None:
+        self._member = zlib.decompressobj(window_bits)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        """Whether the member has ended."""
+        return self._member.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        """What came behind the member's end."""
+        return self._member.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Some of what comes out of this and of what is left. Raises `zlib.error`."""
+        found = self._member.decompress(self._member.unconsumed_tail + data, max_length)
+        self.needs_input = len(found) < max_length and not self._member.unconsumed_tail
+        return found
+
+
+def _gzip(_first: bytes) -> Decompressor:
+    return Deflated(16 + zlib.MAX_WBITS)
+
+
+def _deflate(first: bytes) -> Decompressor:
+    """`deflate` is zlib's form, but some clients send the bare one, which does not begin with that method's number."""
+    return Deflated(zlib.MAX_WBITS if first[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
+
+
+def _zstd(_first: bytes) -> Decompressor:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MOST_WINDOW_BYTES_LOG2})
+
+
+NEW: Final[dict[str, Callable[[bytes], Decompressor]]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}
+"""What begins to decode a member, by the encoding. It sees the first bytes."""
+
+TAKEN: Final = ", ".join(NEW)
+
+
+class BodyDecoder:
+    """Decodes one body. Several members of gzip or frames of Zstandard, one behind the other, are one body."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._member: Decompressor | None = None
+        self._is_over = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What comes out of these bytes of the body, in pieces. Raises `CallerError` for what is not so encoded."""
+        while data or not (self._member is None or self._member.needs_input):
+            if self._is_over:
+                raise self._malformed()
+            if self._member is None:
+                self._member = NEW[self._encoding](data)
+            try:
+                found = self._member.decompress(data, PIECE_BYTES)
+            except (zlib.error, zstd.ZstdError) as error:
+                raise self._malformed() from error
+            data = b""
+            if self._member.eof:
+                data, self._member = self._member.unused_data, None
+                self._is_over = self._encoding == "deflate"
+            yield found
+
+    def end(self) -> None:
+        """The body has come. Raises `CallerError` if it breaks off."""
+        if self._member is not None:
+            raise self._malformed()
+
+    def _malformed(self) -> CallerError:
+        return CallerError(f"The body is no {self._encoding}, as its Content-Encoding says.", code="malformed_encoding")
+
+
+def decoder_of(headers: Headers) -> BodyDecoder | None:
+    """What decodes a request's body; None for one that comes as it is. Raises `EncodingNotSupportedError`."""
+    given = ",".join(value.decode("latin-1") for name, value in headers if name == b"content-encoding")
+    named = [name for one in given.split(",") if (name := one.strip().lower()) not in ("", "identity")]
+    if not named:
+        return None
+    encoding = named[0].removeprefix("x-")  # `x-gzip` is an old name
+    if len(named) > 1 or encoding not in NEW:
+        raise EncodingNotSupportedError(
+            f"No body comes as '{given[:80]}' here. Use one of these alone: {TAKEN}.", TAKEN
+        )
+    return BodyDecoder(encoding)

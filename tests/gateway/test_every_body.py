@@ -1,0 +1,194 @@
+"""Every route that takes a body, in a process alone, beside workers and with a shared store: the same door for all.
+
+The head is looked at first. Then the body is read within the same bounds, whoever reads it, and counts until its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+from starlette.types import Message
+
+from plait.gateway import app as composition
+from plait.gateway.app import Gateway
+from plait.gateway.calls.routes import ROUTES
+from plait.gateway.config.file import parse_config
+from plait.gateway.config.sections import Config
+from plait.gateway.durability.durability import Durability
+from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES
+from plait.gateway.peers.membership import Membership
+from plait.gateway.peers.peers import ALONE, Peers
+from plait.gateway.store.group_commit import GroupCommit
+from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.gateway.server.serving import LIMITS, serving
+
+MOST, MOST_OPEN = 100_000, 300_000
+PIECE = b" " * 20_000
+KEY, ADMIN_KEY = "sk-one", "sk-admin"
+WITHOUT_BODY = {"/v1/sessions/{session_id}/close", "/ping", "/{path:path}"}
+DEEP = b'{"session_id": "s", "input": ' + b"[" * 20_000
+SETTINGS: dict[str, Any] = {
+    "server": {"api_keys": [KEY], "admin_key": ADMIN_KEY, "max_body_bytes": MOST, "max_open_body_bytes": MOST_OPEN},
+    "engines": [{"name": "a", "url": "http://127.0.0.1:1"}],
+}
+
+
+def alone(_: pytest.MonkeyPatch, config: Config) -> Gateway:
+    return Gateway(config, peers=ALONE)
+
+
+def worker(_: pytest.MonkeyPatch, config: Config) -> Gateway:
+    return Gateway(config, peers=Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", "peers' key"))
+
+
+def sharing(monkeypatch: pytest.MonkeyPatch, config: Config) -> Gateway:
+    url = "http://127.0.0.1:1"
+    keeper = MemoryKeeper(SharedMemory(), url)
+    log = GroupCommit(keeper)
+    peers = Peers({url: url}, url, "peers' key", share=True)
+    membership = Membership(log, keeper, peers, kind="session", instead="deleted")
+    monkeypatch.setattr(composition, "new_durability", lambda _config: Durability(log, membership))
+    return Gateway(config)
+
+
+GATEWAYS: list[Callable[[pytest.MonkeyPatch, Config], Gateway]] = [alone, worker, sharing]
+
+
+def paths() -> list[str]:
+    """Those of all routes that take a body."""
+    routes = [route for route in Gateway(parse_config(SETTINGS, "test"))._rest.routes if isinstance(route, Route)]
+    posted = {route.path for route in routes if "POST" in (route.methods or ())} - WITHOUT_BODY
+    return sorted({*ROUTES, *posted})
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    taken: int = 0
+    """How many of the pieces the gateway has taken."""
+
+    @property
+    def code(self) -> str:
+        found = json.loads(self.body)
+        code: str = found["error"].get("code") or found["error"]["type"]
+        return code
+
+
+async def ask(gateway: Gateway, path: str, *pieces: bytes, key: str = "", **headers: str) -> Answer:
+    """The answer to a POST that has these pieces and more of them, unless the last one is empty."""
+    answer, is_ended = Answer(), asyncio.Event()
+
+    async def receive() -> Message:
+        if answer.taken == len(pieces):
+            await is_ended.wait()
+            return {"type": "http.disconnect"}
+        piece = pieces[answer.taken]
+        answer.taken += 1
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status, answer.headers = message["status"], dict(message["headers"])
+        else:
+            answer.body += message.get("body", b"")
+
+    given = {"authorization": f"Bearer {key}", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path.replace("{name:path}", "a"),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    await asyncio.wait_for(gateway.app(scope, receive, send), 5)
+    is_ended.set()
+    return answer
+
+
+def is_admin(path: str) -> bool:
+    return path.startswith("/admin/")
+
+
+def right(path: str) -> str:
+    return ADMIN_KEY if is_admin(path) else KEY
+
+
+@pytest.fixture(params=GATEWAYS, ids=lambda made: made.__name__)
+async def gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
+    made: Gateway = request.param(monkeypatch, parse_config(SETTINGS, "test"))
+    made.router.health.answered("a", {"m": None})
+    yield made
+    assert made._bodies._bytes == {}, "a body that has ended counts"
+
+
+@pytest.mark.parametrize("path", paths())
+@pytest.mark.parametrize("key", ["", "another"])
+async def test_nothing_is_read_without_a_right_key(gateway: Gateway, path: str, key: str) -> None:
+    answer = await ask(gateway, path, *[PIECE] * 4, key=key)
+    assert (answer.status, answer.taken) == (401, 0)
+
+
+@pytest.mark.parametrize("path", [path for path in paths() if is_admin(path)])
+async def test_nothing_is_read_where_there_is_no_admin_api(
+    gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway._admin, "_port", 1)
+    answer = await ask(gateway, path, *[PIECE] * 4, key=ADMIN_KEY)
+    assert (answer.status, answer.taken) == (404, 0)
+
+
+@pytest.mark.parametrize("path", paths())
+async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
+    told = await ask(gateway, path, PIECE, key=right(path), content_length=str(MOST + 1))
+    came = await ask(gateway, path, *[PIECE] * 20, key=right(path))
+    bomb = await ask(gateway, path, gzip.compress(bytes(50 * MOST)), b"", key=right(path), content_encoding="gzip")
+    assert [answer.status for answer in (told, came, bomb)] == [413] * 3
+    assert (told.taken, came.taken) == (0, (MOST_ADMIN_BYTES if is_admin(path) else MOST) // len(PIECE) + 1)
+
+
+@pytest.mark.parametrize("path", paths())
+async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
+    tenant = ADMIN if is_admin(path) else gateway._keys.check([(b"x-api-key", KEY.encode())])
+    gateway._bodies.add(tenant, MOST_OPEN - 30_000)
+    answer = await ask(gateway, path, *[PIECE] * 4, key=right(path))
+    gateway._bodies.remove(tenant, MOST_OPEN - 30_000)
+    assert (answer.status, answer.taken) == (429, 2)
+
+
+@pytest.mark.parametrize("path", paths())
+@pytest.mark.parametrize("encode", [None, gzip.compress])
+async def test_a_body_that_is_too_deep_is_the_callers_fault(
+    gateway: Gateway, path: str, encode: Callable[[bytes], bytes] | None
+) -> None:
+    sent, headers = (DEEP, {}) if encode is None else (encode(DEEP), {"content_encoding": "gzip"})
+    answer = await ask(gateway, path, sent, b"", key=right(path), **headers)
+    assert answer.status == 400, answer.body
+
+
+@pytest.mark.parametrize("path", paths())
+async def test_another_encoding_is_refused_with_those_that_are_taken(gateway: Gateway, path: str) -> None:
+    answer = await ask(gateway, path, b"x", b"", key=right(path), content_encoding="br")
+    assert (answer.status, answer.headers[b"accept-encoding"]) == (415, b"gzip, deflate, zstd")
+
+
+async def test_a_body_that_is_too_slow_ends_on_every_route(gateway: Gateway) -> None:
+    async with serving(LIMITS, application=gateway.app) as running:
+
+        async def answer(path: str) -> bytes:
+            target = path.replace("{name:path}", "a")
+            head = f"POST {target} HTTP/1.1\r\nhost: a\r\nx-api-key: {right(path)}\r\ncontent-length: 99\r\n\r\n"
+            return await running.ask(head.encode() + b"{")
+
+        for path in paths():
+            assert b"HTTP/1.1 408 " in await answer(path), path

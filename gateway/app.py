@@ -114,7 +114,7 @@ class Gateway:
         )
         relay, sessions = self._new_relay(), config.sessions
         self._stored = StoredResponses(sessions.max_response_bytes, sessions.ttl_s, self._durability)
-        self._bodies = OpenBodies(config.server.max_body_bytes, config.server.max_open_body_bytes)
+        self._bodies = self._new_bodies()
         self._chained = ChainedCalls(
             executor, reader, relay, programs, self._bodies, keep_alive_s=sessions.keep_alive_s
         )
@@ -145,6 +145,12 @@ class Gateway:
             executor.sessions.is_own = self._forwarding.peers.is_own
         self._registry.register(SessionCollector(executor.sessions, executor.variables.counts))
         return executor
+
+    def _new_bodies(self) -> OpenBodies:
+        """Workers, who share a machine's memory, each have a part of it; a body always fits."""
+        server, peers = self.config.server, self._forwarding.peers
+        workers = 1 if peers.share else peers.count
+        return OpenBodies(server.max_body_bytes, max(server.max_body_bytes, server.max_open_body_bytes // workers))
 
     def _new_terms(self) -> TenantTerms:
         """What tenants may use here: several gateways share it."""

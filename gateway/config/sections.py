@@ -49,8 +49,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     """`[server]`: where the gateway listens, and which clients it serves.
 
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
-    workers: processes that serve on the port, each a whole gateway; the limits of tenants are divided among them, those
-    on bytes and connections are of each (default 1).
+    workers: processes that serve on the port, each a whole gateway; the limits of tenants and max_open_body_bytes are
+    divided among them, other limits on bytes and those on connections are of each (default 1).
     max_body_bytes: largest request body (default 32 MiB). max_open_body_bytes: of one key's bodies at one time, until
     their requests end (default 1 GiB). max_waiting_prompt_bytes: of all keys' long prompts that wait to be tokenized; a
     key with less than its share of it is served all the same (default 128 MiB). max_connections: clients' connections

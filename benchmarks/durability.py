@@ -164,7 +164,7 @@ async def _paced(record: Unrecorded, rate: int, acknowledged_s: list[float]) -> 
     async def one(number: int) -> None:
         set_s = time.perf_counter()  # uvloop's clock counts milliseconds
         record.value_set(f"v{number}", VALUE, loop.time())
-        await record.committed()
+        await record.settled()
         acknowledged_s.append(time.perf_counter() - set_s)
 
     tasks = set[asyncio.Task[None]]()

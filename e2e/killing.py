@@ -2,16 +2,19 @@
 
 Each round starts programs, kills the gateway (SIGKILL) at a random moment, and starts it again at once. Clients send
 what has got no answer again, as SDKs do. Every program has to end with the texts that an undisturbed run gives, and all
-that a client was told has to be there. The log then says how often each call was started.
+that a client was told has to be there. Those that come as streams have no seed: their texts differ each time, so that a
+value which was told and not stored is another one later. The log then says how often each call was started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,8 @@ AGAIN_S = 0.02
 GIVES_UP_S = 3 * DEADLINE_S
 """A store may be away for as long as a test waits for most things."""
 PROGRAMS_A_ROUND = 9
-WAYS = ("program", "submits", "headers")
+WAYS = ("program", "submits", "headers", "stream")
+"""Of the programs that come as streams, engines give another text each time."""
 
 
 def software_team(files: int) -> Program:
@@ -76,6 +80,7 @@ class Client:
         self._fields = fields
         self._http = http
         self._findings = findings
+        self._way = ""
         self.session = session
         self.kind = kind
         self.told: dict[str, str | None] = {}
@@ -83,9 +88,11 @@ class Client:
 
     async def run(self, way: str) -> None:
         """Run the program."""
-        program = PROGRAMS[self.kind]
+        program, self._way = PROGRAMS[self.kind], way
         if way == "program":
             await self._whole(program)
+        elif way == "stream":
+            await self._streamed(program)
         elif way == "submits":
             await asyncio.gather(
                 *(self._submit(call, body) for call, body in zip(program, whole(program), strict=True))
@@ -100,6 +107,8 @@ class Client:
 
     async def check(self, expected: Mapping[str, str]) -> None:
         """The program has the values of an undisturbed run, and all that was told is one of them."""
+        if self._way == "stream":
+            expected = {call.output: await self.get(call.output) for call in PROGRAMS[self.kind]}
         for variable, value in self.told.items():
             self._findings.told += 1
             if value != expected[variable]:
@@ -113,6 +122,37 @@ class Client:
         calls = [{**call, **self._fields} for call in whole(program)]
         answer = await self._post("/v1/programs", {"session": self.session, "calls": calls, "gets": gets})
         self.told |= answer.json()["values"]
+
+    async def _streamed(self, program: Program) -> None:
+        """Take each value as it comes, also of a stream that breaks off before its end, and then ask again."""
+        calls = [{**call, **self._fields, "seed": None} for call in whole(program)]
+        body = {
+            "session": self.session,
+            "calls": calls,
+            "gets": {call.output: None for call in program},
+            "stream": True,
+        }
+        ends_s = time.monotonic() + GIVES_UP_S
+        while time.monotonic() < ends_s:
+            with suppress(httpx.TransportError):
+                async with self._http.stream("POST", "/v1/programs", json=body) as answer:
+                    if answer.status_code == 200 and await self._told_by(answer):
+                        return
+            self._findings.again += 1
+            await asyncio.sleep(AGAIN_S)
+        raise AssertionError(f"{self.session}: no end of a stream")
+
+    async def _told_by(self, answer: httpx.Response) -> bool:
+        """Whether a stream ends as it should. A variable whose value it says twice has to keep it."""
+        kind = ""
+        async for line in answer.aiter_lines():
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: ") and kind == "value":
+                told = json.loads(line.removeprefix("data: "))
+                if self.told.setdefault(told["name"], told["value"]) != told["value"]:
+                    self._findings.problems.append(f"{self.session}: {told['name']} was told twice, and differs")
+        return kind == "done"
 
     async def _submit(self, call: ProgramCall, body: Mapping[str, Any]) -> None:
         await self._post("/v1/submit", {**body, **self._fields, "session_id": self.session})
@@ -241,7 +281,7 @@ class Killing:
 async def killed(launch: Launcher, folder: Path, kills: int, seed: int, report: Sequence[Any] = ()) -> Findings:
     """So many rounds on embedded engines. Each of `report` is called with the findings after each."""
     path = folder / "store" / "sessions.db"
-    engines = [launch.engine(f"demo-{number}", time_scale=10) for number in range(2)]
+    engines = [launch.engine(f"demo-{number}", time_scale=10, options=("--random",)) for number in range(2)]
     gateway = launch.gateway(engines, store={"path": str(path)}, sessions={"max_attempts": MAX_ATTEMPTS})
     await asyncio.to_thread(Fleet(gateway, {engine.name: engine for engine in engines}).start)
     killing = Killing(gateway, path, random.Random(seed))

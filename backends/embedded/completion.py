@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from os import urandom
 from typing import Any
 
 import msgspec
@@ -33,11 +34,15 @@ SHORT_OUTPUT_TOKENS = (16, 40)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that an engine emulates: name, tokenizer, and the most tokens of prompt and output together."""
+    """The model that an engine emulates: name, tokenizer, and the most tokens of prompt and output together.
+
+    If it `varies`, a request without a seed gets another text each time.
+    """
 
     name: str
     tokenizer: Tokenizer
     max_context_tokens: int
+    varies: bool = False
 
     def check(self, name: str) -> None:
         """Raise ModelNotFoundError unless a request means this model. A request may leave the name out."""
@@ -181,7 +186,7 @@ def _generate(
     root = root_hash(target.model.name, request.cache_salt or "")
     for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         for index in range(request.choices):
-            source, natural = _output(target.model.tokenizer, prompt, request, index, text)
+            source, natural = _output(target.model, prompt, request, index, text)
             completion.generate(
                 target.clock,
                 f"{target.request_id}-{number}",
@@ -196,13 +201,15 @@ def _generate(
 
 
 def _output(
-    tokenizer: Tokenizer, prompt: Sequence[int], request: Request, index: int, text: str | None
+    model: ServedModel, prompt: Sequence[int], request: Request, index: int, text: str | None
 ) -> tuple[Any, int | None]:
     """The tokens, and how many: those of `text` if given, else prose that depends on prompt, seed and choice."""
+    tokenizer = model.tokenizer
     if text is not None:
         pieces = [EmulatedToken(token, tokenizer.decode([token])) for token in tokenizer.encode(text)]
         return iter(pieces), len(pieces)
-    digest = sha256(repr((list(prompt[-256:]), len(prompt), request.seed, index)).encode()).digest()
+    given = urandom(8) if model.varies and request.seed is None else request.seed
+    digest = sha256(repr((list(prompt[-256:]), len(prompt), given, index)).encode()).digest()
     seed = int.from_bytes(digest[:8], "big")
     short = request.output_limit is None and len(prompt) < SHORT_PROMPT_TOKENS
     low, high = SHORT_OUTPUT_TOKENS if short else NATURAL_OUTPUT_TOKENS

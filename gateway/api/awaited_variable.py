@@ -15,17 +15,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, WaitTimeoutError
-from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, send_whole, unless_gone
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE, NOT_DURABLE
+from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed, variable_failed
+from plait.gateway.programs.unstored import unstored_fields, unstored_headers
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import Cause, VariableState
 from plait.policy.types import NO_SLO, Objective, Slo
 
 Json = dict[str, Any]
+
+JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
 class TextChangedError(Exception):
@@ -212,20 +215,23 @@ class VariableResponse(Response):
                 await self._changed.wait()
         except TimeoutError:
             self._awaited.give_up(self._session, self._timeout_s)
-        headers, error = [(b"content-type", b"application/json")], self._awaited.error
+        error = self._awaited.error
         if isinstance(error, GatewayStoppingError):
             raise error  # it says nothing of the variable
-        if not await self._session.record.committed():
-            headers.extend(NOT_DURABLE)
-        if error is not None:
+        if error is None:
+            status, headers, body = 200, JSON, msgspec.json.encode(self._set())
+        else:
+            status, headers, body = error.status, error_headers(error), error.body()
+        told = await self._session.record.told(headers, unstored_headers)
+        if error is not None and told is headers:
             raise error
-        await send_whole(send, 200, headers, msgspec.json.encode(self._set()))
+        await send_whole(send, status, told, body)
 
     async def _stream(self, send: Send) -> None:
         awaited = self._awaited
         if awaited.error is not None:
             raise awaited.error
-        headers = EVENT_STREAM if self._session.record.is_durable else [*EVENT_STREAM, *NOT_DURABLE]
+        headers = EVENT_STREAM if self._session.record.is_durable else unstored_headers(EVENT_STREAM)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -236,13 +242,13 @@ class VariableResponse(Response):
 
     async def _ending(self) -> bytes:
         """The last events of the stream, once they are stored."""
+        error = self._awaited.error
+        news = self._set() if error is None else {"error": error.error_object}
         try:
-            await self._session.record.stored()
-        except PlaitError as error:
-            return _event(error.body())
-        if self._awaited.error is not None:
-            return _event(self._awaited.error.body())
-        return _event(msgspec.json.encode(self._set())) + b"data: [DONE]\n\n"
+            last = _event(msgspec.json.encode(await self._session.record.told(news, unstored_fields, is_begun=True)))
+        except PlaitError as unknown:
+            return _event(unknown.body())
+        return last + b"data: [DONE]\n\n" if error is None else last
 
     async def _send_deltas(self, send: Send) -> None:
         """Send the text as it is generated, then the part of the value that was not sent yet.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,7 @@ from plait.backends.errors import ProgramTooLargeError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import AwaitedVariable, Criteria, mark_of, next_change
+from plait.gateway.api.awaited_variable import JSON, AwaitedVariable, Criteria, Json, mark_of, next_change
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.intake.open_bodies import OpenBodies
@@ -29,14 +29,15 @@ from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.native_step import DeclaredStep
 from plait.gateway.programs.program import AskedProgram, enter, read_calls
-from plait.gateway.programs.recorded_answer import NOT_DURABLE
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import wants_durable
 from plait.gateway.programs.submission import SessionId, TimeToLive, VariableName
+from plait.gateway.programs.unstored import unstored_fields, unstored_headers
 from plait.gateway.timer import loop_time_s
 
-PATH = "/v1/programs"
-JSON = [(b"content-type", b"application/json")]
+PATH: Final = "/v1/programs"
+DELTA: Final = "delta"
+"""The kind of an event: a text has grown."""
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,26 +150,37 @@ class ProgramEvents:
         """Whether the value or the failure of each variable has been told."""
         return not self._open
 
-    def news(self) -> bytes:
+    def news(self) -> list[Event]:
         """All events since the last call. Texts of several pieces are one delta."""
-        news = b"".join(event for awaited in self._open for event in self._of(awaited))
+        news = [one for awaited in self._open for one in self._of(awaited)]
         self._open = [awaited for awaited in self._open if not awaited.is_answered]
         return news
 
-    def _of(self, awaited: AwaitedVariable) -> Iterator[bytes]:
+    def _of(self, awaited: AwaitedVariable) -> Iterator[Event]:
         name, text = awaited.name, awaited.news()
         if text:
-            yield event("delta", {"name": name, "delta": text})
+            yield Event(DELTA, {"name": name, "delta": text})
         if awaited.error is not None:
-            yield event("failed", {"name": name, "error": awaited.error.error_object})
+            yield Event("failed", {"name": name, "error": awaited.error.error_object})
         elif awaited.value is not None:
-            value = {"name": name, "value": awaited.value, "truncated": self._session.was_cut(name)}
-            yield event("value", value)
+            yield Event("value", {"name": name, "value": awaited.value, "truncated": self._session.was_cut(name)})
+
+
+class Event(NamedTuple):
+    """A server-sent event. A delta promises nothing: a text that is generated again may be another."""
+
+    kind: str
+    data: Json
 
 
 def event(kind: str, data: object) -> bytes:
-    """A server-sent event."""
+    """An event as it is sent."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
+def unstored_events(events: Sequence[Event]) -> Sequence[Event]:
+    """Events that tell of what is not stored."""
+    return [one if one.kind == DELTA else Event(one.kind, unstored_fields(one.data)) for one in events]
 
 
 class ProgramResponse(Response):
@@ -228,7 +240,6 @@ class ProgramResponse(Response):
         except TimeoutError:
             self._give_up(session)
         names = [one.name for one in self._awaited]
-        headers = await self._stored(JSON)
         truncated = list(filter(session.was_cut, names))
         errors = [awaited.error for awaited in self._awaited if awaited.error is not None]
         answer: dict[str, Any] = self._described() | {
@@ -236,38 +247,45 @@ class ProgramResponse(Response):
             "truncated": truncated,
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
-        if len(errors) < len(self._awaited):
-            await send_whole(send, 200, headers, msgspec.json.encode(answer))
-            return
-        answer["error"] = errors[0].error_object
-        await send_whole(send, errors[0].status, error_headers(errors[0]), msgspec.json.encode(answer))
+        status, headers = 200, JSON
+        if len(errors) == len(self._awaited):
+            answer["error"], status, headers = errors[0].error_object, errors[0].status, error_headers(errors[0])
+        await send_whole(send, status, await self._stored(headers), msgspec.json.encode(answer))
 
     async def _stream(self, session: Session, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": await self._stored(EVENT_STREAM)})
-        events = ProgramEvents(session, self._awaited)
+        events, due = ProgramEvents(session, self._awaited), list[Event]()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send_events(events, send)
+                await self._send_events(events, due, send)
         except TimeoutError:
             self._give_up(session)
-        await session.record.committed()
-        last = events.news() + event("done", self._described())
+        last = await self._told([*due, *events.news(), Event("done", self._described())])
         await send({"type": "http.response.body", "body": last})
 
-    async def _send_events(self, events: ProgramEvents, send: Send) -> None:
-        """Send new events until every getter has ended. A slow client gets the events of the meantime at once."""
+    async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
+        """Send new events until every getter has ended. A slow client gets the events of the meantime at once.
+
+        Those that are `due` when this is cancelled were not sent.
+        """
         while not events.is_over:
-            if any(awaited.is_answered for awaited in self._awaited):
-                await self._session.record.committed()
-            news = events.news()
-            if news:
+            due += events.news()
+            if due:
+                news = await self._told(due)
+                due.clear()
                 await send({"type": "http.response.body", "body": news, "more_body": True})
             else:
                 await next_change(self._changed, send, self._keep_alive_s)
 
+    async def _told(self, news: Sequence[Event]) -> bytes:
+        """Events, once what they tell of is stored."""
+        if any(one.kind != DELTA for one in news):
+            news = await self._session.record.told([*news], unstored_events, is_begun=True)
+        return b"".join(event(*one) for one in news)
+
     async def _stored(self, headers: Headers) -> Headers:
         """The headers of an answer that tells of the program: once that is stored, or else they say that it is not."""
-        return headers if await self._session.record.committed() else [*headers, *NOT_DURABLE]
+        return await self._session.record.told(headers, unstored_headers)
 
     def _give_up(self, session: Session) -> None:
         for awaited in self._awaited:

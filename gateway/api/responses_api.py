@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,15 +17,21 @@ from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.programs.unstored import unstored_fields, unstored_headers, unstored_response
 from plait.gateway.timer import loop_time_s
 
-_OF_RESPONSE = b'"response"'
-_LAST_EVENTS = (b"response.completed", b"response.incomplete")
+T = TypeVar("T")
+
+_OF_RESPONSE: Final = b'"response"'
+_LAST_EVENTS: Final = (b"response.completed", b"response.incomplete")
 
 
 @dataclass(slots=True)
 class KeptResponse:
-    """A response that is stored as it goes to its client, so that later requests can continue it."""
+    """A response that is stored as it goes to its client, so that later requests can continue it.
+
+    Its client has the end of it once it is stored. If it is not, the head says so, or a stream's last event.
+    """
 
     stored: StoredResponses
     tenant: str
@@ -38,6 +45,9 @@ class KeptResponse:
     to_client: Send
     _is_stream: bool = False
 
+    _head: Message | None = None
+    """That of a good one that is no stream, until it is whole."""
+
     _is_good: bool = False
     """Whether its status is 200: others are not stored."""
 
@@ -45,33 +55,44 @@ class KeptResponse:
     """What has come of one that is no stream."""
 
     async def send(self, message: Message) -> None:
-        """ASGI's send. The response is stored before its client has its end."""
+        """ASGI's send."""
         if message["type"] == "http.response.start":
             self._is_good = message["status"] == 200
             self._is_stream = is_event_stream(message["headers"])
+            if self._is_good and not self._is_stream:
+                self._head = message
+                return
+        elif self._head is not None:
+            self._parts += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_whole(self._head)
+            return
         elif self._is_good:
-            response_id = self._read(message.get("body", b""), has_more=message.get("more_body", False))
-            if response_id is not None:
-                await self.stored.committed(self.tenant, response_id)
+            message = {**message, "body": await self._stored_events(message.get("body", b""))}
         await self.to_client(message)
 
-    def _read(self, body: bytes, *, has_more: bool) -> str | None:
-        """Store the response if this holds the end of it; returns its name then. A stream comes in whole events."""
-        if not self._is_stream:
-            self._parts += body
-            return self._store(None if has_more else json_object(self._parts))
-        stored = None
-        for event in body.split(b"\n\n") if any(name in body for name in _LAST_EVENTS) else ():
-            if any(name in event for name in _LAST_EVENTS):
-                data = json_object(event.partition(b"data:")[2])
-                stored = self._store(None if data is None else data.get("response")) or stored
-        return stored
+    async def _send_whole(self, head: Message) -> None:
+        headers = await self._told(json_object(self._parts), head["headers"], unstored_headers)
+        await self.to_client({**head, "headers": headers})
+        await self.to_client({"type": "http.response.body", "body": bytes(self._parts)})
 
-    def _store(self, answer: object) -> str | None:
+    async def _stored_events(self, events: bytes) -> bytes:
+        """Whole events of a stream. One that ends the response waits until that is stored."""
+        if not any(name in events for name in _LAST_EVENTS):
+            return events
+        parts = events.split(b"\n\n")
+        for number, event in enumerate(parts):
+            if any(name in event for name in _LAST_EVENTS):
+                data = json_object(event.partition(b"data:")[2]) or {}
+                parts[number] = await self._told(data.get("response"), event, _unstored_event)
+        return b"\n\n".join(parts)
+
+    async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
+        """What tells of an answer, once that is stored."""
         response_id = answer.get("id") if isinstance(answer, dict) else None
         if not isinstance(response_id, str):
-            return None
-        self.stored.put(
+            return news
+        is_kept = self.stored.put(
             self.tenant,
             response_id,
             previous=self.previous,
@@ -79,7 +100,13 @@ class KeptResponse:
             answer=msgspec.json.encode(answer),
             now_s=loop_time_s(),
         )
-        return response_id
+        return await self.stored.told(self.tenant, response_id, news, unstored) if is_kept else unstored(news)
+
+
+def _unstored_event(event: bytes) -> bytes:
+    """The last event of a response that is not stored."""
+    before, mark, data = event.partition(b"data:")
+    return b"%b%b %b" % (before, mark, msgspec.json.encode(unstored_fields(json_object(data) or {})))
 
 
 class ContinuedResponse:
@@ -147,8 +174,8 @@ class ResponsesApi:
     async def _delete(self, request: Request) -> Response:
         tenant, response_id = self._asked(request)
         self._stored.delete(tenant, response_id, loop_time_s())
-        await self._stored.committed(tenant, response_id)
-        return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+        deleted = _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+        return await self._stored.told(tenant, response_id, deleted, unstored_response)
 
     async def _items(self, request: Request) -> Response:
         """The input, the latest item first, all of it on one page."""

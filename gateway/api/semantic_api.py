@@ -24,12 +24,12 @@ from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
-from plait.gateway.programs.recorded_answer import NOT_DURABLE
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.sessions import wants_durable
 from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
 from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
+from plait.gateway.programs.unstored import unstored_response
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph import CLIENT
@@ -125,7 +125,7 @@ class SemanticApi:
             return await _stored(session, {"id": session.session_id, "object": "session.deleted", "deleted": True})
         counts = {str(state): count for state, count in session.graph.counts.items()}
         variables = [_state(session, name) for name in session.variables()]
-        return _json({**_described_session(session), "calls": counts, "variables": variables})
+        return await _stored(session, {**_described_session(session), "calls": counts, "variables": variables})
 
     async def _close(self, request: Request) -> Response:
         session = await self._found(request)
@@ -259,10 +259,7 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 async def _stored(session: Session, value: object) -> Response:
     """An answer that tells of what happened in a session: it waits until that is stored, or says that it is not."""
-    answer = _json(value)
-    if not await session.record.committed():
-        answer.raw_headers.extend(NOT_DURABLE)
-    return answer
+    return await session.record.told(_json(value), unstored_response)
 
 
 def _json(value: object) -> Response:

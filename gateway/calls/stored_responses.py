@@ -8,16 +8,18 @@ its tenant needs the room. Synchronous; each event carries its time.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from plait.backends.errors import CallerError, NotFoundError
+from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.store.event_log import Change, StoredStream, StreamKey
 
 Item = dict[str, Any]
+
+T = TypeVar("T")
 
 RESPONSE = "response"
 """The kind of a response's stream in the log."""
@@ -36,7 +38,7 @@ class ResponseLog(Protocol):
         """Write these, after all that came before. Returns at once."""
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not."""
+        """Wait until all that was appended is stored. False if it is not. Raises `PlaitError` while others share it."""
 
     def unix_s(self, now_s: float) -> float:
         """An event's time as a wall clock's."""
@@ -99,14 +101,16 @@ class StoredResponses:
 
     def put(
         self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
-    ) -> None:
-        """Store a response, if it fits at all."""
+    ) -> bool:
+        """Store a response, unless it does not fit at all; returns whether it does."""
         self._drop(tenant, response_id)
         stored = StoredResponse(previous, items, answer, now_s, now_s)
-        if stored.size_bytes <= self._max_bytes:
+        fits = stored.size_bytes <= self._max_bytes
+        if fits:
             self._keep(tenant, response_id, stored)
             self._write(tenant, response_id, _Kept(previous, items, answer), now_s)
         self._trim(tenant, now_s)
+        return fits
 
     def clear(self) -> None:
         """Another gateway has all of them now."""
@@ -120,9 +124,16 @@ class StoredResponses:
         """A response's stream in the log."""
         return StreamKey(RESPONSE, tenant, response_id)
 
-    async def committed(self, tenant: str, response_id: str) -> bool:
-        """Wait until a response, or its end, is stored. False if it is not, though it should be."""
-        return self._log is None or await self._log.committed(self.stream(tenant, response_id))
+    async def told(self, tenant: str, response_id: str, news: T, unstored: Callable[[T], T]) -> T:
+        """What tells of a response, or of its end, once that is stored; marked by `unstored` if it is not.
+
+        It never changes, so it may be told while the log cannot be reached: this gateway has it.
+        """
+        try:
+            is_stored = self._log is None or await self._log.committed(self.stream(tenant, response_id))
+        except PlaitError:
+            is_stored = False
+        return news if is_stored else unstored(news)
 
     def restore(self, stream: StoredStream, offset_s: float, now_s: float) -> None:
         """A response that an earlier gateway has written. Its times are `offset_s` after those of this one."""

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="require this bearer token")
     parser.add_argument("--stock", action="store_true", help="answer as an engine without Plait's adapter")
     parser.add_argument("--chat-only", action="store_true", help="have no routes of Responses and Messages")
+    parser.add_argument("--random", action="store_true", help="give another text each time to requests without a seed")
     parser.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
 
 
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
             scheduler=arguments.scheduler,
         ),
         cost_model=profile.cost_model(),
-        model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens),
+        model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens, arguments.random),
         time_scale=arguments.time_scale,
         api_key=arguments.api_key,
         stock=arguments.stock,

@@ -216,7 +216,7 @@ class ChainedCall(ABC):
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
-            await self.session.record.stored()
+            await self.session.record.settled()
         delivery = msgspec.structs.replace(
             self.promise.delivery,
             held=self.answer_bytes,

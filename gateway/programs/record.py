@@ -7,9 +7,9 @@ gives the events to a new executor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -110,6 +110,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     until_unix_s: float
 
 
+T = TypeVar("T")
+
 SessionEvent = (
     Opened | Kept | Preferred | Closed | Submitted | Started | ValueSet | CallEnded | VariableFailed | Refused
 )
@@ -157,16 +159,17 @@ class Unrecorded:
         """Whether what is told now will outlive the process, as far as that was promised."""
         return True
 
-    async def committed(self) -> bool:
-        """Wait until all events so far are stored. False if they are not, though they should be.
+    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
+        """What a client may be told of the session, once all of it is stored; marked by `unstored` if it is not.
 
-        Raises `PlaitError` if nobody may be told then, because another gateway may have the session.
+        Take the news first: what comes while this waits is not waited for. Raises `PlaitError` if nobody may be told,
+        because another gateway may have the session. An answer that `is_begun` waits while the store cannot be reached.
         """
-        return True
+        return news
 
-    async def stored(self) -> bool:
-        """The same, for an answer that has begun: while the store cannot be reached it waits."""
-        return True
+    async def settled(self) -> None:
+        """Wait until all so far is stored, or cannot be: for what is told to nobody."""
+        await self.told(None, lambda nothing: nothing, is_begun=True)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -229,10 +232,10 @@ class Claimed(Unrecorded):
     def __init__(self, claim: asyncio.Future[None]) -> None:
         self._claim = claim
 
-    async def committed(self) -> bool:
+    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
         """Wait until others know whose session it is. Raises `PlaitError` if they cannot."""
         await asyncio.shield(self._claim)
-        return True
+        return news
 
 
 class Recorded(Unrecorded):
@@ -256,23 +259,24 @@ class Recorded(Unrecorded):
         """Whether the log can be written."""
         return self._log.problem is None
 
-    async def committed(self) -> bool:
-        """Wait for the log."""
+    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:
+        """Wait for the log. Raises if the session has ended here, because another gateway has it."""
+        while True:
+            try:
+                return news if await self._committed() else unstored(news)
+            except UnreachableStoreError:
+                if not is_begun:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+                if self._is_ended:
+                    raise
+
+    async def _committed(self) -> bool:
         while self._together is not None:
             if self._is_whole is None:
                 self._is_whole = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._is_whole)
         return await self._log.committed(self.stream)
-
-    async def stored(self) -> bool:
-        """Wait for the log. Raises if the session has ended here, because another gateway has it."""
-        while True:
-            try:
-                return await self.committed()
-            except UnreachableStoreError:
-                await asyncio.sleep(AGAIN_S)
-                if self._is_ended:
-                    raise
 
     @contextmanager
     def whole(self) -> Iterator[None]:

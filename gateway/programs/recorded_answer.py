@@ -17,6 +17,7 @@ from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import Sessions
+from plait.gateway.programs.unstored import unstored_headers, unstored_messages
 
 MESSAGE_BYTES = 512
 """What a message takes besides its body: a dictionary and a bytes object."""
@@ -28,9 +29,6 @@ MAX_LAG_BYTES = 2**20
 """The writer waits while a follower is further behind than this. A stream of text takes minutes for so much."""
 
 STREAM_END = b"data: [DONE]\n\n"
-
-NOT_DURABLE = ((b"plait-durable", b"false"),)
-"""What is told is not stored, though it should be: the store cannot be written."""
 
 
 class Ledger(Protocol):
@@ -366,29 +364,23 @@ class HeldEnd(PassingSink):
         """Take the next message."""
         if self._held or self._is_whole or _is_end(message):
             self._held.append(message)
+        elif message["type"] == "http.response.start" and not self._record.is_durable:
+            self._to.put({**message, "headers": unstored_headers(message["headers"])})
         else:
-            self._to.put(_marked(message, is_stored=self._record.is_durable))
+            self._to.put(message)
 
     def clear(self) -> None:
         """The answer begins again."""
         self._held.clear()
 
     async def release(self) -> None:
-        """Pass on what is held, once all so far is stored. An answer that begins now says so if it is not.
+        """Pass on what is held, once all so far is stored. It says so if it is not.
 
         Raises `PlaitError` if nobody may be told any more, because another gateway has the session.
         """
-        is_stored = await self._record.stored()
         held, self._held = self._held, []
-        for message in held:
-            self._to.put(_marked(message, is_stored=is_stored))
-
-
-def _marked(message: Message, *, is_stored: bool) -> Message:
-    """The message; a head says that the value is not stored."""
-    if is_stored or message["type"] != "http.response.start":
-        return message
-    return {**message, "headers": [*message["headers"], *NOT_DURABLE]}
+        for message in await self._record.told(held, unstored_messages, is_begun=True):
+            self._to.put(message)
 
 
 def _is_end(message: Message) -> bool:

@@ -117,7 +117,7 @@ async def test_a_stream_has_the_fleet_and_ends_with_its_client() -> None:
 
 
 async def test_streams_end_when_the_gateway_stops_or_the_key_changes() -> None:
-    for end in (Gateway.begin_stop, lambda made: made._admin_keys.replace(["new"])):
+    for end in (Gateway.begin_stop, lambda made: made._admin.keys.replace(["new"])):
         made = gateway(admin_key=KEY)
         watched = Watched(made)
         await watched.until(2)

@@ -1,0 +1,40 @@
+"""What marks news that clients are told though it is not stored: a header, or in a stream a field or a comment."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.responses import Response
+from starlette.types import Message
+
+from plait.gateway.asgi import Headers
+
+NOT_DURABLE: Final = (b"plait-durable", b"false")
+
+UNSTORED_END: Final = b": plait-durable=false\n\n"
+
+
+def unstored_headers(headers: Headers) -> Headers:
+    """The head of an answer that is not stored."""
+    return [*headers, NOT_DURABLE]
+
+
+def unstored_messages(messages: list[Message]) -> list[Message]:
+    """A whole answer, or the end of a stream, that is not stored."""
+    if not messages:
+        return messages
+    first, *rest = messages
+    if first["type"] == "http.response.start":
+        return [{**first, "headers": unstored_headers(first["headers"])}, *rest]
+    return [{**first, "body": UNSTORED_END + first.get("body", b"")}, *rest]
+
+
+def unstored_fields(news: dict[str, Any]) -> dict[str, Any]:
+    """An object in a stream that tells of what is not stored."""
+    return {**news, "durable": False}
+
+
+def unstored_response(answer: Response) -> Response:
+    """An answer that tells of what is not stored."""
+    answer.raw_headers.append(NOT_DURABLE)
+    return answer

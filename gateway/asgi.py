@@ -21,6 +21,7 @@ from plait.backends.errors import (
     PlaitError,
     SessionWaitingError,
 )
+from plait.gateway.ids import LABEL
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -78,11 +79,11 @@ def new_id() -> str:
 
 
 def id_of(scope: Scope) -> str:
-    """The client's name for its request, or a new one, which the request keeps."""
+    """The client's name for its request, or a new one if that is no `LABEL`. The request keeps it."""
     found: str | None = scope.get(ID)
     if found is None:
-        given = dict(reversed(scope["headers"])).get(b"x-request-id")  # the first of several
-        found = scope[ID] = given.decode("latin-1") if given else new_id()
+        given = dict(reversed(scope["headers"])).get(b"x-request-id", b"").decode("latin-1")  # the first of several
+        found = scope[ID] = given if LABEL.fits(given) else new_id()
     return found
 
 

@@ -20,20 +20,15 @@ import msgspec
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import Request
 from plait.gateway.asgi import NAME, Headers
+from plait.gateway.ids import LABEL, SESSION_ID, VARIABLE_NAME
 from plait.policy.types import NO_SLO, Objective, Slo
-
-SESSION_ID: Final = r"[A-Za-z0-9._:-]{1,128}"
-"""A session's id."""
-
-VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
-"""A semantic variable's name."""
 
 Operator = Literal["==", "!=", "contains"]
 
 ACCEPTED: Final = 'NAME == "TEXT", NAME != "TEXT" or NAME contains "TEXT" (a JSON string; "" only with == and !=)'
 """What a condition looks like, for error messages."""
 
-_CONDITION: Final = re.compile(rf'({VARIABLE_NAME})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
+_CONDITION: Final = re.compile(rf'({VARIABLE_NAME.pattern})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
 _SHOWN_CHARACTERS = 80
 
 SESSION_HEADERS: Final = frozenset((
@@ -42,21 +37,14 @@ SESSION_HEADERS: Final = frozenset((
 ))  # fmt: skip
 """That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
 
-
-MAX_NAME_CHARACTERS: Final = 256
-"""Longer ones are no names."""
-
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
 # The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
 _ALIASES = {b"x-slo-ttft-ms": "slo_ttft_ms", b"x-slo-tpot-ms": "slo_tpot_ms"}
-_SESSION = re.compile(SESSION_ID)
-_VARIABLE = re.compile(VARIABLE_NAME)
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
 _MILLISECONDS = "a number of milliseconds above 0"
-_VARIABLE_RULE = "a letter or _, then at most 63 letters, digits or _"
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -172,7 +160,7 @@ def promised_output(
             given[raw_name.decode("latin-1").removeprefix(_HEADER_PREFIX)] = raw_value.decode("latin-1")
     session, output = given.get("session"), given.get("output")
     name = output.partition(";")[0].strip() if isinstance(output, str) else ""
-    if not isinstance(session, str) or not _SESSION.fullmatch(session.strip()) or not _VARIABLE.fullmatch(name):
+    if not isinstance(session, str) or not SESSION_ID.fits(session.strip()) or not VARIABLE_NAME.fits(name):
         return None
     return session.strip(), name
 
@@ -183,14 +171,14 @@ def known_session(headers: Headers, request: Request) -> str:
     Coding agents and SDKs send a header or a field that stays the same for a conversation. Its turns are one session:
     they take turns with other sessions while calls wait, and a prompt whose tokens are not known (one with images) goes
     where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
-    field, a user comes last.
+    field, a user comes last. What is no `LABEL` is passed over.
     """
     if not SESSION_HEADERS.isdisjoint(map(NAME, headers)):
         for name, value in headers:
-            if name in SESSION_HEADERS and 0 < len(value) <= MAX_NAME_CHARACTERS:
-                return value.decode("latin-1")
+            if name in SESSION_HEADERS and LABEL.fits(label := value.decode("latin-1")):
+                return label
     for given in (request.prompt_cache_key, request.safety_identifier, request.user):
-        if isinstance(given, str) and 0 < len(given) <= MAX_NAME_CHARACTERS:
+        if LABEL.fits(given):
             return given
     return ""
 
@@ -252,7 +240,7 @@ def read_value(place: str, key: str, raw: object) -> Any:
 
 
 def _session(raw: object) -> str | None:
-    return raw if isinstance(raw, str) and _SESSION.fullmatch(raw) else None
+    return raw if SESSION_ID.fits(raw) else None
 
 
 def _inputs(raw: object) -> tuple[str, ...] | None:
@@ -260,7 +248,7 @@ def _inputs(raw: object) -> tuple[str, ...] | None:
     names = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
     if not isinstance(names, list | tuple):
         return None
-    if not all(isinstance(name, str) and _VARIABLE.fullmatch(name) for name in names):
+    if not all(map(VARIABLE_NAME.fits, names)):
         return None
     return tuple(dict.fromkeys(names))
 
@@ -286,7 +274,7 @@ def _output(raw: object) -> OutputVariable | None:
             if what != "truncated" or policy not in {"fail", "keep"} or must_be_whole:
                 return None
             must_be_whole = policy == "fail"
-    if not _VARIABLE.fullmatch(name.rstrip()):
+    if not VARIABLE_NAME.fits(name.rstrip()):
         return None
     return OutputVariable(name.rstrip(), transform, must_be_whole)
 
@@ -320,9 +308,9 @@ def _priority(raw: object) -> int | None:
 # For each key: a function that reads a stripped text or a JSON value (it returns None for an invalid one), and the
 # accepted form, for the error message.
 _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
-    "session": (_session, "1 to 128 letters, digits or any of . _ : -"),
-    "inputs": (_inputs, f"variable names separated by commas (each {_VARIABLE_RULE})"),
-    "output": (_output, f"a variable name ({_VARIABLE_RULE}), or NAME; truncated=fail; transform=TRANSFORM"),
+    "session": (_session, SESSION_ID.rule),
+    "inputs": (_inputs, f"variable names separated by commas (each {VARIABLE_NAME.rule})"),
+    "output": (_output, f"a variable name ({VARIABLE_NAME.rule}), or NAME; truncated=fail; transform=TRANSFORM"),
     "when": (read_condition, ACCEPTED),
     "objective": (_objective, "latency or throughput"),
     "session_objective": (_objective, "latency or throughput"),

@@ -18,16 +18,17 @@ import msgspec
 from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
-from plait.gateway.calls.annotations import VARIABLE_NAME, Annotations
+from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import Fields
+from plait.gateway.ids import VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.intake.turns import Steps
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 
-PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME})\s*\}}\}}")
+PLACEHOLDER = re.compile(rf"\{{\{{\s*({VARIABLE_NAME.pattern})\s*\}}\}}")
 NOWHERE: Final[Mapping[int, int]] = {}
 Request = ChatRequest | CompletionRequest
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from msgspec import Meta
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, check_request, parse_request
-from plait.gateway.calls.annotations import SESSION_ID, VARIABLE_NAME
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
+from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.programs.filled_prompts import (
     PLACEHOLDER,
     filled_bytes,
@@ -32,8 +32,8 @@ from plait.gateway.transforms import parse
 Message = Mapping[str, Any]
 """A chat message as it was sent, or a raw prompt as the content of a message without a role."""
 
-VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME}\Z")]
-SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID}\Z")]
+VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME.pattern}\Z")]
+SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID.pattern}\Z")]
 TimeToLive = Annotated[float, Meta(gt=0, le=7 * 86_400.0)]
 """Of a session, in seconds."""
 

@@ -15,6 +15,7 @@ from plait.gateway.asgi import (
     ClientGoneError,
     WatchedReceive,
     header,
+    id_of,
     send_error,
     unless_gone,
 )
@@ -23,6 +24,18 @@ from plait.gateway.asgi import (
 def test_a_header_is_its_first_value() -> None:
     headers = [(b"a", b"1"), (b"b", b"\xe9"), (b"b", b"3")]
     assert (header(headers, b"b"), header(headers, b"c")) == ("é", None)
+
+
+@pytest.mark.parametrize("given", [b"mine", b"\xe9 1", b"x" * 256])
+def test_a_request_has_its_clients_id(given: bytes) -> None:
+    scope = {"headers": [(b"x-request-id", given), (b"x-request-id", b"second")]}
+    assert id_of(scope) == id_of(scope) == given.decode("latin-1")
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 257, b"a\x00", b"a\tb", b"\x7f"])
+def test_a_request_whose_id_is_none_gets_one(given: bytes) -> None:
+    scope = {"headers": [(b"x-request-id", given)]}
+    assert id_of(scope) == id_of(scope) != given.decode("latin-1")
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,15 @@ def test_sdks_send_a_field() -> None:
     assert session(user="u") == "u"
 
 
-@pytest.mark.parametrize("fields", [{}, {"user": 5}, {"user": ""}, {"user": "x" * 300}, {"prompt_cache_key": ["k"]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({}, {"user": 5}, {"user": ""}, {"user": "x" * 300}, {"prompt_cache_key": ["k"]}),
+        *({"user": "x\0"}, {"prompt_cache_key": "k\n"}, {"safety_identifier": "\ud800"}),
+    ],
+)
 def test_what_is_no_name_is_none(fields: dict[str, Any]) -> None:
-    assert session([(b"session-id", b""), (b"x-session-id", b"x" * 300)], **fields) == ""
+    assert session([(b"session-id", b""), (b"x-session-id", b"x" * 300), (b"session_id", b"a\tb")], **fields) == ""
 
 
 def test_the_least_recently_used_sessions_are_forgotten() -> None:

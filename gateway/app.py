@@ -36,7 +36,7 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.durability.durability import new_durability
@@ -102,6 +102,7 @@ class Gateway:
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = self._new_executor(programs)
+        self._stored = self._new_stored()
         for collector in (LogCollector(), FleetCollector(self.router)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
@@ -112,11 +113,10 @@ class Gateway:
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin.keys, self._terms, registry=self._registry
         )
-        relay, sessions = self._new_relay(), config.sessions
-        self._stored = StoredResponses(sessions.max_response_bytes, sessions.ttl_s, self._durability)
+        relay = self._new_relay()
         self._bodies = self._new_bodies()
         self._chained = ChainedCalls(
-            executor, reader, relay, programs, self._bodies, keep_alive_s=sessions.keep_alive_s
+            executor, reader, relay, programs, self._bodies, keep_alive_s=config.sessions.keep_alive_s
         )
         self.refusals = RefusalMetrics(self._registry)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding)
@@ -145,6 +145,12 @@ class Gateway:
             executor.sessions.is_own = self._forwarding.peers.is_own
         self._registry.register(SessionCollector(executor.sessions, executor.variables.counts))
         return executor
+
+    def _new_stored(self) -> StoredResponses:
+        limits = self.config.sessions
+        stored = StoredResponses(limits.max_response_bytes, limits.ttl_s, self._durability)
+        self._registry.register(ResponsesCollector(stored))
+        return stored
 
     def _new_bodies(self) -> OpenBodies:
         """Workers, who share a machine's memory, each have a part of it; a body always fits."""

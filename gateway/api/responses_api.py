@@ -12,11 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Send
 
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.programs.unstored import unstored_fields, unstored_headers, unstored_response
 from plait.gateway.timer import loop_time_s
 
@@ -89,9 +90,12 @@ class KeptResponse:
 
     async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
         """What tells of an answer, once that is stored."""
-        response_id = answer.get("id") if isinstance(answer, dict) else None
-        if not isinstance(response_id, str):
+        if not isinstance(answer, dict):
             return news
+        response_id = answer.get("id")
+        if not RESPONSE_ID.fits(response_id):
+            self.stored.leave_out(response_id)
+            return unstored(news)
         is_kept = self.stored.put(
             self.tenant,
             response_id,
@@ -184,8 +188,12 @@ class ResponsesApi:
         return _json(msgspec.json.encode({"object": "list", "data": items[::-1], "has_more": False}))
 
     def _asked(self, request: Request) -> tuple[str, str]:
-        """The tenant, and the name of the response."""
-        return self._keys.check(request.scope["headers"]), request.path_params["response_id"]
+        """The tenant, and the id of the response. Raises `NotFoundError` for what is no id."""
+        tenant, response_id = self._keys.check(request.scope["headers"]), request.path_params["response_id"]
+        if not RESPONSE_ID.fits(response_id):
+            message = f"There is no response of this id: a response's id is {RESPONSE_ID.rule}."
+            raise NotFoundError(message, param="response_id")
+        return tenant, response_id
 
 
 def _json(body: bytes) -> Response:

@@ -20,6 +20,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
@@ -159,8 +160,11 @@ class SemanticApi:
         return await _stored(session, _described_variable(session, name))
 
     async def _variable(self, request: Request) -> Response:
-        session = await self._found(request)
-        return await _stored(session, _described_variable(session, request.path_params["variable"]))
+        session, name = await self._found(request), request.path_params["variable"]
+        if not VARIABLE_NAME.fits(name):
+            message = f"There is no variable of this name: a variable's name is {VARIABLE_NAME.rule}."
+            raise NotFoundError(message, param="semantic_var_id")
+        return await _stored(session, _described_variable(session, name))
 
     async def _get(self, request: Request) -> Response:
         tenant, body = await self._read(request, GetBody)
@@ -217,6 +221,9 @@ class SemanticApi:
     async def _found(self, request: Request) -> Session:
         """The session that the path names. Raises `NotFoundError`, or `SessionEndedError` for a deleted session."""
         tenant, session_id = self._keys.check(request.scope["headers"]), request.path_params["session_id"]
+        if not SESSION_ID.fits(session_id):
+            message = f"There is no session of this id: a session's id is {SESSION_ID.rule}."
+            raise NotFoundError(message, code="session_not_found", param="session_id")
         await self._entrance.whole(tenant, session_id)
         return self._executor.sessions.find(tenant, session_id, loop_time_s())
 

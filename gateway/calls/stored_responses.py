@@ -8,13 +8,18 @@ its tenant needs the room. Synchronous; each event carries its time.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import structlog
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
+from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.store.event_log import Change, StoredStream, StreamKey
 
 Item = dict[str, Any]
@@ -24,8 +29,14 @@ T = TypeVar("T")
 RESPONSE = "response"
 """The kind of a response's stream in the log."""
 
+SHOWN = 80
+"""Characters of an id in messages."""
+
 USES = 16
 """How often in its time to live a response's use is written."""
+
+
+log = structlog.get_logger(__name__)
 
 
 class ResponseLog(Protocol):
@@ -90,6 +101,8 @@ class StoredResponses:
     """
 
     def __init__(self, max_bytes: int, ttl_s: float, log: ResponseLog | None = None) -> None:
+        self.unnamed = 0
+        """Responses that were not stored, because their engine gave them no id of the form."""
         self._log = log
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -111,6 +124,13 @@ class StoredResponses:
             self._write(tenant, response_id, _Kept(previous, items, answer), now_s)
         self._trim(tenant, now_s)
         return fits
+
+    def leave_out(self, given: object) -> None:
+        """Count a response that is not stored, since what its engine has `given` as its id is none."""
+        self.unnamed += 1
+        log.warning(
+            "response not stored: its engine gave it no id", given=repr(given)[:SHOWN], expected=RESPONSE_ID.rule
+        )
 
     def clear(self) -> None:
         """Another gateway has all of them now."""
@@ -155,7 +175,7 @@ class StoredResponses:
         self._trim(tenant, now_s)
         stored = self._tenants[tenant].responses.get(response_id) if tenant in self._tenants else None
         if stored is None:
-            raise NotFoundError(f"There is no response '{response_id[:80]}', or not any more.", param="response_id")
+            raise NotFoundError(f"There is no response '{response_id[:SHOWN]}', or not any more.", param="response_id")
         self._use(tenant, response_id, stored, now_s)
         return stored
 
@@ -177,8 +197,9 @@ class StoredResponses:
             try:
                 stored = self.get(tenant, wanted, now_s)
             except NotFoundError:
+                shown = response_id[:SHOWN]
                 raise CallerError(
-                    f"Previous response with id '{response_id[:80]}' not found: it was not stored, or is not any more.",
+                    f"Previous response with id '{shown}' not found: it was not stored, or is not any more.",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 ) from None
@@ -223,3 +244,15 @@ class StoredResponses:
         if self._log is not None:
             stream, data = StreamKey(RESPONSE, tenant, response_id), msgspec.msgpack.encode(event)
             self._log.append([Change(stream, self._log.unix_s(now_s), data)])
+
+
+class ResponsesCollector(Collector):
+    """The responses that were not stored."""
+
+    def __init__(self, stored: StoredResponses) -> None:
+        self._stored = stored
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter."""
+        what = "Responses that were not stored, because their engine gave them no id of the form"
+        yield CounterMetricFamily("plait_unnamed_responses", what, self._stored.unnamed)

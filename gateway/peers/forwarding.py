@@ -13,6 +13,7 @@ from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.asgi import Headers, unless_gone
+from plait.gateway.ids import RESPONSE_ID, SESSION_ID
 from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import PEER_HEADER, Peers
 from plait.gateway.store.event_log import StreamKey
@@ -67,8 +68,11 @@ class Forwarding:
         self._clients: dict[str, HttpClient] = {}
 
     async def elsewhere(self, tenant: str, session: str | None, *, is_label: bool = False) -> str | None:
-        """The gateway that has the session, if that is another one. Raises `PlaitError` if it cannot be told."""
-        if session is None:
+        """The gateway that has the session, if that is another one. Raises `PlaitError` if it cannot be told.
+
+        What is no session's id is nobody's: this gateway answers, and refuses it.
+        """
+        if not SESSION_ID.fits(session):
             return None
         if self.membership is None:
             return None if self.peers.is_own(tenant, session) else self.peers.owner(tenant, session)
@@ -140,10 +144,12 @@ class Forwarding:
             self._clients.pop(name).lose("its lease is over", waiting_only=False)
 
     async def holder(self, stream: StreamKey, path: str, headers: Headers) -> str | None:
-        """The other gateway that has a stream, which it shows at a path; None if none has.
+        """The other gateway that has a response's stream, which it shows at a path; None if none has.
 
         Raises `PeerUnavailableError` if it can be told that one had it, and has died.
         """
+        if not RESPONSE_ID.fits(stream.name):
+            return None
         if self.membership is not None:
             with suppress(UnreachableStoreError):
                 return await self.membership.holder(stream)

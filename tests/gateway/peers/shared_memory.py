@@ -31,6 +31,8 @@ class SharedMemory:
     needs: dict[int, Mapping[str, Need]] = field(default_factory=dict)
     epochs: int = 0
     away: bool = False
+    asked: list[StreamKey] = field(default_factory=list)
+    """All streams that a gateway has named."""
 
     def give_up(self, epoch: int) -> None:
         """A gateway has died."""
@@ -68,6 +70,7 @@ class MemoryKeeper:
     def write(self, changes: Sequence[Change]) -> None:
         self._check()
         for change in changes:
+            self._shared.asked.append(change.stream)
             if self._shared.owners.setdefault(change.stream, self.epoch) != self.epoch:
                 continue
             if change.data is None:
@@ -83,6 +86,7 @@ class MemoryKeeper:
     def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
         self._check()
         self.claims += 1
+        self._shared.asked += streams
         keys = {key: key._replace(kind=instead) for key in streams}
         keys = {key: other if other in self._shared.owners else key for key, other in keys.items()}
         adopted = [key for key in keys.values() if key in self._shared.owners and self._shared.owners[key] is None]
@@ -93,6 +97,7 @@ class MemoryKeeper:
 
     def owner(self, stream: StreamKey) -> int | None:
         self._check()
+        self._shared.asked.append(stream)
         return (self._shared.owners[stream] or 0) if stream in self._shared.owners else None
 
     def take_over(self) -> list[StoredStream]:

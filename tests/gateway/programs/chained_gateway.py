@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 from starlette.types import Scope
 
@@ -135,6 +136,7 @@ class Exchange:
         self._reads.set()
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+        scope["raw_path"] = quote(path, errors="surrogatepass").encode()
         self.task = asyncio.ensure_future(gateway.app(scope, self._receive, self._send))
 
     async def _receive(self) -> Any:

@@ -1,0 +1,42 @@
+"""Gateways that share a store, which is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from plait.gateway.peers import membership
+from plait.gateway.store import group_commit, jobs, postgres_keeper
+from tests.gateway.durability.durable_gateway import DurableServed
+from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.gateway.programs.chained_gateway import KEYS
+
+
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
+    """What all gateways of a test share, in place of a database."""
+    for module, name in ((group_commit, "RETRY_S"), (jobs, "REGULAR_S"), (membership, "TAKE_OVER_S")):
+        monkeypatch.setattr(module, name, 0.001)
+    memory = SharedMemory()
+    monkeypatch.setattr(postgres_keeper, "PostgresKeeper", lambda _url, own, **_: MemoryKeeper(memory, own))
+    return memory
+
+
+@asynccontextmanager
+async def gateway(name: str, **sessions: Any) -> AsyncIterator[DurableServed]:
+    """One that takes over what nobody has."""
+    server = {"api_keys": KEYS, "advertise_url": f"http://{name}", "peer_key": "p" * 32, "secret": "s" * 32}
+    served = DurableServed(None, {"server": server, "store": {"url": "postgresql://plait@db/plait"}}, **sessions)
+    await served.recover()
+    assert served.durability.membership is not None
+    keeping = asyncio.create_task(served.durability.membership.keep())
+    try:
+        yield served
+        served.executor.check()
+    finally:
+        keeping.cancel()
+        served.durability.log.jobs.regular = None
+        await served.kill()

@@ -100,7 +100,7 @@ async def _acknowledged(url: str, rate: int, seconds: float) -> None:
         tasks.append(asyncio.create_task(tell(StreamKey(SESSION, "t", f"r{number % 100}"))))
         await asyncio.sleep(max(0.0, begun_s + number / rate - time.perf_counter()))
     await asyncio.gather(*tasks)
-    cpu_ms, commits = 1e3 * log.cpu_s / len(took_s), log.commits
+    cpu_ms, commits = 1e3 * log.cpu_s / len(took_s), log.writer.commits
     await log.close()
     print(
         f"\n{rate} values/s: acknowledged in {1e3 * percentile(took_s, 0.5):.1f} ms (p50), "

@@ -65,7 +65,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
-from plait.gateway.store.group_commit import StoreCollector
+from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s
 from plait.policy.placement.rebalancing import rebalanced_e2

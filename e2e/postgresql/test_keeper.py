@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from math import inf
+from string import ascii_letters
 
 import pytest
 
@@ -15,6 +17,7 @@ from plait.gateway.store.event_log import (
     HeldElsewhereError,
     LeaseLostError,
     Need,
+    RefusedDataError,
     StoredStream,
     StoreError,
     StoreVersionError,
@@ -97,7 +100,6 @@ def test_what_was_written_is_read_by_the_next_owner(both: tuple[PostgresKeeper, 
     one, two = both
     one.write([end(ONE), event(ONE, "a"), event(TWO, "b"), event(ONE, "c")])
     one.write([event(TWO, "d"), end(ONE), event(ONE, "anew"), event(RESPONSE, "r")])
-    one.write([event(StreamKey("response", "t", "\0"), "no text of PostgreSQL")])
     one.close()
     taken = two.take_over()
     assert texts(taken) == {ONE: "anew", TWO: "bd", RESPONSE: "r"}
@@ -106,6 +108,25 @@ def test_what_was_written_is_read_by_the_next_owner(both: tuple[PostgresKeeper, 
     two.close()
     one.open()
     assert texts(list(one.read())) == {ONE: "anew!", RESPONSE: "r"}
+
+
+@pytest.mark.parametrize("name", ["z\0", "z\ud800", "".join(random.Random(7).choices(ascii_letters, k=8_000))])
+def test_a_name_that_no_index_takes_fails_its_own_commit_only(url: str, name: str) -> None:
+    keeper, bad = keeper_of(url), StreamKey("session", "t", name)
+    keeper.open()
+    keeper.write([event(ONE, "a")])
+    for refused in (
+        lambda: keeper.write([event(TWO, "not written"), event(bad, "x")]),
+        lambda: keeper.claim([TWO, bad], instead="deleted"),
+    ):
+        with pytest.raises(RefusedDataError):
+            refused()
+    keeper.write([end(bad)])
+    keeper.write([event(ONE, "b")])
+    assert shared_postgres().run("SELECT name FROM plait.streams", url) == "one"
+    keeper.release([ONE])
+    assert texts(keeper.take_over()) == {ONE: "ab"}
+    keeper.close()
 
 
 def test_a_stream_that_is_let_go_is_taken_by_the_next_that_asks(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:

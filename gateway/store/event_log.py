@@ -43,6 +43,10 @@ class StoreError(Exception):
     """The log could not be written or read. It may work later."""
 
 
+class RefusedDataError(StoreError):
+    """The log refuses the data themselves: the same would be refused again, and others would not."""
+
+
 class HeldElsewhereError(StoreError):
     """Another process holds the log. It may give it up."""
 
@@ -72,7 +76,7 @@ class Keeper(Protocol):
         """All streams, in the order in which they were begun. Raises `CorruptStoreError`."""
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write all of these, in this order, or none. Raises `LeaseLostError` or `StoreError`."""
+        """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`."""
 
     def set_aside(self, problem: Exception) -> None:
         """Keep what cannot be read elsewhere, and say so. The log is empty when it is opened again."""

@@ -7,7 +7,8 @@ calls that a value has made ready; so a thread that sleeps is woken `LOOK_S` lat
 
 If the log cannot be written, the thread tries again each `RETRY_S`, with the same changes. What comes meanwhile waits,
 up to `max_backlog_bytes`. Beyond that a stream loses its end: its later events are left out, too, so that what is
-stored of it is always a beginning. `committed` says at once that nothing is stored for now.
+stored of it is always a beginning. `committed` says at once that nothing is stored for now. An append whose data the
+log refuses is no such failure: it alone is left out (`SplitWriter`).
 
 A log that several gateways share asks more of its keeper: `run` does it in the thread. If the lease is lost, nothing is
 written any more until `reopen`.
@@ -19,26 +20,25 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from plait.gateway.store.event_log import (
     Change,
     CorruptStoreError,
     Keeper,
     LeaseLostError,
+    RefusedDataError,
     StoredStream,
     StoreError,
     StoreVersionError,
     StreamKey,
 )
 from plait.gateway.store.jobs import Jobs
+from plait.gateway.store.split_writer import SplitWriter
 
 LOOK_S: Final = 0.01
 """A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value. A commit
@@ -82,8 +82,7 @@ class GroupCommit:
         self.on_lost: Callable[[], None] | None = None
         self.cpu_s = 0.0
         """CPU time of the thread so far."""
-        self.commits = self.changes = 0
-        """Written so far."""
+        self.writer = SplitWriter()
         self._keeper = keeper
         self._max_backlog_bytes = max_backlog_bytes
         self._queue = deque[Batch]()
@@ -153,12 +152,12 @@ class GroupCommit:
         if not self._is_open or self.problem is not None or stream in self._lost:
             return False
         if self._committed >= self._appended:
-            return True
+            return stream not in self.writer.cut
         assert self._loop is not None
         waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiters.append((self._appended, waiter))
         self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
-        return await waiter and stream not in self._lost
+        return await waiter and stream not in self._lost and stream not in self.writer.cut
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do `work` in the thread, once all that was appended is written. Raises `StoreError` if that fails."""
@@ -173,6 +172,7 @@ class GroupCommit:
         assert self._loop is not None
         self._queue.clear()
         self._lost.clear()
+        self.writer.forget()
         self._committed, self._committed_bytes = self._appended, self._appended_bytes
         self._streams = self._loop.create_future()
         self._may_reopen.set()
@@ -285,9 +285,9 @@ class GroupCommit:
         """Write until the end."""
         tidied_s, is_tidy = time.monotonic(), True
         while self._is_open:
-            is_last, batches = self._stops.is_set(), self._next()
+            is_last, batches = self._stops.is_set(), _taken(self._queue)
             if batches:
-                self._commit(batches, is_last=is_last)
+                self._commit(batches)
                 is_tidy = False
             elif is_last:
                 break
@@ -311,33 +311,31 @@ class GroupCommit:
             self._wake.wait(min(self.jobs.pause_s, longest_s))
         self._sleeps = False
 
-    def _next(self) -> list[Batch]:
-        """What has come, up to `BATCH_BYTES`."""
-        batches, size_bytes = list[Batch](), 0
-        while self._queue and size_bytes < BATCH_BYTES:
-            batches.append(self._queue.popleft())
-            size_bytes += batches[-1][1]
-        return batches
+    def _commit(self, batches: list[Batch]) -> None:
+        """Write these, but for what is refused, however often that has to be tried. At the end it is tried once."""
+        try:
+            self.writer.write([batch for batch, _ in batches], self._try)
+        except LeaseLostError:
+            raise
+        except StoreError:
+            return
+        self._well()
+        self._committed_bytes += sum(size_bytes for _, size_bytes in batches)
+        self._committed += len(batches)
+        self._tell()
 
-    def _commit(self, batches: list[Batch], *, is_last: bool) -> None:
-        """Write these, however often that has to be tried. At the end it is tried once."""
-        changes = [change for batch, _ in batches for change in batch]
+    def _try(self, changes: Sequence[Change]) -> None:
+        """Make one commit, however often that has to be tried. Raises `StoreError` if trying again is no use."""
         while True:
             try:
                 self._keeper.write(changes)
                 break
-            except LeaseLostError:
+            except (LeaseLostError, RefusedDataError):
                 raise
             except StoreError as error:
                 self._failed(str(error))
-            if is_last or self._stops.wait(RETRY_S):
-                return
-        self._well()
-        self.commits += 1
-        self.changes += len(changes)
-        self._committed_bytes += sum(size_bytes for _, size_bytes in batches)
-        self._committed += len(batches)
-        self._tell()
+                if self._stops.wait(RETRY_S):
+                    raise
 
     def _do_jobs(self) -> None:
         """Do what `run` was asked for, and what is due."""
@@ -347,6 +345,8 @@ class GroupCommit:
             except LeaseLostError as error:
                 job.fail(error)
                 raise
+            except RefusedDataError as error:
+                self.jobs.refuse(job, error)
             except StoreError as error:
                 self._failed(str(error))
                 job.fail(error)
@@ -373,6 +373,15 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._settle)
 
 
+def _taken(queue: deque[Batch]) -> list[Batch]:
+    """What has come first, up to `BATCH_BYTES`."""
+    batches, size_bytes = list[Batch](), 0
+    while queue and size_bytes < BATCH_BYTES:
+        batches.append(queue.popleft())
+        size_bytes += batches[-1][1]
+    return batches
+
+
 def _all_of(keeper: Keeper) -> list[StoredStream]:
     """All that is stored. A log that cannot be read begins anew; its keeper keeps the old one."""
     try:
@@ -387,19 +396,3 @@ def _size_bytes(changes: Sequence[Change]) -> int:
     if len(changes) == 1:
         return CHANGE_BYTES + len(changes[0].data or b"")
     return sum(CHANGE_BYTES + len(change.data or b"") for change in changes)
-
-
-class StoreCollector(Collector):
-    """Whether the store can be written, what waits for it, and what it has cost."""
-
-    def __init__(self, log: GroupCommit) -> None:
-        self._log = log
-
-    def collect(self) -> Iterator[Metric]:
-        """Two gauges and three counters."""
-        failing = int(self._log.problem is not None)
-        yield GaugeMetricFamily("plait_store_failing", "1 while nothing can be stored", failing)
-        yield GaugeMetricFamily("plait_store_backlog_bytes", "Events that wait to be written", self._log.backlog_bytes)
-        yield CounterMetricFamily("plait_store_commits", "Commits", self._log.commits)
-        yield CounterMetricFamily("plait_store_events", "Events written", self._log.changes)
-        yield CounterMetricFamily("plait_store_cpu_seconds", "CPU time of the store's thread", self._log.cpu_s)

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
-from plait.gateway.store.event_log import StoreError
+import structlog
+
+from plait.gateway.store.event_log import RefusedDataError, StoreError
 
 REGULAR_S: Final = 1.0
 """Of a lease of 5 s, which is renewed so often, four renewals may fail."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Jobs:
     def __init__(self) -> None:
         self.regular: Callable[[], None] | None = None
         """What the thread does each `REGULAR_S`, however busy the event loop is. It may raise `StoreError`."""
+        self.refused = 0
+        """Jobs that the log has refused so far, because of their own data."""
         self._regular_due_s = 0.0
         self._waiting = deque[StoreJob]()
 
@@ -70,6 +76,12 @@ class Jobs:
             yield StoreJob(self.regular, 0, None)
         while self._waiting and self._waiting[0].after <= written:
             yield self._waiting.popleft()
+
+    def refuse(self, job: StoreJob, error: RefusedDataError) -> None:
+        """In the thread: the log refuses the job's data, and other jobs go on."""
+        self.refused += 1
+        log.error("the store refuses a question", problem=str(error))
+        job.fail(error)
 
     def give_up(self, problem: str) -> None:
         """In the thread: none of them can be done now."""

@@ -32,6 +32,7 @@ from plait.gateway.store.event_log import (
     LeaseLostError,
     Member,
     Need,
+    RefusedDataError,
     StoredStream,
     StoreError,
     StoreVersionError,
@@ -52,6 +53,9 @@ WAITS: Final[dict[str, Any]] = {
     "options": "-c idle_in_transaction_session_timeout=2s -c lock_timeout=2s -c statement_timeout=10s",
 }
 """A gateway that is stopped in the middle of a transaction must not keep its locks: the database ends its session."""
+
+BEYOND_LIMITS: Final = "54"
+"""The SQLSTATE class of what is too large, such as a row of an index above 2,704 bytes."""
 
 MIGRATION_LOCK: Final = 0x706C6974
 SHARE_LOCK: Final = MIGRATION_LOCK + 1
@@ -249,7 +253,7 @@ class PostgresKeeper:
         """Who owns a stream."""
         asked = "SELECT coalesce(owner, 0) FROM plait.streams WHERE tenant = %s AND name = %s AND kind = %s"
         with self._transaction() as database:
-            row = database.execute(asked, (stream.tenant, stream.name.replace("\0", ""), stream.kind)).fetchone()
+            row = database.execute(asked, (stream.tenant, stream.name, stream.kind)).fetchone()
         return None if row is None else int(row[0])
 
     def take_over(self) -> list[StoredStream]:
@@ -399,12 +403,15 @@ class PostgresKeeper:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """PostgreSQL's errors become `StoreError`s. After one the connection begins anew."""
+        """PostgreSQL's errors become `StoreError`s. After one that is not of data the connection begins anew."""
         try:
             yield
-        except psycopg.Error as error:
+        except (psycopg.Error, UnicodeEncodeError) as error:
+            problem = f"{self._place}: {' '.join(str(error).split())}"
+            if _is_of_data(error):
+                raise RefusedDataError(problem) from error
             self._disconnect()
-            raise StoreError(f"{self._place}: {' '.join(str(error).split())}") from error
+            raise StoreError(problem) from error
 
     def _connected(self) -> Connection[TupleRow]:
         if self._database is None:
@@ -447,12 +454,21 @@ def place_of(url: str) -> str:
     return f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
 
 
+def _is_of_data(error: Exception) -> bool:
+    """Whether the values themselves are refused: by their types, by a limit of PostgreSQL, or by their encoding.
+
+    These are the SQLSTATE classes 22, which `DataError` stands for, and 54. psycopg refuses NUL itself, and Python half
+    a surrogate pair.
+    """
+    if isinstance(error, psycopg.DataError | UnicodeEncodeError):
+        return True
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(BEYOND_LIMITS)
+
+
 def _final(changes: Iterable[Change]) -> tuple[dict[StreamKey, list[Change]], set[StreamKey]]:
     """The events that remain of each stream, and the streams that have ended meanwhile."""
     events, ended = dict[StreamKey, list[Change]](), set[StreamKey]()
     for change in changes:
-        if "\0" in change.stream.name:
-            continue  # PostgreSQL has no such text, and no session such a name: an engine has chosen it for a response
         if change.data is None:
             events.pop(change.stream, None)
             ended.add(change.stream)

@@ -129,6 +129,17 @@ def test_a_name_that_no_index_takes_fails_its_own_commit_only(url: str, name: st
     keeper.close()
 
 
+def test_who_only_looks_begins_nothing(url: str, both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    assert two.claim([ONE], instead="deleted", begin=False).owners == {}
+    assert shared_postgres().run("SELECT name FROM plait.streams", url) == ""
+    one.write([event(ONE, "a")])
+    assert two.claim([TWO, ONE], instead="deleted", begin=False).owners == {ONE: one.epoch}
+    one.close()
+    claims = two.claim([ONE], instead="deleted", begin=False)
+    assert (claims.owners, texts(list(claims.adopted))) == ({ONE: two.epoch}, {ONE: "a"})
+
+
 def test_a_stream_that_is_let_go_is_taken_by_the_next_that_asks(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
     one, two = both
     one.write([event(ONE, "a")])

@@ -50,6 +50,11 @@ class Forwarded(NamedTuple):
     body: bytes = b""
     port: int | None = None
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether it may make the session that it names. It does so in its body; a path names one that is there."""
+        return bool(self.body)
+
 
 class OwnedName(NamedTuple):
     """A tenant's session; None if a request names none."""
@@ -67,9 +72,12 @@ class Forwarding:
         self.membership = membership
         self._clients: dict[str, HttpClient] = {}
 
-    async def elsewhere(self, tenant: str, session: str | None, *, is_label: bool = False) -> str | None:
+    async def elsewhere(
+        self, tenant: str, session: str | None, *, may_begin: bool = True, is_label: bool = False
+    ) -> str | None:
         """The gateway that has the session, if that is another one. Raises `PlaitError` if it cannot be told.
 
+        One that nobody has is this gateway's from now on, if it `may_begin`.
         What is no session's id is nobody's: this gateway answers, and refuses it.
         """
         if not SESSION_ID.fits(session):
@@ -77,7 +85,7 @@ class Forwarding:
         if self.membership is None:
             return None if self.peers.is_own(tenant, session) else self.peers.owner(tenant, session)
         try:
-            return await self.membership.elsewhere(tenant, session)
+            return await self.membership.elsewhere(tenant, session, may_begin=may_begin)
         except (UnreachableStoreError, PeerUnavailableError):
             if is_label:
                 return None
@@ -116,7 +124,7 @@ class Forwarding:
         served here.
         """
         for _ in range(MOVES):
-            name = await self.elsewhere(*owned, is_label=is_label)
+            name = await self.elsewhere(*owned, may_begin=request.may_begin, is_label=is_label)
             if name is None:
                 return False
             try:

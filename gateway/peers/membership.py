@@ -1,6 +1,6 @@
 """One gateway among those that share a store: its lease, who the others are, and which of them has a session.
 
-A session is the gateway's that is the first to be asked for it. The store decides, so all find the same one. Each
+A session is the gateway's that is the first to be asked to make it. The store decides, so all find the same one. Each
 gateway remembers what the store said. A gateway that is asked for another's session by a third one says so
 (`SessionMovedError`), and that one asks the store again.
 """
@@ -25,6 +25,7 @@ from plait.gateway.store.event_log import (
     Drawn,
     Member,
     Need,
+    RefusedDataError,
     SharedKeeper,
     StoredStream,
     StoreError,
@@ -57,6 +58,9 @@ OF_PEER: Final = ContextVar("OF_PEER", default=False)
 
 Name = tuple[str, str]
 """A session's tenant and name."""
+
+Waiters = dict[Name, asyncio.Future[int | None]]
+"""Who waits for the epoch of a session's owner."""
 
 T = TypeVar("T")
 
@@ -124,7 +128,7 @@ class Membership:
         self._urls: dict[int, str] = {}  # of the others that live, by epoch
         self._own: dict[Name, float] = {}  # when each was asked for last
         self._others: OrderedDict[Name, int] = OrderedDict()
-        self._asked: dict[Name, asyncio.Future[int]] = {}
+        self._asked: dict[bool, Waiters] = {True: {}, False: {}}  # by whether a session that is not there begins
         self._asking: asyncio.Task[None] | None = None
         self._asks_again_s = 0.0
         self._coming: dict[Name, asyncio.Event] = {}
@@ -136,9 +140,11 @@ class Membership:
 
     # Who has a session.
 
-    async def elsewhere(self, tenant: str, session: str) -> str | None:
-        """The gateway that has a session, if that is another one. A session that nobody has is this one's from now on.
+    async def elsewhere(self, tenant: str, session: str, *, may_begin: bool = True) -> str | None:
+        """The gateway that has a session, if that is another one.
 
+        A session that nobody has any more is this one's from now on. So is one that never was, if it `may_begin`;
+        else the store keeps nothing of the question.
         Raises `UnreachableStoreError`, `PeerUnavailableError` for an owner that has died, and `SessionMovedError`.
         """
         name = tenant, session
@@ -152,7 +158,9 @@ class Membership:
         url = None if is_of_peer else self._urls.get(self._others.get(name, 0))
         if url is not None:
             return url
-        owner = 0 if self.is_leaving else await self._owner(name)
+        owner = 0 if self.is_leaving else await self._owner(name, begin=may_begin)
+        if owner is None:
+            return None
         if owner == self._keeper.epoch:
             await self._whole(name)
             return None
@@ -182,7 +190,7 @@ class Membership:
 
     async def claim(self, tenant: str, session: str) -> None:
         """Let the store know that a session is made here. Raises `UnreachableStoreError`."""
-        await self._owner((tenant, session))
+        await self._owner((tenant, session), begin=True)
 
     def owns(self, tenant: str, session: str) -> None:
         """A session is made here whose name nobody else can know."""
@@ -201,13 +209,13 @@ class Membership:
         if name in self._coming:
             await self._coming[name].wait()
 
-    async def _owner(self, name: Name) -> int:
-        """The epoch of a session's owner, by the store."""
+    async def _owner(self, name: Name, *, begin: bool) -> int | None:
+        """The epoch of a session's owner, by the store; None if there is no such session, unless it is to `begin`."""
         if self._log.problem is not None or loop_time_s() < self._asks_again_s:
             raise UnreachableStoreError
-        waiter = self._asked.get(name)
+        waiter = self._asked[begin].get(name)
         if waiter is None:
-            waiter = self._asked[name] = asyncio.get_running_loop().create_future()
+            waiter = self._asked[begin][name] = asyncio.get_running_loop().create_future()
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask(), name="store-claims")
         try:
@@ -234,26 +242,39 @@ class Membership:
     async def _ask(self) -> None:
         """Ask the store for all that requests wait for, in as few transactions as it takes."""
         try:
-            while self._asked:
-                asked, self._asked = self._asked, {}
-                await self._ask_for(asked)
+            while any(self._asked.values()):
+                for begin, asked in self._asked.items():
+                    if asked:
+                        self._asked[begin] = {}
+                        await self._ask_for(asked, begin=begin)
         finally:
             self._asking = None
 
-    async def _ask_for(self, asked: dict[Name, asyncio.Future[int]]) -> None:
+    async def _ask_for(self, asked: Waiters, *, begin: bool) -> None:
         keys = [StreamKey(self._kind, *name) for name in asked]
         try:
-            claims = await self._log.run(partial(self._keeper.claim, keys, instead=self._instead))
-        except StoreError as error:
-            for waiter in asked.values():
-                waiter.set_exception(error)
-                waiter.exception()  # whoever asked may have gone
+            claims = await self._log.run(partial(self._keeper.claim, keys, instead=self._instead, begin=begin))
+        except RefusedDataError as error:
+            await self._ask_for_halves(asked, error, begin=begin)
             return
-        owners, now_s = {name: claims.owners.get(StreamKey(self._kind, *name), 0) for name in asked}, loop_time_s()
+        except StoreError as error:
+            _fail(asked, error)
+            return
+        nobody, now_s = 0 if begin else None, loop_time_s()
+        owners = {name: claims.owners.get(key, nobody) for name, key in zip(asked, keys, strict=True)}
         self._own.update({name: now_s for name, owner in owners.items() if owner == self._keeper.epoch})
         await self.take(claims.adopted)
         for name, waiter in asked.items():
             waiter.set_result(owners[name])
+
+    async def _ask_for_halves(self, asked: Waiters, error: RefusedDataError, *, begin: bool) -> None:
+        """The store refuses one of these names: ask until that one is alone, so that it fails alone."""
+        if len(asked) == 1:
+            _fail(asked, error)
+            return
+        names = list(asked)
+        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+            await self._ask_for({name: asked[name] for name in half}, begin=begin)
 
     # The lease.
 
@@ -363,6 +384,12 @@ class Membership:
             del self._own[name]
         if unused:
             self._log.append([Change(StreamKey(self._kind, *name), 0.0, None) for name in unused])
+
+
+def _fail(asked: Waiters, error: StoreError) -> None:
+    for waiter in asked.values():
+        waiter.set_exception(error)
+        waiter.exception()  # whoever asked may have gone
 
 
 def _grows(told: Mapping[str, Need], needs: Mapping[str, Need], parts: Mapping[str, int]) -> bool:

@@ -106,7 +106,7 @@ class Member(NamedTuple):
 class Claims(NamedTuple):
     """What was found of claimed streams: the epoch of each one's owner, and those that had lost their owner.
 
-    The latter are this gateway's from now on, with their events.
+    The latter are this gateway's from now on, with their events. A stream that is not there has no owner.
     """
 
     owners: Mapping[StreamKey, int]
@@ -171,10 +171,10 @@ class SharedKeeper(Keeper, Protocol):
         Raises `LeaseLostError` or `StoreError`, as all methods below.
         """
 
-    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
-        """Become the owner of streams that have none, and begin those that are not there.
+    def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
+        """Become the owner of streams that have none; `begin` those that are not there.
 
-        A stream of the kind `instead` with the same tenant and name stands for a claimed one.
+        All are of one kind. A stream of the kind `instead` with the same tenant and name stands for a claimed one.
         """
 
     def owner(self, stream: StreamKey) -> int | None:

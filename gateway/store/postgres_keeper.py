@@ -236,14 +236,14 @@ class PostgresKeeper:
             members = "SELECT epoch, url, release, until < now() FROM plait.gateways ORDER BY epoch"
             return [Member(*row) for row in database.execute(members).fetchall()]
 
-    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
-        """Own what nobody owns, and begin what is not there."""
+    def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
+        """Own what nobody owns, and perhaps begin what is not there."""
         kind = streams[0].kind
         asked = [key.tenant for key in streams], [key.name for key in streams], kind, instead
         with self._transaction() as database:
             self._hold(database, self._commits)
             adopted = database.execute(_ADOPT, (self.epoch, *asked, self._version)).fetchall()
-            begun = database.execute(_CLAIM, (kind, self.epoch, self._version, *asked)).fetchall()
+            begun = database.execute(_CLAIM, (kind, self.epoch, self._version, *asked)).fetchall() if begin else []
             owners = database.execute(_OWNERS, asked).fetchall()
             found = self._with_events(database, adopted)
         self._know(begun + adopted)

@@ -170,6 +170,19 @@ async def test_no_store_hears_of_what_is_no_id(shared: SharedMemory, sharing: Du
     assert [key.name for key in shared.asked if not SESSION_ID.fits(key.name)] == []
 
 
+async def test_who_asks_for_a_session_that_is_nowhere_leaves_nothing(
+    shared: SharedMemory, sharing: DurableServed
+) -> None:
+    for method, path in (
+        *(("GET", "/v1/sessions/no"), ("DELETE", "/v1/sessions/no"), ("POST", "/v1/sessions/no/close")),
+        *(("GET", "/v1/variables/no/x"), ("DELETE", "/v1/sessions/no/calls/c")),
+    ):
+        exchange = await sharing.send(path, method=method)
+        await asyncio.wait_for(exchange.task, 10)
+        assert exchange.refusal == (404, "session_not_found")
+    assert shared.owners == {}
+
+
 async def test_the_walk_has_all_routes_with_ids(alone: Served) -> None:
     known = {(place.method, place.path) for place in PLACES if "{}" in place.path}
     routes = [route for route in alone.gateway._rest.routes if isinstance(route, Route) and route.param_convertors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.gateway.store.event_log import (
@@ -12,6 +12,7 @@ from plait.gateway.store.event_log import (
     LeaseLostError,
     Member,
     Need,
+    RefusedDataError,
     StoredStream,
     StoreError,
     StreamKey,
@@ -33,6 +34,8 @@ class SharedMemory:
     away: bool = False
     asked: list[StreamKey] = field(default_factory=list)
     """All streams that a gateway has named."""
+    refused: Collection[str] = ()
+    """Names that it does not take."""
 
     def give_up(self, epoch: int) -> None:
         """A gateway has died."""
@@ -83,17 +86,20 @@ class MemoryKeeper:
         self._check()
         return list(self._shared.members.values())
 
-    def claim(self, streams: Sequence[StreamKey], *, instead: str) -> Claims:
+    def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
         self._check()
         self.claims += 1
         self._shared.asked += streams
+        if any(key.name in self._shared.refused for key in streams):
+            raise RefusedDataError("no value of its type")
         keys = {key: key._replace(kind=instead) for key in streams}
         keys = {key: other if other in self._shared.owners else key for key, other in keys.items()}
         adopted = [key for key in keys.values() if key in self._shared.owners and self._shared.owners[key] is None]
         for key in keys.values():
-            if self._shared.owners.get(key) is None:
+            if self._shared.owners.get(key) is None and (begin or key in self._shared.owners):
                 self._shared.owners[key] = self.epoch
-        return Claims({key: self._shared.owners[there] or 0 for key, there in keys.items()}, self._streams(adopted))
+        owners = {key: self._shared.owners[there] or 0 for key, there in keys.items() if there in self._shared.owners}
+        return Claims(owners, self._streams(adopted))
 
     def owner(self, stream: StreamKey) -> int | None:
         self._check()

@@ -104,6 +104,33 @@ async def test_requests_that_come_together_ask_the_store_together() -> None:
         assert one.keeper.claims <= 2
 
 
+async def test_a_session_that_is_nowhere_is_looked_for_and_leaves_nothing() -> None:
+    async with gateways(3) as (shared, (one, two, three)):
+        for gateway in (one, two):
+            assert await gateway.membership.elsewhere("t", "one", may_begin=False) is None
+        assert (shared.owners, one.membership.has("t", "one")) == ({}, False)
+        together = (two.membership.elsewhere("t", "one", may_begin=begins) for begins in (False, True, False))
+        assert await asyncio.gather(*together) == [None] * 3
+        assert await one.membership.elsewhere("t", "one", may_begin=False) == "http://1"
+        with of_peer(), pytest.raises(SessionMovedError):
+            await three.membership.elsewhere("t", "one", may_begin=False)
+        two.log.append([Change(ONE, 1.0, b"event")])
+        await two.log.committed(ONE)
+        shared.give_up(two.keeper.epoch)
+        assert await three.membership.elsewhere("t", "one", may_begin=False) is None
+        assert [stream.key for stream in three.restored] == [ONE]
+
+
+async def test_a_name_that_the_store_refuses_fails_alone() -> None:
+    async with gateways(1) as (shared, (one,)):
+        shared.refused = ["s3", "s11"]
+        owners = await asyncio.gather(*(one.owner(f"s{number}") for number in range(20)), return_exceptions=True)
+        refused = {f"s{number}" for number, owner in enumerate(owners) if isinstance(owner, UnreachableStoreError)}
+        assert refused == set(shared.refused)
+        assert one.log.problem is None
+        assert one.log.jobs.refused <= 16
+
+
 async def test_a_gateway_that_is_sent_anothers_session_says_so() -> None:
     async with gateways(3) as (_, (one, two, three)):
         assert await one.owner() is None

@@ -36,8 +36,8 @@ class Written:
         return now_s
 
 
-async def kept(stored: StoredResponses, given: object, *, streamed: bool) -> bytes:
-    """What a client gets of a response with this id."""
+async def kept(stored: StoredResponses, given: object, *, streamed: bool) -> bool:
+    """Whether a client is told that a response with this id, which it gets, is stored."""
     sent: list[Message] = []
 
     async def to_client(message: Message) -> None:
@@ -51,8 +51,13 @@ async def kept(stored: StoredResponses, given: object, *, streamed: bool) -> byt
     one = KeptResponse(stored, "t", None, [], to_client)
     await one.send({"type": "http.response.start", "status": 200, "headers": [EVENTS if streamed else JSON]})
     await one.send({"type": "http.response.body", "body": body})
-    assert sent[-1]["body"] == body
-    return body
+    head, answer = sent
+    if streamed:
+        told = json.loads(answer["body"].partition(b"data: ")[2])
+        assert told["response"] == response
+        return told.get("durable", True) is True
+    assert answer["body"] == body
+    return (b"plait-durable", b"false") not in head["headers"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -62,7 +67,7 @@ async def kept(stored: StoredResponses, given: object, *, streamed: bool) -> byt
 async def test_a_response_without_an_id_is_answered_and_not_stored(given: object, streamed: bool) -> None:
     log = Written()
     stored = StoredResponses(10**6, 60.0, log)
-    assert await kept(stored, given, streamed=streamed)
+    assert not await kept(stored, given, streamed=streamed)
     assert (log.names, stored.unnamed, stored.size_bytes("t")) == ([], 1, 0)
     (counter,) = ResponsesCollector(stored).collect()
     assert [sample.value for sample in counter.samples] == [1]
@@ -76,5 +81,5 @@ async def test_a_response_without_an_id_is_answered_and_not_stored(given: object
 async def test_ids_that_engines_choose_are_kept(given: str, streamed: bool) -> None:
     log = Written()
     stored = StoredResponses(10**6, 60.0, log)
-    await kept(stored, given, streamed=streamed)
+    assert await kept(stored, given, streamed=streamed)
     assert (log.names, stored.unnamed) == ([given], 0)

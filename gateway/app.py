@@ -58,8 +58,10 @@ from plait.gateway.metrics import new_registry
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.metrics import MembershipCollector
+from plait.gateway.peers.peer_front import PeerFront
 from plait.gateway.peers.peers import ALONE, Peers
-from plait.gateway.peers.session_routes import PeerFront, SessionRoutes
+from plait.gateway.peers.session_routes import SessionRoutes
+from plait.gateway.peers.signatures import ADMIN_KEY, METRICS_KEY
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
@@ -94,7 +96,8 @@ class Gateway:
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
         self._terms = self._new_terms()
-        self._admin = AdminAccess(KeyRing(filter(None, [config.server.admin_key])), config.server.admin_port)
+        admin_keys = KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY)
+        self._admin = AdminAccess(admin_keys, config.server.admin_port)
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader.of(self.router, self._prompts, config.server)
@@ -204,7 +207,7 @@ class Gateway:
             self.config.models,
             self._keys,
             self._registry,
-            metrics_keys=KeyRing(filter(None, [self.config.server.metrics_key])),
+            metrics_keys=KeyRing(filter(None, [self.config.server.metrics_key]), name=METRICS_KEY),
             is_stopping=lambda: self._requests.stopping,
             membership=self._forwarding.membership,
         )

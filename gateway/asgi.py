@@ -46,7 +46,8 @@ EVENT_STREAM: Final[Headers] = (
 NAME: Final = itemgetter(0)
 """Of a header."""
 
-_KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key"))
+KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
+"""What has a client's key."""
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 def presented_keys(headers: Headers) -> list[bytes]:
     """The API keys of a request, a bearer token first. A client may send one of its environment beside its own."""
-    if _KEY_HEADERS.isdisjoint(map(NAME, headers)):
+    if KEY_HEADERS.isdisjoint(map(NAME, headers)):
         return []
     found = dict(reversed(headers))  # the first of several
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")

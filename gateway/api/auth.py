@@ -6,17 +6,29 @@ from collections.abc import Iterable
 from hmac import compare_digest
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from plait.backends.errors import AuthenticationError, NotFoundError
 from plait.gateway.admission.tenants import TenantIds
-from plait.gateway.asgi import Headers, presented_keys
+from plait.gateway.asgi import presented_keys
 from plait.gateway.config.sections import TenantConfig
+from plait.gateway.peers.signatures import API_KEYS, CHECKED, Checked
 
 
 class KeyRing:
-    """The API keys of a gateway: those of `tenants`, and `keys` of which each is a tenant. Without any it is open."""
+    """The API keys of a gateway: those of `tenants`, and `keys` of which each is a tenant. Without any it is open.
 
-    def __init__(self, keys: Iterable[str], tenants: Iterable[TenantConfig] = (), ids: TenantIds | None = None) -> None:
+    A request that another gateway has checked by the ring of this `name` has no key any more.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[str],
+        tenants: Iterable[TenantConfig] = (),
+        ids: TenantIds | None = None,
+        name: str = API_KEYS,
+    ) -> None:
+        self._name = name
         self._ids = ids or TenantIds()
         self.replace(keys, tenants)
 
@@ -32,15 +44,18 @@ class KeyRing:
         """Whether the gateway accepts requests without a key."""
         return not self._keys
 
-    def check(self, headers: Headers) -> str:
-        """The tenant's identity by the first presented key that is right; empty for an open gateway.
+    def check(self, scope: Scope) -> str:
+        """The tenant's identity by the first key of a request that is right; empty for an open gateway.
 
         Raises `AuthenticationError` if none is.
         """
+        checked: Checked | None = scope.get(CHECKED)
+        if checked is not None and checked.ring == self._name:
+            return checked.tenant
         if not self._keys:
             return ""
         # Every key is compared, so that the time taken reveals nothing about the keys.
-        presented = presented_keys(headers)
+        presented = presented_keys(scope["headers"])
         tenants = [tenant for given in presented for key, tenant in self._keys if compare_digest(given, key)]
         if not tenants:
             raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")
@@ -67,4 +82,4 @@ class AdminAccess:
     def check(self, request: Request) -> None:
         """Raises `NotFoundError` where there is no admin API, and `AuthenticationError` for a wrong key."""
         self.offered(request)
-        self.keys.check(request.scope["headers"])
+        self.keys.check(request.scope)

@@ -45,7 +45,8 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.intake.open_bodies import OpenBodies
-from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
+from plait.gateway.peers.forwarding import Forwarding, OwnedName
+from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.timer import loop_time_s
 
@@ -274,7 +275,7 @@ def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, Request
 
 
 def _forwarded(incoming: Incoming) -> Forwarded:
-    return Forwarded("POST", incoming.path, incoming.headers, incoming.body)
+    return Forwarded("POST", incoming.path, incoming.headers, Checked(API_KEYS, incoming.tenant), incoming.body)
 
 
 def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
@@ -311,7 +312,7 @@ class CallApi:
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call = PlainCall(self, incoming, client, on_end)
         try:
-            tenant = self.keys.check(headers)
+            tenant = self.keys.check(scope)
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 call.delivery = self.completions.read(incoming)
@@ -344,7 +345,7 @@ class CallApi:
         headers: Headers = scope["headers"]
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         try:
-            tenant = self.keys.check(headers)
+            tenant = self.keys.check(scope)
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
             with self.bodies.open(scope, tenant) as open_body:

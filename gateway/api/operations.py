@@ -71,13 +71,13 @@ class Operations:
         ]
 
     async def _models(self, request: Request) -> Response:
-        self._keys.check(request.scope["headers"])
+        self._keys.check(request.scope)
         models = self._router.models
         listed = models.names | {alias for alias, model in models.given.aliases.items() if model in models.names}
         return _json({"object": "list", "data": [self._describe(name) for name in sorted(listed)]})
 
     async def _model(self, request: Request) -> Response:
-        self._keys.check(request.scope["headers"])
+        self._keys.check(request.scope)
         name, models = request.path_params["model"], self._router.models
         if not name:
             return await self._models(request)
@@ -128,7 +128,7 @@ class Operations:
         return _json(answer, status=200 if ready else 503)
 
     async def _metrics_text(self, request: Request) -> Response:
-        self._metrics_keys.check(request.scope["headers"])
+        self._metrics_keys.check(request.scope)
         return Response(await scrape(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
@@ -168,7 +168,7 @@ class About:
 
     async def _model_info(self, request: Request) -> Response:
         """The model that a request without a model gets, under SGLang's names. Raises as such a request does."""
-        self._keys.check(request.scope["headers"])
+        self._keys.check(request.scope)
         model = self._router.models.check("")
         return _json({"model_path": model, "tokenizer_path": model, "is_generation": True})
 

@@ -93,7 +93,7 @@ class ProgramApi:
 
     async def _run(self, request: Request) -> Response:
         executor, headers = self._chained.executor, request.scope["headers"]
-        tenant = self._keys.check(headers)
+        tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
             body, raw = mended(decode_body, raw, _PROGRAM)

@@ -189,7 +189,7 @@ class ResponsesApi:
 
     def _asked(self, request: Request) -> tuple[str, str]:
         """The tenant, and the id of the response. Raises `NotFoundError` for what is no id."""
-        tenant, response_id = self._keys.check(request.scope["headers"]), request.path_params["response_id"]
+        tenant, response_id = self._keys.check(request.scope), request.path_params["response_id"]
         if not RESPONSE_ID.fits(response_id):
             message = f"There is no response of this id: a response's id is {RESPONSE_ID.rule}."
             raise NotFoundError(message, param="response_id")

@@ -180,7 +180,7 @@ class SemanticApi:
 
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]
-        tenant = self._keys.check(headers)
+        tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body, raw = mended(decode_body, raw, _SUBMIT)
@@ -220,7 +220,7 @@ class SemanticApi:
 
     async def _found(self, request: Request) -> Session:
         """The session that the path names. Raises `NotFoundError`, or `SessionEndedError` for a deleted session."""
-        tenant, session_id = self._keys.check(request.scope["headers"]), request.path_params["session_id"]
+        tenant, session_id = self._keys.check(request.scope), request.path_params["session_id"]
         if not SESSION_ID.fits(session_id):
             message = f"There is no session of this id: a session's id is {SESSION_ID.rule}."
             raise NotFoundError(message, code="session_not_found", param="session_id")
@@ -230,7 +230,7 @@ class SemanticApi:
     async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
         """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
-        tenant = self._keys.check(headers)
+        tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body: BodyT

@@ -21,6 +21,7 @@ from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.config.sections import Config
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.server.http_protocol import ClientBounds, SlowClients
 from plait.gateway.server.http_server import Stops, run_draining_server
 from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
@@ -88,7 +89,7 @@ def _run_workers(
     """
     private = [bound_sockets(LOOPBACK, 0) for _ in range(workers)]
     listeners = [shared_sockets(host, port, workers) for host, port in ports]
-    urls, key = {str(number): url_of(sockets[0]) for number, sockets in enumerate(private)}, token_hex(32)
+    urls, key = {str(number): url_of(sockets[0]) for number, sockets in enumerate(private)}, PeerKey(token_hex(32))
 
     def serve(worker: Worker) -> None:
         write_stderr_in_background()

@@ -17,6 +17,7 @@ from plait.gateway.config.values import (
     SECRET_KEYS,
     HeaderName,
     ListenerPort,
+    Moment,
     NotNegative,
     Origin,
     Port,
@@ -71,7 +72,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     for any (default none). drain_delay_s: seconds from SIGTERM, while `/ready` answers 503 and calls are still taken
     (default 5). slow_client_timeout_s: a client that does not read 64 KiB of its waiting answer in this time is
     disconnected (default 60). advertise_url: where the other gateways that share the store reach this one; peer_key: a
-    secret by which they know each other (both needed with `url` of `[store]`, default none).
+    secret by which they know each other (both needed with `url` of `[store]`, default none). unsigned_peers_until: a
+    time with its zone; until then gateways of the release before, which sign nothing with the peer_key, are taken for
+    gateways, too (default: they are not).
     """
 
     host: Text = "127.0.0.1"
@@ -101,6 +104,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     slow_client_timeout_s: Seconds = 60.0
     advertise_url: Text | None = None
     peer_key: Secret | None = None
+    unsigned_peers_until: Moment | None = None
 
     def __post_init__(self) -> None:
         if self.advertise_url is not None:

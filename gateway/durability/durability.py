@@ -327,11 +327,9 @@ def _shared(url: str, server: ServerConfig) -> Durability:
         from plait.gateway.store.postgres_keeper import PostgresKeeper  # noqa: PLC0415 - an extra has what it needs
     except ImportError:
         raise ValueError("store.url needs psycopg: pip install 'plait[postgresql]'") from None
-    own, key = server.advertise_url, server.peer_key
-    assert own is not None and key is not None, "the configuration was checked"  # noqa: PT018
-    keeper = PostgresKeeper(url, own, release=version("plait"), version=RECORD_VERSION, whole=RESPONSE)
+    peers = Peers.sharing(server)
+    keeper = PostgresKeeper(url, peers.own, release=version("plait"), version=RECORD_VERSION, whole=RESPONSE)
     log = GroupCommit(keeper)
-    peers = Peers({own: own}, own, key, share=True)
     return Durability(log, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
 
 

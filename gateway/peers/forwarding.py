@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
@@ -12,10 +13,11 @@ from starlette.types import Receive, Send
 from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
 from plait.backends.http.connection import is_event_stream
-from plait.gateway.asgi import Headers, unless_gone
+from plait.gateway.asgi import KEY_HEADERS, Headers, unless_gone
 from plait.gateway.ids import RESPONSE_ID, SESSION_ID
 from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError
-from plait.gateway.peers.peers import PEER_HEADER, Peers
+from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.signatures import API_KEYS, OF_ANYBODY, PEER_HEADER, Checked, Forwarded
 from plait.gateway.store.event_log import StreamKey
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
@@ -36,24 +38,6 @@ _OF_AN_ANSWER: Final = frozenset((b"content-length", b"content-encoding"))
 """Its body passes as it comes."""
 
 log = structlog.get_logger(__name__)
-
-
-class Forwarded(NamedTuple):
-    """A request that another gateway gets: its `target` is the path with the query.
-
-    `port` is the one that the client has asked, if that matters.
-    """
-
-    method: str
-    target: str
-    headers: Headers
-    body: bytes = b""
-    port: int | None = None
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether it may make the session that it names. It does so in its body; a path names one that is there."""
-        return bool(self.body)
 
 
 class OwnedName(NamedTuple):
@@ -94,9 +78,7 @@ class Forwarding:
     @asynccontextmanager
     async def asked(self, name: str, request: Forwarded) -> AsyncIterator[Response]:
         """Another gateway's answer to a request. Raises `PeerUnavailableError` if there is none, or it breaks off."""
-        headers = [item for item in request.headers if item[0] not in _OF_A_HOP]
-        headers.append(self.peers.sign(request.port))
-        response = None
+        headers, response = self._headers(name, request), None
         try:
             response = await self._client(name).request(request.method, request.target, headers, request.body)
             yield response
@@ -105,6 +87,16 @@ class Forwarding:
         finally:
             if response is not None:
                 response.abort()
+
+    def _headers(self, name: str, request: Forwarded) -> Headers:
+        """The headers of a request to another gateway. What the client was checked by stays here."""
+        key, has_engines_key = self.peers.key, request.checked == OF_ANYBODY
+        if name in self.peers.unsigned:
+            left_out, signed = _OF_A_HOP, key.plain_header(request.port)
+        else:
+            left_out = _OF_A_HOP if has_engines_key else _OF_A_HOP | KEY_HEADERS
+            signed = key.sign_request(request, name, time.time())
+        return [*(item for item in request.headers if item[0] not in left_out), signed]
 
     def _client(self, name: str) -> HttpClient:
         if name not in self._clients:
@@ -161,9 +153,10 @@ class Forwarding:
         if self.membership is not None:
             with suppress(UnreachableStoreError):
                 return await self.membership.holder(stream)
+        checked = Checked(API_KEYS, stream.tenant)
         for name in self.peers.others:
             with suppress(PeerUnavailableError):
-                async with self.asked(name, Forwarded("GET", path, headers)) as response:
+                async with self.asked(name, Forwarded("GET", path, headers, checked)) as response:
                     if response.status == 200:
                         return name
         return None

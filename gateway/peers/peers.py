@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from hmac import compare_digest
+from secrets import token_hex
 from typing import Final
 
-PEER_HEADER: Final = b"plait-peer"
-"""Of a request from another gateway: the key, and the port that the client has asked."""
+from plait.gateway.config.sections import ServerConfig
+from plait.gateway.peers.signatures import PeerKey
 
 
 @dataclass(slots=True)
@@ -18,12 +18,24 @@ class Peers:
 
     Whoever has the `key` is one of them. If they `share` a store, they come and go, and the store says who has a
     session. Else each finds out by itself.
+
+    Until `unsigned_until_unix_s`, those of the release before are gateways, too, which sign nothing (`unsigned`). They
+    check a client's key themselves.
     """
 
     urls: Mapping[str, str]
     own: str
-    key: str
+    key: PeerKey
     share: bool = False
+    unsigned_until_unix_s: float = 0.0
+    unsigned: Collection[str] = ()
+
+    @classmethod
+    def sharing(cls, server: ServerConfig) -> Peers:
+        """Those that share a store, as far as one of them knows before it has read the store."""
+        own, key, until = server.advertise_url, server.peer_key, server.unsigned_peers_until
+        assert own is not None and key is not None, "the configuration was checked"  # noqa: PT018
+        return cls({own: own}, own, PeerKey(key), True, 0.0 if until is None else until.timestamp())
 
     @property
     def is_alone(self) -> bool:
@@ -57,15 +69,6 @@ class Peers:
         """Whether this gateway has a session, or may make it."""
         return self.count == 1 or self.share or self.owner(tenant, session) == self.own
 
-    def sign(self, port: int | None) -> tuple[bytes, bytes]:
-        """The header of a request to another gateway. `port` is the one that the client has asked."""
-        return PEER_HEADER, f"{self.key} {port or ''}".encode()
 
-    def signed_port(self, value: bytes) -> int | None:
-        """The port in a header that one of the gateways has signed, or 0. None if it is of somebody else."""
-        key, _, port = value.partition(b" ")
-        return int(port or 0) if self.key and compare_digest(key, self.key.encode()) else None
-
-
-ALONE: Final = Peers({"0": ""}, "0", "")
+ALONE: Final = Peers({"0": ""}, "0", PeerKey(token_hex(32)))
 """A gateway without others."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -18,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
 from plait.backends.protocol.surrogates import with_whole_pairs
-from plait.gateway.asgi import ClientGoneError, Headers, id_of, send_error
+from plait.gateway.asgi import ClientGoneError, id_of, send_error
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
-from plait.gateway.peers.forwarding import Forwarded, Forwarding, OwnedName
-from plait.gateway.peers.membership import OF_PEER
+from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.metrics import merged
-from plait.gateway.peers.peers import PEER_HEADER
+from plait.gateway.peers.peer_front import is_of_peer
+from plait.gateway.peers.signatures import ADMIN_KEY, API_KEYS, METRICS_KEY, Checked, Forwarded
 from plait.gateway.store.event_log import StreamKey
 
 OF_A_SESSION: Final = re.compile(r"/v1/(?:sessions|variables)/([^/]+)")
@@ -59,7 +60,7 @@ class ResponsesHere(Protocol):
 
 
 class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks the key in a request's headers, `check_admin` whether it is an operator's."""
+    """ASGI middleware. `tenant_of` checks a request's key, `check_admin` whether it is an operator's."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class SessionRoutes:
         forwarding: Forwarding,
         bodies: OpenBodies,
         *,
-        tenant_of: Callable[[Headers], str],
+        tenant_of: Callable[[Scope], str],
         check_admin: Callable[[Scope], None],
         responses: ResponsesHere,
     ) -> None:
@@ -103,30 +104,40 @@ class SessionRoutes:
 
     async def _by_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here or elsewhere. A wrong key is left to the application, which says so."""
-        path, tenant, session = scope["path"], "", None
-        with suppress(AuthenticationError):
-            tenant = self._tenant_of(scope["headers"])
-            if (response := OF_A_RESPONSE.match(path)) is not None:
-                if not self._responses.has(tenant, response[1]) and not is_of_peer(scope):
-                    stream, asked = self._responses.stream(tenant, response[1]), _forwarded(scope)
-                    holder = await self._forwarding.holder(stream, asked.target, scope["headers"])
-                    if holder is not None:
-                        await self._forwarding.forward(holder, asked, receive, send)
-                        return
-            elif (found := OF_A_SESSION.match(path)) is not None:
-                session = found[1]
-            elif path in NAMING_A_SESSION and scope["method"] == "POST":
-                with self._bodies.open(scope, tenant) as opened:
-                    session = _session_in(await opened.read(receive, scope["headers"]))
-                    await self._at_owner(OwnedName(tenant, session), opened, scope, receive, send)
+        try:
+            tenant = self._tenant_of(scope)
+        except AuthenticationError:
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if (response := OF_A_RESPONSE.match(path)) is not None and not is_of_peer(scope):
+            await self._at_holder(tenant, response[1], scope, receive, send)
+        elif path in NAMING_A_SESSION and scope["method"] == "POST":
+            with self._bodies.open(scope, tenant) as opened:
+                session = _session_in(await opened.read(receive, scope["headers"]))
+                await self._at_owner(OwnedName(tenant, session), opened, scope, receive, send)
+        else:
+            found = OF_A_SESSION.match(path)
+            owned = OwnedName(tenant, None if found is None else found[1])
+            await self._at_owner(owned, None, scope, receive, send)
+
+    async def _at_holder(self, tenant: str, response_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the gateway that has a stored response."""
+        if not self._responses.has(tenant, response_id):
+            stream, asked = self._responses.stream(tenant, response_id), _forwarded(scope, Checked(API_KEYS, tenant))
+            holder = await self._forwarding.holder(stream, asked.target, scope["headers"])
+            if holder is not None:
+                await self._forwarding.forward(holder, asked, receive, send)
                 return
-        await self._at_owner(OwnedName(tenant, session), None, scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _at_owner(
         self, owned: OwnedName, opened: OpenBody | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer by the gateway that has the session, which may be this one. It ends the body that it has read."""
-        request = _forwarded(scope, b"" if opened is None else await opened.read(receive, scope["headers"]))
+        """Answer by the gateway that has the session, which may be this one."""
+        body = b"" if opened is None else await opened.read(receive, scope["headers"])
+        request = _forwarded(scope, Checked(API_KEYS, owned.tenant), body)
+        del body  # so that it goes with `opened`
         if not await self._forwarding.forward_to_owner(owned, request, receive, send):
             del request
             await self._app(scope, receive, send)
@@ -138,7 +149,7 @@ class SessionRoutes:
             body = await opened.read(receive, scope["headers"], MOST_ADMIN_BYTES)
             answer = await _whole(self._app, scope, receive)
         if answer[0]["status"] < 300:
-            request = _forwarded(scope, body)
+            request = _forwarded(scope, Checked(ADMIN_KEY), body)
             for name in self._forwarding.peers.others:
                 try:
                     async with self._forwarding.asked(name, request) as response:
@@ -158,7 +169,7 @@ class SessionRoutes:
             texts[peers.own] = b"".join(message.get("body", b"") for message in rest)
             for name in peers.others:
                 with suppress(PeerUnavailableError):
-                    async with self._forwarding.asked(name, _forwarded(scope)) as response:
+                    async with self._forwarding.asked(name, _forwarded(scope, Checked(METRICS_KEY))) as response:
                         answer = await response.read(MAX_METRICS_BYTES)
                         texts[name] = answer if response.status == 200 else None
             body = merged(texts)
@@ -167,29 +178,6 @@ class SessionRoutes:
             rest = [{"type": "http.response.body", "body": body}]
         for message in (start, *rest):
             await send(message)
-
-
-class PeerFront:
-    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`."""
-
-    def __init__(self, app: ASGIApp, forwarding: Forwarding) -> None:
-        self._app = app
-        self._forwarding = forwarding
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        signed = next((value for name, value in scope.get("headers", ()) if name == PEER_HEADER), None)
-        port = None if signed is None else self._forwarding.peers.signed_port(signed)
-        if port is not None:
-            headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
-            server = (scope["server"][0], port) if port else scope["server"]
-            id_of(scope)  # both scopes have it
-            scope = {**scope, "headers": headers, "server": server, "plait.is_of_peer": True}
-        before = OF_PEER.set(port is not None)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            OF_PEER.reset(before)
 
 
 def _session_in(body: bytes) -> str | None:
@@ -201,18 +189,11 @@ def _session_in(body: bytes) -> str | None:
     return named.session_id or named.session
 
 
-def is_of_peer(scope: Scope) -> bool:
-    """Whether another gateway has sent the request: it is answered here."""
-    return "plait.is_of_peer" in scope
-
-
-def _forwarded(scope: Scope, body: bytes = b"") -> Forwarded:
-    """A request as another gateway gets it."""
-    target, query = scope.get("raw_path") or scope["path"].encode(), scope.get("query_string", b"")
-    if query:
-        target = b"%b?%b" % (target, query)
+def _forwarded(scope: Scope, checked: Checked, body: bytes = b"") -> Forwarded:
+    """A request as another gateway gets it, which does not need what a proxy has before the path."""
+    target, query = quote(scope["path"]), scope.get("query_string", b"").decode("latin-1")
     port = (scope.get("server") or ("", None))[1]
-    return Forwarded(scope["method"], target.decode("latin-1"), scope["headers"], body, port)
+    return Forwarded(scope["method"], f"{target}?{query}" if query else target, scope["headers"], checked, body, port)
 
 
 async def _whole(app: ASGIApp, scope: Scope, receive: Receive) -> list[dict[str, Any]]:

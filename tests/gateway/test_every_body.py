@@ -25,6 +25,7 @@ from plait.gateway.durability.durability import Durability
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES
 from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.peers import ALONE, Peers
+from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.store.group_commit import GroupCommit
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
 from tests.gateway.server.serving import LIMITS, serving
@@ -45,14 +46,14 @@ def alone(_: pytest.MonkeyPatch, config: Config) -> Gateway:
 
 
 def worker(_: pytest.MonkeyPatch, config: Config) -> Gateway:
-    return Gateway(config, peers=Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", "peers' key"))
+    return Gateway(config, peers=Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", PeerKey("key")))
 
 
 def sharing(monkeypatch: pytest.MonkeyPatch, config: Config) -> Gateway:
     url = "http://127.0.0.1:1"
     keeper = MemoryKeeper(SharedMemory(), url)
     log = GroupCommit(keeper)
-    peers = Peers({url: url}, url, "peers' key", share=True)
+    peers = Peers({url: url}, url, PeerKey("key"), share=True)
     membership = Membership(log, keeper, peers, kind="session", instead="deleted")
     monkeypatch.setattr(composition, "new_durability", lambda _config: Durability(log, membership))
     return Gateway(config)
@@ -159,7 +160,7 @@ async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
 
 @pytest.mark.parametrize("path", paths())
 async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
-    tenant = ADMIN if is_admin(path) else gateway._keys.check([(b"x-api-key", KEY.encode())])
+    tenant = ADMIN if is_admin(path) else gateway._keys.check({"headers": [(b"x-api-key", KEY.encode())]})
     gateway._bodies.add(tenant, MOST_OPEN - 30_000)
     answer = await ask(gateway, path, *[PIECE] * 4, key=right(path))
     gateway._bodies.remove(tenant, MOST_OPEN - 30_000)

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
 import pytest
+from starlette.types import Scope
 
 from plait.backends.errors import AuthenticationError
 from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.asgi import Headers
 from plait.gateway.config.sections import TenantConfig
+from plait.gateway.peers.signatures import ADMIN_KEY, CHECKED, Checked
 
 
-def bearer(value: bytes) -> Headers:
-    return [(b"accept", b"*/*"), (b"authorization", value)]
+def scope(*headers: tuple[bytes, bytes]) -> Scope:
+    return {"headers": headers}
+
+
+def bearer(value: bytes) -> Scope:
+    return scope((b"accept", b"*/*"), (b"authorization", value))
 
 
 def test_without_keys_the_gateway_is_open() -> None:
     ring = KeyRing([])
     assert ring.is_open
-    assert ring.check([]) == ring.check(bearer(b"Bearer whatever")) == ""
+    assert ring.check(scope()) == ring.check(bearer(b"Bearer whatever")) == ""
 
 
 @pytest.mark.parametrize("value", [b"Bearer two", b"bearer two", b"BEARER  two ", b"Bearer one"])
@@ -38,13 +43,13 @@ def test_nothing_else_does(value: bytes) -> None:
 
 def test_a_request_without_a_key_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="Authorization: Bearer"):
-        KeyRing(["one"]).check([(b"x-key", b"one")])
+        KeyRing(["one"]).check(scope((b"x-key", b"one")))
 
 
 @pytest.mark.parametrize("name", [b"x-api-key", b"api-key"])
 def test_other_sdks_have_headers_of_their_own(name: bytes) -> None:
     ring = KeyRing(["one"])
-    assert ring.check([(name, b"one")]) == ring.check(bearer(b"Bearer one"))
+    assert ring.check(scope((name, b"one"))) == ring.check(bearer(b"Bearer one"))
 
 
 @pytest.mark.parametrize("wrong", [b"Bearer two", b"Bearer", b"Basic dHdv"])
@@ -52,11 +57,13 @@ def test_other_sdks_have_headers_of_their_own(name: bytes) -> None:
 def test_a_right_key_wins_beside_a_wrong_one(name: bytes, wrong: bytes) -> None:
     ring = KeyRing(["one", "three"])
     right = ring.check(bearer(b"Bearer one"))
-    assert ring.check([(b"authorization", wrong), (name, b"one")]) == right
-    assert ring.check([(name, b"two"), (b"authorization", b"Bearer one")]) == right
-    assert ring.check([(name, b"three"), (b"authorization", b"Bearer one")]) == right, "a bearer token counts first"
+    assert ring.check(scope((b"authorization", wrong), (name, b"one"))) == right
+    assert ring.check(scope((name, b"two"), (b"authorization", b"Bearer one"))) == right
+    assert ring.check(scope((name, b"three"), (b"authorization", b"Bearer one"))) == right, (
+        "a bearer token counts first"
+    )
     with pytest.raises(AuthenticationError):
-        ring.check([(b"authorization", wrong), (name, b"two")])
+        ring.check(scope((b"authorization", wrong), (name, b"two")))
 
 
 def test_a_tenant_is_known_by_its_key() -> None:
@@ -83,3 +90,10 @@ def test_keys_can_be_replaced() -> None:
     assert ring.check(bearer(b"Bearer two"))
     with pytest.raises(AuthenticationError):
         ring.check(bearer(b"Bearer one"))
+
+
+def test_what_another_gateway_has_checked_needs_no_key_and_opens_nothing_else() -> None:
+    checked = {"headers": (), CHECKED: Checked("api_keys", "tenant")}
+    assert KeyRing(["one"]).check(checked) == "tenant"
+    with pytest.raises(AuthenticationError):
+        KeyRing(["admin"], name=ADMIN_KEY).check(checked)

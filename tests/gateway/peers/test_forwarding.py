@@ -11,17 +11,19 @@ import pytest
 from starlette.types import Message
 
 from plait.backends.errors import PeerUnavailableError
-from plait.gateway.peers.forwarding import Forwarded, Forwarding
+from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.signatures import Checked, Forwarded, PeerKey
 
 WHOLE = b"HTTP/1.1 201 Created\r\ndate: today\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\nhere"
 BROKEN = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nhere"
 BROKEN_STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n"
 )
-REQUEST = Forwarded(
-    "POST", "/v1/get?x=1", [(b"origin", b"http://page"), (b"authorization", b"Bearer k"), (b"host", b"public")], b"{}"
-)
+KEYS = [(b"authorization", b"Bearer k"), (b"x-api-key", b"k"), (b"api-key", b"k")]
+HEADERS = [(b"origin", b"http://page"), *KEYS, (b"host", b"public"), (b"accept", b"*/*")]
+REQUEST = Forwarded("POST", "/v1/get?x=1", HEADERS, Checked("api_keys", "tenant"), b"{}")
+KEY = PeerKey("the-secret-of-all-gateways")
 
 
 class Peer:
@@ -42,13 +44,13 @@ async def forwarding(answer: bytes) -> AsyncIterator[tuple[Forwarding, Peer]]:
     peer = Peer(answer)
     async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        made = Forwarding(Peers({"0": "", "1": f"http://127.0.0.1:{port}"}, "0", "key"))
+        made = Forwarding(Peers({"0": "", "1": f"http://127.0.0.1:{port}"}, "0", KEY))
         yield made, peer
         await made.aclose()
 
 
-async def sent(made: Forwarding) -> list[Message]:
-    """The messages of an answer to `REQUEST`."""
+async def sent(made: Forwarding, request: Forwarded = REQUEST) -> list[Message]:
+    """The messages of an answer to a request."""
     messages: list[Message] = []
 
     async def keep(message: Message) -> None:
@@ -57,23 +59,39 @@ async def sent(made: Forwarding) -> list[Message]:
     async def stays() -> Any:
         await asyncio.Event().wait()
 
-    await made.forward("1", REQUEST, stays, keep)
+    await made.forward("1", request, stays, keep)
     return messages
 
 
-async def test_a_request_passes_with_its_key_and_the_answer_without_what_is_of_a_hop() -> None:
+async def test_a_request_passes_without_its_key_and_the_answer_without_what_is_of_a_hop() -> None:
     async with forwarding(WHOLE) as (made, peer):
         start, *rest = await sent(made)
     (head,) = peer.heads
     assert head.startswith(b"POST /v1/get?x=1 HTTP/1.1\r\n")
-    assert b"authorization: Bearer k\r\n" in head
-    assert b"plait-peer: key \r\n" in head
-    assert b"public" not in head
-    assert b"origin" not in head
+    assert b"accept: */*\r\n" in head
+    for left_out in (b"authorization", b"api-key", b"Bearer", b"public", b"origin", b"the-secret"):
+        assert left_out not in head
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"4")]
     assert start == {"type": "http.response.start", "status": 201, "headers": headers}
     assert b"".join(message["body"] for message in rest) == b"here"
     assert not rest[-1].get("more_body", False)
+
+
+async def test_a_key_that_is_for_engines_passes_and_no_other() -> None:
+    async with forwarding(WHOLE) as (made, peer):
+        for checked in (Checked("api_keys"), Checked("admin_key"), Checked("metrics_key"), Checked("api_keys", "t")):
+            await sent(made, REQUEST._replace(checked=checked))
+    has_key = [b"authorization: Bearer k\r\n" in head for head in peer.heads]
+    assert has_key == [True, False, False, False], "an open gateway checks none"
+
+
+async def test_a_gateway_of_the_release_before_gets_what_it_understands() -> None:
+    async with forwarding(WHOLE) as (made, peer):
+        made.peers.unsigned = {"1"}
+        await sent(made, REQUEST._replace(port=8000))
+    (head,) = peer.heads
+    assert b"authorization: Bearer k\r\n" in head
+    assert b"plait-peer: the-secret-of-all-gateways 8000\r\n" in head
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:

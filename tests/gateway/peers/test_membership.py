@@ -13,6 +13,7 @@ from plait.backends.errors import PeerUnavailableError
 from plait.gateway.peers import membership
 from plait.gateway.peers.membership import OF_PEER, Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.store import group_commit, jobs
 from plait.gateway.store.event_log import Change, Need, StoredStream, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
@@ -34,7 +35,7 @@ class OneGateway:
     def __init__(self, shared: SharedMemory, url: str) -> None:
         self.keeper = MemoryKeeper(shared, url)
         self.log = GroupCommit(self.keeper)
-        peers = Peers({url: url}, url, "key", share=True)
+        peers = Peers({url: url}, url, PeerKey("key"), share=True)
         self.membership = Membership(self.log, self.keeper, peers, kind="session", instead="deleted")
         self.membership.restore = self._restore
         self.restored: list[StoredStream] = []

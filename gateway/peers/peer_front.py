@@ -1,0 +1,125 @@
+"""What stands in front of all routes where there are several gateways: it tells their requests from clients'.
+
+It also answers a gateway that asks who is at an address, before it takes the address for its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plait.backends.errors import CallerError
+from plait.gateway.asgi import WatchedReceive, id_of, send_error, send_whole
+from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.membership import OF_PEER
+from plait.gateway.peers.signatures import CHECKED, PEER_HEADER, PEER_KEY, Said, SignedForAnotherTimeError
+
+_IS_OF_PEER: Final = "plait.is_of_peer"
+
+log = structlog.get_logger(__name__)
+
+
+class PeerFront:
+    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`."""
+
+    def __init__(self, app: ASGIApp, forwarding: Forwarding) -> None:
+        self._app = app
+        self._forwarding = forwarding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        header = next((value for name, value in scope.get("headers", ()) if name == PEER_HEADER), b"")
+        try:
+            said = self._said(header, scope)
+        except SignedForAnotherTimeError as error:
+            log.warning("a gateway's request is refused: the clocks differ", seconds=round(error.by_s))
+            await send_error(send, error, id_of(scope))
+            return
+        if said is not None:
+            if said.checked is not None and said.checked.ring == PEER_KEY:
+                await send_whole(send, 200, (), self._forwarding.peers.key.answer(header))
+                return
+            scope, receive = _of_peer(scope, said), _signed(receive, said)
+        before = OF_PEER.set(said is not None)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            OF_PEER.reset(before)
+
+    def _said(self, header: bytes, scope: Scope) -> Said | None:
+        """What another gateway says of a request; None if no gateway has signed the header."""
+        if not header:
+            return None
+        peers, now_unix_s = self._forwarding.peers, time.time()
+        said = peers.key.read_request(header, scope, peers.own, now_unix_s)
+        if said is None and now_unix_s < peers.unsigned_until_unix_s:
+            port = peers.key.plain_port(header)
+            return None if port is None else Said(port)
+        return said
+
+
+def is_of_peer(scope: Scope) -> bool:
+    """Whether another gateway has sent the request: it is answered here."""
+    return _IS_OF_PEER in scope
+
+
+def _of_peer(scope: Scope, said: Said) -> Scope:
+    """The scope of a request as the gateway that has forwarded it got it."""
+    id_of(scope)  # both scopes have it
+    headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
+    server = (scope["server"][0], said.port) if said.port else scope["server"]
+    scope = {**scope, "headers": headers, "server": server, _IS_OF_PEER: True}
+    if said.checked is not None:
+        scope[CHECKED] = said.checked
+    return scope
+
+
+class ChangedBodyError(CallerError):
+    """A forwarded request has another body than its gateway has signed."""
+
+    default_code = "changed_body"
+
+    def __init__(self) -> None:
+        super().__init__("The body is not the one that a gateway has signed.")
+
+
+class SignedBody(WatchedReceive, eq=False, kw_only=True):
+    """The ASGI receive of a forwarded request. Raises `ChangedBodyError` in place of the last piece of another body."""
+
+    body_sha256: str
+    sum: Any = msgspec.field(default_factory=sha256)
+
+    def __call__(self) -> Awaitable[Message]:
+        """ASGI's receive."""
+        return self._received()
+
+    def is_own(self, send: Send) -> bool:
+        """Whether what is sent so goes to this client as it is."""
+        return isinstance(self.receive, WatchedReceive) and self.receive.is_own(send)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer has begun, as far as the server says."""
+        return isinstance(self.receive, WatchedReceive) and self.receive.has_answer
+
+    async def _received(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.request":
+            self.sum.update(message.get("body", b""))
+            if not message.get("more_body", False) and self.sum.hexdigest() != self.body_sha256:
+                raise ChangedBodyError
+        return message
+
+
+def _signed(receive: Receive, said: Said) -> Receive:
+    """The receive of a request whose body has to be the one that its gateway has signed, if that signs."""
+    if said.body_sha256 is None:
+        return receive
+    client = receive.client if isinstance(receive, WatchedReceive) else None
+    return SignedBody(receive=receive, client=client, body_sha256=said.body_sha256)

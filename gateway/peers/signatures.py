@@ -1,0 +1,154 @@
+"""What gateways sign with the key that they share: their rows in the store, and the requests that they forward.
+
+Clients' keys stay with the gateway that has checked them: who writes the store's table of gateways, or reads what goes
+between gateways, gets none. A row's signature is of its epoch, its address, its release and a time. A copy is of no use
+for another address, nor for long after the gateway has ended. A forwarded request has the tenant's identity in place of
+its key, signed for one gateway, one method, one target and one body.
+
+A signature holds for `LIFE_S`. Signatures are HMACs (RFC 2104) with SHA-256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from hmac import compare_digest, digest
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from plait.backends.errors import PeerUnavailableError
+from plait.gateway.asgi import Headers
+
+LIFE_S: Final = 60
+"""The clocks of two gateways may differ by so much. A row is signed anew each second."""
+
+PEER_HEADER: Final = b"plait-peer"
+"""Of a request from another gateway: what that one says of it, signed."""
+
+CHECKED: Final = "plait.checked"
+"""In the scope of a request that another gateway has checked: how (`Checked`)."""
+
+
+API_KEYS, ADMIN_KEY, METRICS_KEY, PEER_KEY = "api_keys", "admin_key", "metrics_key", "peer_key"
+"""Names of key rings, which are those of their keys in the configuration. Gateways ask each other by the last."""
+
+
+class Checked(NamedTuple):
+    """How a request was checked: the name of the `KeyRing`, and the tenant's identity."""
+
+    ring: str
+    tenant: str = ""
+
+
+OF_ANYBODY: Final = Checked(API_KEYS)
+"""A request to an open gateway. A key in it is for engines."""
+
+
+class Forwarded(NamedTuple):
+    """A request that another gateway gets: its `target` is the path with the query.
+
+    `port` is the one that the client has asked, if that matters.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    checked: Checked
+    body: bytes = b""
+    port: int | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether it may make the session that it names. It does so in its body; a path names one that is there."""
+        return bool(self.body)
+
+
+class Said(NamedTuple):
+    """What a gateway says of a request that it has forwarded. `port` is the one that the client has asked, or 0.
+
+    A gateway of the release before says neither how it was `checked` nor what its body is.
+    """
+
+    port: int
+    checked: Checked | None = None
+    body_sha256: str | None = None
+
+
+class SignedForAnotherTimeError(PeerUnavailableError):
+    """A gateway's signature is too old, or of the future."""
+
+    default_code = "clocks_differ"
+
+    def __init__(self, by_s: float) -> None:
+        super().__init__(f"The clocks of gateways differ by {by_s:.0f} s.", retry_after_s=1.0)
+        self.by_s = by_s
+
+
+class PeerKey:
+    """A secret that gateways share. Times are seconds by the wall clock."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    def __repr__(self) -> str:
+        return "PeerKey(...)"
+
+    def sign_row(self, epoch: int, url: str, release: str, now_unix_s: float) -> str:
+        """The signature of a gateway's row, with its time."""
+        at_unix_s = int(now_unix_s)
+        return f"{at_unix_s} {self._mac('row', epoch, url, release, at_unix_s)}"
+
+    def row_signed_s(self, signature: str, epoch: int, url: str, release: str) -> int | None:
+        """When a row was signed; None if it was not, or was changed since."""
+        at, _, mac = signature.partition(" ")
+        if not _is_number(at):
+            return None
+        is_right = compare_digest(mac.encode(), self._mac("row", epoch, url, release, int(at)).encode())
+        return int(at) if is_right else None
+
+    def sign_request(self, request: Forwarded, to: str, now_unix_s: float) -> tuple[bytes, bytes]:
+        """The header of a request `to` the gateway of that name."""
+        path, _, query = request.target.partition("?")
+        ring, tenant = request.checked
+        said = [str(int(now_unix_s)), ring, tenant, str(request.port or 0), sha256(request.body).hexdigest()]
+        mac = self._mac("request", to, request.method, unquote(path), query, *said)
+        return PEER_HEADER, " ".join((*said, mac)).encode()
+
+    def read_request(self, header: bytes, scope: Mapping[str, Any], to: str, now_unix_s: float) -> Said | None:
+        """What a gateway has signed of the request with this header, if that is for the gateway `to`; else None.
+
+        Raises `SignedForAnotherTimeError`.
+        """
+        *said, mac = header.decode("latin-1").split(" ")
+        if len(said) != 5 or not (_is_number(said[0]) and _is_number(said[3])):
+            return None
+        query = scope.get("query_string", b"").decode("latin-1")
+        signed = self._mac("request", to, scope["method"], scope["path"], query, *said)
+        if not compare_digest(mac.encode("latin-1"), signed.encode()):
+            return None
+        at, ring, tenant, port, body_sha256 = said
+        if abs(now_unix_s - int(at)) > LIFE_S:
+            raise SignedForAnotherTimeError(now_unix_s - int(at))
+        return Said(int(port), Checked(ring, tenant), body_sha256)
+
+    def answer(self, header: bytes) -> bytes:
+        """What only a gateway with the same key can answer to a request with this header."""
+        return self._mac("answer", header.decode("latin-1")).encode()
+
+    def plain_header(self, port: int | None) -> tuple[bytes, bytes]:
+        """The header for a gateway of the release before, which knows no signatures: the secret itself."""
+        return PEER_HEADER, b"%b %b" % (self._secret, str(port or "").encode())
+
+    def plain_port(self, header: bytes) -> int | None:
+        """The port in a header that a gateway of the release before has sent, or 0. None if it is of somebody else."""
+        secret, _, port = header.partition(b" ")
+        return int(port or 0) if self._secret and compare_digest(secret, self._secret) else None
+
+    def _mac(self, *values: object) -> str:
+        return digest(self._secret, msgspec.json.encode(values), "sha256").hex()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20

@@ -328,7 +328,11 @@ def _shared(url: str, server: ServerConfig) -> Durability:
     except ImportError:
         raise ValueError("store.url needs psycopg: pip install 'plait[postgresql]'") from None
     peers = Peers.sharing(server)
-    keeper = PostgresKeeper(url, peers.own, release=version("plait"), version=RECORD_VERSION, whole=RESPONSE)
+
+    def sign(epoch: int, url: str, release: str) -> str:
+        return peers.key.sign_row(epoch, url, release, time.time())
+
+    keeper = PostgresKeeper(url, peers.own, release=version("plait"), version=RECORD_VERSION, sign=sign, whole=RESPONSE)
     log = GroupCommit(keeper)
     return Durability(log, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
 

@@ -8,6 +8,7 @@ gateway remembers what the store said. A gateway that is asked for another's ses
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ import structlog
 
 from plait.backends.errors import GatewayStoppingError, PeerUnavailableError, PlaitError
 from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.roster import Roster
 from plait.gateway.store.event_log import (
     LEASE_S,
     Change,
@@ -107,7 +109,7 @@ class Membership:
     def __init__(
         self, group_commit: GroupCommit, keeper: SharedKeeper, peers: Peers, *, kind: str, instead: str
     ) -> None:
-        self.members: Sequence[Member] = ()
+        self.roster = Roster(peers)
         """All gateways, as the store has them."""
         self.taken_over = 0
         """Sessions that another gateway had before."""
@@ -135,8 +137,7 @@ class Membership:
 
     def described(self) -> dict[str, object]:
         """The gateways by address, as `/ready` shows them."""
-        peers = {member.url: "stale" if member.is_stale else "live" for member in self.members}
-        return {"peers": peers, "store": self._log.problem or "ok"}
+        return {"peers": self.roster.described(), "store": self._log.problem or "ok"}
 
     # Who has a session.
 
@@ -304,9 +305,9 @@ class Membership:
         """Renew the lease now, and learn who the others are."""
         self._renewed(await self._log.run(self._keeper.renew))
 
-    def _renewed(self, members: Sequence[Member]) -> None:
-        self.members = members
-        live = {member.epoch: member.url for member in members if not member.is_stale}
+    def _renewed(self, rows: Sequence[Member]) -> None:
+        self.roster.read(rows, time.time())
+        live = {member.epoch: member.url for member in self.roster.members if not member.is_stale}
         live[self._keeper.epoch] = self.peers.own
         self._urls = {epoch: url for epoch, url in live.items() if url != self.peers.own}
         urls = {url: url for url in sorted(live.values())}

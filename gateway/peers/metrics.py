@@ -18,13 +18,16 @@ class MembershipCollector(Collector):
         self._membership = membership
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge and one counter."""
+        """Two gauges and one counter."""
         up = GaugeMetricFamily(
             "plait_peer_up", "1 for a gateway that shares the store, 0 once its lease is over", labels=["peer"]
         )
-        for member in self._membership.members:
+        roster = self._membership.roster
+        for member in roster.members:
             up.add_metric([member.url], float(not member.is_stale))
         yield up
+        strangers = "Rows of the store's gateways that are not signed with our peer_key"
+        yield GaugeMetricFamily("plait_peers_not_trusted", strangers, len(roster.strangers))
         taken = self._membership.taken_over
         yield CounterMetricFamily("plait_sessions_taken_over", "Sessions that another gateway had before", taken)
 

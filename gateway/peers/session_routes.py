@@ -191,7 +191,7 @@ def _session_in(body: bytes) -> str | None:
 
 def _forwarded(scope: Scope, checked: Checked, body: bytes = b"") -> Forwarded:
     """A request as another gateway gets it, which does not need what a proxy has before the path."""
-    target, query = quote(scope["path"]), scope.get("query_string", b"").decode("latin-1")
+    target, query = quote(scope["path"], errors="surrogatepass"), scope.get("query_string", b"").decode("latin-1")
     port = (scope.get("server") or ("", None))[1]
     return Forwarded(scope["method"], f"{target}?{query}" if query else target, scope["headers"], checked, body, port)
 

@@ -8,7 +8,7 @@ each has a lease, and each stream has one of them as its owner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 
@@ -95,12 +95,20 @@ fail.
 
 
 class Member(NamedTuple):
-    """One of the gateways that share a log. `is_stale`: its lease is over, though nobody has taken its streams yet."""
+    """A row of the gateways that share a log. `is_stale`: its lease is over, though nobody has taken its streams yet.
+
+    Whoever can write the table can write rows, so each has a `signature`. It is empty in those of an earlier release.
+    """
 
     epoch: int
     url: str
     release: str
     is_stale: bool
+    signature: str
+
+
+SignRow = Callable[[int, str, str], str]
+"""Makes the signature of a gateway's row from its epoch, its address and its release."""
 
 
 class Claims(NamedTuple):

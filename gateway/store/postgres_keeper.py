@@ -33,6 +33,7 @@ from plait.gateway.store.event_log import (
     Member,
     Need,
     RefusedDataError,
+    SignRow,
     StoredStream,
     StoreError,
     StoreVersionError,
@@ -83,6 +84,9 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE plait.gateways
         ADD COLUMN needs JSONB NOT NULL DEFAULT '{}', ADD COLUMN parts JSONB NOT NULL DEFAULT '{}';
+    """,
+    """
+    ALTER TABLE plait.gateways ADD COLUMN signature TEXT NOT NULL DEFAULT '';
     """,
 )
 """Each leads to the next version of the schema. It only adds: gateways of the release before go on meanwhile."""
@@ -160,6 +164,11 @@ _WRITE: Final = """
 """
 
 
+def _unsigned(_epoch: int, _url: str, _release: str) -> str:
+    """The signature of a tool, which other processes send nothing."""
+    return ""
+
+
 class PostgresKeeper:
     """Keeps a log in the database at `url`, for the gateway that others reach at `advertise_url`.
 
@@ -168,13 +177,16 @@ class PostgresKeeper:
     ValueError for a URL that cannot be used.
     """
 
-    def __init__(self, url: str, advertise_url: str, *, release: str, version: int, whole: str = "") -> None:
+    def __init__(
+        self, url: str, advertise_url: str, *, release: str, version: int, whole: str = "", sign: SignRow = _unsigned
+    ) -> None:
         self._place = place_of(url)
         self._url = url
         self._advertise_url = advertise_url
         self._release = release
         self._version = version
         self._whole = whole
+        self._sign = sign
         self.epoch = 0
         self._commits = 0
         self._streams: dict[StreamKey, int] = {}
@@ -199,6 +211,7 @@ class PostgresKeeper:
                         raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
                     self._give_up(database, [epoch])
                 entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
+                self._sign_row(database, entered[0][0])
         self.epoch, self._commits = int(entered[0][0]), 0
         return self.epoch
 
@@ -231,9 +244,10 @@ class PostgresKeeper:
         """Hold the lease for longer, and give up the gateways that have not."""
         with self._transaction() as database:
             self._hold(database, self._commits)
+            self._sign_row(database, self.epoch)
             lapsed = database.execute(_LAPSED, (self.epoch, LEASE_S)).fetchall()
             self._give_up(database, [epoch for (epoch,) in lapsed])
-            members = "SELECT epoch, url, release, until < now() FROM plait.gateways ORDER BY epoch"
+            members = "SELECT epoch, url, release, until < now(), signature FROM plait.gateways ORDER BY epoch"
             return [Member(*row) for row in database.execute(members).fetchall()]
 
     def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
@@ -336,6 +350,11 @@ class PostgresKeeper:
         if row is None:
             raise LeaseLostError(f"other gateways have given this one up (epoch {self.epoch}): its lease was over")
         return int(row[0]) < number
+
+    def _sign_row(self, database: Connection[TupleRow], epoch: int) -> None:
+        """Let the others see that the row is of a gateway that lives."""
+        signature = self._sign(epoch, self._advertise_url, self._release)
+        database.execute("UPDATE plait.gateways SET signature = %s WHERE epoch = %s", (signature, epoch))
 
     def _give_up(self, database: Connection[TupleRow], epochs: Sequence[int]) -> None:
         """These gateways have died. The streams are looked for after their last transactions have ended."""

@@ -16,18 +16,13 @@ import pytest
 from starlette.routing import Route
 from starlette.types import Message
 
-from plait.gateway import app as composition
 from plait.gateway.app import Gateway
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.config.file import parse_config
-from plait.gateway.config.sections import Config
-from plait.gateway.durability.durability import Durability
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES
-from plait.gateway.peers.membership import Membership
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.signatures import PeerKey
-from plait.gateway.store.group_commit import GroupCommit
-from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.gateway.durability.shared_gateways import shared_memory
 from tests.gateway.server.serving import LIMITS, serving
 
 MOST, MOST_OPEN = 100_000, 300_000
@@ -41,25 +36,24 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def alone(_: pytest.MonkeyPatch, config: Config) -> Gateway:
-    return Gateway(config, peers=ALONE)
+def alone(_: pytest.MonkeyPatch) -> Gateway:
+    return Gateway(parse_config(SETTINGS, "test"), peers=ALONE)
 
 
-def worker(_: pytest.MonkeyPatch, config: Config) -> Gateway:
-    return Gateway(config, peers=Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", PeerKey("key")))
+def worker(_: pytest.MonkeyPatch) -> Gateway:
+    peers = Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", PeerKey("key"))
+    return Gateway(parse_config(SETTINGS, "test"), peers=peers)
 
 
-def sharing(monkeypatch: pytest.MonkeyPatch, config: Config) -> Gateway:
-    url = "http://127.0.0.1:1"
-    keeper = MemoryKeeper(SharedMemory(), url)
-    log = GroupCommit(keeper)
-    peers = Peers({url: url}, url, PeerKey("key"), share=True)
-    membership = Membership(log, keeper, peers, kind="session", instead="deleted")
-    monkeypatch.setattr(composition, "new_durability", lambda _config: Durability(log, membership))
-    return Gateway(config)
+def sharing(monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    shared_memory(monkeypatch)
+    server = {**SETTINGS["server"], "advertise_url": "http://one", "peer_key": "p" * 32, "secret": "s" * 32}
+    return Gateway(
+        parse_config({**SETTINGS, "server": server, "store": {"url": "postgresql://plait@db/plait"}}, "test")
+    )
 
 
-GATEWAYS: list[Callable[[pytest.MonkeyPatch, Config], Gateway]] = [alone, worker, sharing]
+GATEWAYS: list[Callable[[pytest.MonkeyPatch], Gateway]] = [alone, worker, sharing]
 
 
 def paths() -> list[str]:
@@ -127,7 +121,7 @@ def right(path: str) -> str:
 
 @pytest.fixture(params=GATEWAYS, ids=lambda made: made.__name__)
 async def gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
-    made: Gateway = request.param(monkeypatch, parse_config(SETTINGS, "test"))
+    made: Gateway = request.param(monkeypatch)
     made.router.health.answered("a", {"m": None})
     yield made
     assert made._bodies._bytes == {}, "a body that has ended counts"
@@ -161,9 +155,10 @@ async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
 @pytest.mark.parametrize("path", paths())
 async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
     tenant = ADMIN if is_admin(path) else gateway._keys.check({"headers": [(b"x-api-key", KEY.encode())]})
-    gateway._bodies.add(tenant, MOST_OPEN - 30_000)
+    held = (MOST_OPEN // gateway._forwarding.peers.count) - 30_000
+    gateway._bodies.add(tenant, held)
     answer = await ask(gateway, path, *[PIECE] * 4, key=right(path))
-    gateway._bodies.remove(tenant, MOST_OPEN - 30_000)
+    gateway._bodies.remove(tenant, held)
     assert (answer.status, answer.taken) == (429, 2)
 
 

@@ -21,7 +21,9 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
     for module, name in ((group_commit, "RETRY_S"), (jobs, "REGULAR_S"), (membership, "TAKE_OVER_S")):
         monkeypatch.setattr(module, name, 0.001)
     memory = SharedMemory()
-    monkeypatch.setattr(postgres_keeper, "PostgresKeeper", lambda _url, own, **_: MemoryKeeper(memory, own))
+    monkeypatch.setattr(
+        postgres_keeper, "PostgresKeeper", lambda _url, own, *, sign, **_: MemoryKeeper(memory, own, sign)
+    )
     return memory
 
 

@@ -13,6 +13,7 @@ from plait.gateway.store.event_log import (
     Member,
     Need,
     RefusedDataError,
+    SignRow,
     StoredStream,
     StoreError,
     StreamKey,
@@ -51,11 +52,12 @@ class SharedMemory:
 class MemoryKeeper:
     """One gateway's `SharedKeeper`."""
 
-    def __init__(self, shared: SharedMemory, url: str) -> None:
+    def __init__(self, shared: SharedMemory, url: str, sign: SignRow) -> None:
         self.epoch = 0
         self.claims = 0
         self._shared = shared
         self._url = url
+        self._sign = sign
 
     def check(self) -> None:
         pass
@@ -64,7 +66,8 @@ class MemoryKeeper:
         self._check_away()
         self._shared.epochs += 1
         self.epoch = self._shared.epochs
-        self._shared.members[self.epoch] = Member(self.epoch, self._url, "1", is_stale=False)
+        signature = self._sign(self.epoch, self._url, "1")
+        self._shared.members[self.epoch] = Member(self.epoch, self._url, "1", is_stale=False, signature=signature)
         return self.epoch
 
     def read(self) -> Iterator[StoredStream]:

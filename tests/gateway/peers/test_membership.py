@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -15,10 +16,11 @@ from plait.gateway.peers.membership import OF_PEER, Membership, SessionMovedErro
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.store import group_commit, jobs
-from plait.gateway.store.event_log import Change, Need, StoredStream, StreamKey
+from plait.gateway.store.event_log import Change, Member, Need, StoredStream, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
 
+KEY = PeerKey("the-key-of-all-gateways")
 ONE = StreamKey("session", "t", "one")
 
 
@@ -33,9 +35,9 @@ class OneGateway:
     """A gateway's membership, and what it was given to restore."""
 
     def __init__(self, shared: SharedMemory, url: str) -> None:
-        self.keeper = MemoryKeeper(shared, url)
+        self.keeper = MemoryKeeper(shared, url, lambda epoch, own, name: KEY.sign_row(epoch, own, name, time.time()))
         self.log = GroupCommit(self.keeper)
-        peers = Peers({url: url}, url, PeerKey("key"), share=True)
+        peers = Peers({url: url}, url, KEY, share=True)
         self.membership = Membership(self.log, self.keeper, peers, kind="session", instead="deleted")
         self.membership.restore = self._restore
         self.restored: list[StoredStream] = []
@@ -312,3 +314,19 @@ async def test_what_is_shared_goes_where_it_is_needed_and_is_divided_without_a_s
         await until(lambda: one.membership.parts == {"calls": 4})
         for task in tasks:
             task.cancel()
+
+
+async def test_a_row_that_no_gateway_has_signed_gets_no_session_and_no_part() -> None:
+    async with gateways() as (shared, (one, two)):
+        shared.owners[ONE] = 99
+        shared.members[99] = Member(99, "http://intruder", "1", is_stale=False, signature="")
+        await one.membership.renew()
+        assert one.membership.peers.urls.keys() == {"http://0", "http://1"}
+        assert one.membership.described()["peers"] == {
+            "http://0": "live", "http://1": "live", "http://intruder": "not trusted"
+        }  # fmt: skip
+        with pytest.raises(PeerUnavailableError):
+            await one.owner()
+        shared.members[two.keeper.epoch] = shared.members[two.keeper.epoch]._replace(url="http://intruder")
+        await one.membership.renew()
+        assert one.membership.peers.urls.keys() == {"http://0"}

@@ -1,0 +1,64 @@
+"""Which rows of the store's table are of gateways. Whoever can write to the database can write rows: they are signed.
+
+| signature | what the row is | it gets |
+|---|---|---|
+| right and new | a gateway's | requests |
+| right and older than `LIFE_S` | of a gateway that has ended, or whose clock differs | nothing: it is stale |
+| none, before `Peers.unsigned_until_unix_s` | of a gateway of the release before | requests with the client's key |
+| wrong, or none | anybody's | nothing: a stranger's |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.signatures import LIFE_S
+from plait.gateway.store.event_log import Member
+
+STRANGER: Final = "a row of the store's gateways is not signed with our peer_key: nothing is sent there"
+STALE: Final = "a gateway has signed its row at another time: do the clocks differ? Nothing is sent there"
+
+log = structlog.get_logger(__name__)
+
+
+class Roster:
+    """The `members` by the rows that were read last. Rows of `strangers` are those of nobody who has the key."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.members: Sequence[Member] = ()
+        self.strangers: Sequence[Member] = ()
+        self._peers = peers
+        self._noted: set[int] = set()  # epochs of rows that were logged
+
+    def described(self) -> dict[str, str]:
+        """The state of each address."""
+        strangers = {row.url: "not trusted" for row in self.strangers}
+        return strangers | {member.url: "stale" if member.is_stale else "live" for member in self.members}
+
+    def read(self, rows: Sequence[Member], now_unix_s: float) -> None:
+        """Take over the rows, and tell `peers` which of them are of the release before. Logs each odd row once."""
+        members, strangers, unsigned = list[Member](), list[Member](), set[str]()
+        noted = {row.epoch for row in rows} & self._noted
+        for row in rows:
+            signed_s = self._peers.key.row_signed_s(row.signature, row.epoch, row.url, row.release)
+            if signed_s is not None:
+                is_old = abs(now_unix_s - signed_s) > LIFE_S
+                if is_old and not row.is_stale and row.epoch not in noted:
+                    log.warning(STALE, url=row.url, seconds=round(now_unix_s - signed_s))
+                    noted.add(row.epoch)
+                members.append(row._replace(is_stale=row.is_stale or is_old))
+            elif not row.signature and now_unix_s < self._peers.unsigned_until_unix_s:
+                members.append(row)
+                unsigned.add(row.url)
+            else:
+                strangers.append(row)
+                if row.epoch not in noted:
+                    log.error(STRANGER, url=row.url, epoch=row.epoch, is_signed=bool(row.signature))
+                    noted.add(row.epoch)
+        signed = {member.url for member in members if member.signature}
+        self.members, self.strangers, self._noted = members, strangers, noted
+        self._peers.unsigned = unsigned - signed

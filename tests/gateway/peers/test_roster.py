@@ -1,0 +1,70 @@
+"""Which rows of the store are gateways' rows, and what is said of others."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from plait.gateway.peers.peers import Peers
+from plait.gateway.peers.roster import STALE, STRANGER, Roster
+from plait.gateway.peers.signatures import LIFE_S, PeerKey
+from plait.gateway.store.event_log import Member
+
+KEY = PeerKey("the-key-of-all-gateways")
+NOW_S = 1_900_000_000.0
+
+
+def row(epoch: int, url: str, signature: str | None = None, *, is_stale: bool = False, at_s: float = NOW_S) -> Member:
+    made = KEY.sign_row(epoch, url, "1", at_s) if signature is None else signature
+    return Member(epoch, url, "1", is_stale, made)
+
+
+def roster(unsigned_until_s: float = 0.0) -> tuple[Roster, Peers]:
+    peers = Peers({"http://a": "http://a"}, "http://a", KEY, share=True, unsigned_until_unix_s=unsigned_until_s)
+    return Roster(peers), peers
+
+
+def test_only_signed_rows_are_of_gateways_and_others_are_logged_once() -> None:
+    made, peers = roster()
+    moved = row(3, "http://c")._replace(url="http://intruder")
+    rows = [row(1, "http://a"), row(2, "http://b", is_stale=True), moved, row(4, "http://old", "")]
+    with capture_logs() as logs:
+        for _ in range(3):
+            made.read(rows, NOW_S)
+    assert [member.epoch for member in made.members] == [1, 2]
+    assert made.described() == {
+        "http://a": "live", "http://b": "stale", "http://intruder": "not trusted", "http://old": "not trusted"
+    }  # fmt: skip
+    assert [(entry["event"], entry["url"]) for entry in logs] == [
+        (STRANGER, "http://intruder"),
+        (STRANGER, "http://old"),
+    ]
+    assert not peers.unsigned
+
+
+def test_a_stranger_does_not_hide_the_gateway_at_its_address() -> None:
+    made, _ = roster()
+    made.read([row(1, "http://a"), row(2, "http://b"), row(3, "http://b", "forged")], NOW_S)
+    assert made.described() == {"http://a": "live", "http://b": "live"}
+
+
+@pytest.mark.parametrize("at_s", [NOW_S - LIFE_S - 1, NOW_S + LIFE_S + 1])
+def test_a_row_that_was_signed_at_another_time_is_stale(at_s: float) -> None:
+    made, _ = roster()
+    with capture_logs() as logs:
+        for _ in range(3):
+            made.read([row(1, "http://a"), row(2, "http://b", at_s=at_s)], NOW_S)
+        made.read([row(3, "http://c", at_s=at_s, is_stale=True)], NOW_S)
+    assert [entry["event"] for entry in logs] == [STALE]
+    assert made.described() == {"http://c": "stale"}
+
+
+def test_gateways_of_the_release_before_are_taken_until_the_time_that_is_given() -> None:
+    made, peers = roster(unsigned_until_s=NOW_S + 10)
+    rows = [row(1, "http://a"), row(2, "http://old", ""), row(3, "http://forged", "1 2"), row(4, "http://a", "")]
+    made.read(rows, NOW_S)
+    assert [member.epoch for member in made.members] == [1, 2, 4]
+    assert peers.unsigned == {"http://old"}, "who signs needs no client's key"
+    made.read(rows, NOW_S + 10)
+    assert [member.epoch for member in made.members] == [1]
+    assert not peers.unsigned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import signal
 import sys
@@ -20,6 +21,7 @@ from plait.gateway.commands.given_engines import GivenEngines
 from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.config.sections import Config
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
+from plait.gateway.peers.namesake import has_namesake
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.server.http_protocol import ClientBounds, SlowClients
@@ -61,6 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     secret, ports = server_secret(config, given.path), _ports(arguments, config)
     workers = arguments.workers or config.server.workers
     _check_store(config, workers)
+    _check_address(config)
     if workers > 1:
         _run_workers(arguments, given, ports, secret, workers)
         return
@@ -140,6 +143,15 @@ def _check_store(config: Config, workers: int) -> None:
         raise ValueError(
             f"{path.parent} has the store of another number of workers ({', '.join(others[:3])}): serve with as many, "
             "or move these files away and give up their sessions"
+        )
+
+
+def _check_address(config: Config) -> None:
+    """Raise ValueError if another gateway of the same store has this one's address: it would lose its sessions."""
+    if config.store.url is not None and asyncio.run(has_namesake(Peers.sharing(config.server))):
+        raise ValueError(
+            f"server.advertise_url = {config.server.advertise_url}: another gateway answers there, which has the same; "
+            "give each its own"
         )
 
 

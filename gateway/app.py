@@ -96,8 +96,7 @@ class Gateway:
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
         self._terms = self._new_terms()
-        admin_keys = KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY)
-        self._admin = AdminAccess(admin_keys, config.server.admin_port)
+        self._admin = self._new_access()
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         reader = CallReader.of(self.router, self._prompts, config.server)
@@ -148,6 +147,10 @@ class Gateway:
             executor.sessions.is_own = self._forwarding.peers.is_own
         self._registry.register(SessionCollector(executor.sessions, executor.variables.counts))
         return executor
+
+    def _new_access(self) -> AdminAccess:
+        server = self.config.server
+        return AdminAccess(KeyRing(filter(None, [server.admin_key]), name=ADMIN_KEY), server.admin_port)
 
     def _new_stored(self) -> StoredResponses:
         limits = self.config.sessions

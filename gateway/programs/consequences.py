@@ -257,7 +257,9 @@ class Consequences:
         self._update(session, effects, changed, broken)
         for call in untaken(session, effects):
             if call in self.homes:
-                skipped = session.graph.cancel(call.call_id, skip_cause(call))
+                cause = skip_cause(call)
+                skipped = session.graph.cancel(call.call_id, cause)
+                session.record.call_ended(call, cause, "cancelled", now_s)
                 changed |= dict.fromkeys(session.deductions.apply(skipped))
                 events.append(skipped)
                 self._update(session, skipped, changed, broken)

@@ -5,8 +5,8 @@ A synchronous core. Each event carries its time (`now_s`, any monotonic clock). 
 
 The events, who sends them, what each changes first, and what the log has of it (`record.py`)
     open                client   a session, or its time to live (`sessions.py`)        Opened, Kept
-    add                 client   a call, and its outputs                               Submitted
-    set_value           client   a variable's value                                    ValueSet
+    add                 client   a call, and its outputs; it may be skipped at once    Submitted; CallEnded
+    set_value           client   a variable's value, after which calls may be skipped  ValueSet; CallEnded
     set_failed          client   a variable's failure, also of a refused call          VariableFailed
     get, release        client   a getter, and the objective that it asks for          nothing: the client asks again
     prefer              client   the session's objective                               Preferred
@@ -19,7 +19,7 @@ The events, who sends them, what each changes first, and what the log has of it 
     hold                owner    the bytes of its prompt                               nothing
     generated           owner    the text of its current output                        nothing: it is generated again
     begin_anew          owner    the same text, which begins again                     nothing
-    produce             owner    a variable's value; with the last the call ends       ValueSet
+    produce             owner    the same; with the last value the call ends           ValueSet; CallEnded
     finish              owner    the end of a call without outputs                     nothing: no such call is kept
     fail                owner    the end of a call, whose outputs fail                 CallEnded
     expire              time     the end of sessions, and of what has waited too long  the stream ends; CallEnded

@@ -1,7 +1,7 @@
 """What is written of a session, so that it can be made again: the events of the executor that nothing else implies.
 
-A call that is skipped, or fails because an input has failed, follows from other events, so it is not written. `replay`
-gives the events to a new executor.
+A call that fails because an input has failed follows from other events, so it is not written. `replay` gives the events
+to a new executor.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ValueSet(msgspec.Struct, frozen=True, array_like=True, tag="value"):
 
 
 class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """A call has failed by itself, or was cancelled."""
+    """A call has failed by itself, was cancelled, or was skipped, which is "cancelled", too."""
 
     call_id: str
     what: FailureCause | str
@@ -123,6 +123,11 @@ def decoded(change: Change) -> SessionEvent:
     """The event in a change. Raises `msgspec.DecodeError`."""
     assert change.data is not None
     return _DECODER.decode(change.data)
+
+
+def encoded(event: SessionEvent) -> bytes:
+    """The data of the event's change."""
+    return _ENCODER.encode(event)
 
 
 class Log(Protocol):
@@ -370,7 +375,7 @@ class Recorded(Unrecorded):
             self._together.append(change)
 
     def _change(self, event: SessionEvent, now_s: float) -> Change:
-        return Change(self.stream, now_s + self._offset_s, _ENCODER.encode(event), RECORD_VERSION)
+        return Change(self.stream, now_s + self._offset_s, encoded(event), RECORD_VERSION)
 
 
 class Records(Protocol):

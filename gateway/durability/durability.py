@@ -23,6 +23,7 @@ import structlog
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.durability.compaction import Compaction
 from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
@@ -43,7 +44,7 @@ from plait.gateway.programs.record import (
 )
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
+from plait.gateway.store.event_log import Change, Keeper, StoredStream, StoreError, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.timer import loop_time_s
@@ -90,11 +91,12 @@ class NotStoredError(PlaitError):
 class Durability:
     """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway.
 
-    `membership` is there if other gateways share the log.
+    `keeper` is that of the `log`. `membership` is there if other gateways share it.
     """
 
-    def __init__(self, log: GroupCommit, membership: Membership | None = None) -> None:
+    def __init__(self, log: GroupCommit, keeper: Keeper, membership: Membership | None = None) -> None:
         self.log = log
+        self._compaction = Compaction(log, keeper)
         self.membership = membership
         if membership is not None:
             membership.restore = self._restore
@@ -158,6 +160,7 @@ class Durability:
         """Write these, until `freeze`."""
         if not self._is_frozen:
             self.log.append(changes)
+            self._compaction.appended(changes)
             if self.membership is not None and len(changes) == 1 and changes[0].data is None:
                 self.membership.has_ended(changes[0].stream.tenant, changes[0].stream.name)
 
@@ -188,6 +191,7 @@ class Durability:
         assert self._parts is not None
         runner, responses, router = self._parts
         begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
+        self._compaction.read(streams)
         for stream in streams:
             if stream.key.kind == SESSION:
                 make = partial(self._make_session, stream, runner, start, models)
@@ -248,6 +252,7 @@ class Durability:
             self._end_here(runner, session, GivenUpError())
         responses.clear()
         self._left.clear()
+        self._compaction.forget()
         self.membership.lost()
         self.log.reopen()
         self._restart = asyncio.ensure_future(self.recover(*self._parts))
@@ -318,7 +323,7 @@ def new_durability(config: Config) -> Durability | None:
         return None
     keeper = SqliteKeeper(Path(store.path), store.synchronous)
     keeper.check()
-    return Durability(GroupCommit(keeper))
+    return Durability(GroupCommit(keeper), keeper)
 
 
 def _shared(url: str, server: ServerConfig) -> Durability:
@@ -334,7 +339,7 @@ def _shared(url: str, server: ServerConfig) -> Durability:
 
     keeper = PostgresKeeper(url, peers.own, release=version("plait"), version=RECORD_VERSION, sign=sign, whole=RESPONSE)
     log = GroupCommit(keeper)
-    return Durability(log, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
+    return Durability(log, keeper, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
 
 
 async def _when_engines_are_there(router: Router, models: Collection[str], start: asyncio.Event) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.durability.outline import Outline
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.chained_calls import answered_again, answered_before
 from plait.gateway.programs.executor import Executor
@@ -42,29 +43,13 @@ class EndedCall:
     """The owner of a call that has ended in an earlier gateway."""
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """No effect: its end follows."""
+        """No effect: its end follows, by an event of its own or because an input fails."""
 
     def on_refined(self, promise: Promise) -> None:
         """No effect."""
 
     def on_broken(self, error: PlaitError) -> None:
         """No effect: nobody waits for it."""
-
-
-def ended_calls(events: Sequence[SessionEvent]) -> set[int]:
-    """The places of the `Submitted` whose calls have ended by events of their own."""
-    ended, open_calls, left = set[int](), dict[str, int](), dict[str, int]()
-    for place, event in enumerate(events):
-        match event:
-            case Submitted():
-                open_calls[event.call_id], left[event.call_id] = place, len(event.outputs)
-            case ValueSet(call_id=str(call_id)) if call_id in open_calls:
-                left[call_id] -= 1
-                if not left[call_id]:
-                    ended.add(open_calls.pop(call_id))
-            case CallEnded() if event.call_id in open_calls:
-                ended.add(open_calls.pop(event.call_id))
-    return ended
 
 
 @dataclass(slots=True)
@@ -90,7 +75,7 @@ class Replay:
 
     def run(self, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
         """All of them. `when_whole` is called when the session is what it was, and before a call of it is started."""
-        session, ended = self.session, ended_calls(events)
+        session, ended = self.session, Outline(events).ended
         session.give_room(has_room=True)  # it had, whatever the limits are now
         with self.runner.executor.entering(session, self.now_s):
             for place, event in enumerate(events):

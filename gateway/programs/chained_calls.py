@@ -322,6 +322,12 @@ class _Addressed(msgspec.Struct):
     model: str = ""
 
 
+def once_answered(request: KeptRequest) -> KeptRequest:
+    """What `answered_before` needs of a request. Raises `msgspec.MsgspecError` for a body without a model's name."""
+    model = msgspec.json.decode(request.body, type=_Addressed).model
+    return KeptRequest(request.kind, request.path, (), msgspec.json.encode(_Addressed(model)))
+
+
 def _streamed_again(request: KeptRequest, call_id: str, event: ValueSet) -> bytes:
     """The stream of an answer that is known by its text: one event, and the end."""
     text = event.value if event.text is None else event.text

@@ -75,6 +75,9 @@ class Keeper(Protocol):
     def read(self) -> Iterator[StoredStream]:
         """All streams, in the order in which they were begun. Raises `CorruptStoreError`."""
 
+    def stream(self, key: StreamKey) -> StoredStream:
+        """One of the streams that were read or written, without events if there is none. Raises as `read` does."""
+
     def write(self, changes: Sequence[Change]) -> None:
         """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`."""
 

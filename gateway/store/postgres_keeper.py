@@ -220,6 +220,14 @@ class PostgresKeeper:
         while streams := self.take_over():
             yield from streams
 
+    def stream(self, key: StreamKey) -> StoredStream:
+        """One of this gateway's streams."""
+        number = self._streams.get(key)
+        if number is None:
+            return StoredStream(key, [])
+        with self._transaction() as database:
+            return self._with_events(database, [(number, *key)])[0]
+
     def set_aside(self, problem: Exception) -> None:
         """Not needed: the database looks after its files."""
 

@@ -133,23 +133,17 @@ class SqliteKeeper:
 
     def read(self) -> Iterator[StoredStream]:
         """All streams. Sets the file aside and raises `CorruptStoreError` if one of them cannot be read."""
-        database = self._opened
         with _translated(self.path):
-            streams = database.execute("SELECT stream, kind, tenant, name FROM streams ORDER BY stream").fetchall()
-        for number, kind, tenant, name in streams:
-            key = StreamKey(kind, tenant, name)
-            with _translated(self.path):
-                rows = database.execute(
-                    "SELECT version, at_unix_s, checksum, data, event FROM events WHERE event BETWEEN ? AND ? "
-                    "ORDER BY event", _ids(number),
-                ).fetchall()  # fmt: skip
-            events = []
-            for version, at_unix_s, checksum, data, event in rows:
-                if crc32(data) != checksum:
-                    raise CorruptStoreError(f"event {event} of {kind} {name!r} is not what was written")
-                events.append(Change(key, at_unix_s, data, version))
-            self._streams[key] = number, 1 + (rows[-1][4] & (1 << EVENTS_BITS) - 1 if rows else -1)
-            yield StoredStream(key, events)
+            rows = self._opened.execute("SELECT stream, kind, tenant, name FROM streams ORDER BY stream").fetchall()
+        for number, *names in rows:
+            stream = self._stored(number, StreamKey(*names))
+            self._streams[stream.key] = number, len(stream.events)
+            yield stream
+
+    def stream(self, key: StreamKey) -> StoredStream:
+        """One stream."""
+        number, _ = self._streams.get(key, (0, 0))
+        return self._stored(number, key)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write these in one transaction, if the lease is still held."""
@@ -190,6 +184,18 @@ class SqliteKeeper:
     def _opened(self) -> sqlite3.Connection:
         assert self._database is not None, "it is opened first"
         return self._database
+
+    def _stored(self, number: int, key: StreamKey) -> StoredStream:
+        """The stream of this number, which is no stream's if it is 0."""
+        with _translated(self.path):
+            rows = self._opened.execute(
+                "SELECT version, at_unix_s, checksum, data, event FROM events WHERE event BETWEEN ? AND ? "
+                "ORDER BY event", _ids(number),
+            ).fetchall()  # fmt: skip
+        for *_, checksum, data, event in rows:
+            if crc32(data) != checksum:
+                raise CorruptStoreError(f"event {event} of {key.kind} {key.name!r} is not what was written")
+        return StoredStream(key, [Change(key, at_unix_s, data, version) for version, at_unix_s, _, data, _ in rows])
 
     def _take_lock(self) -> None:
         if self._lock is not None:

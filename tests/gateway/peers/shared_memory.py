@@ -134,6 +134,9 @@ class MemoryKeeper:
         self._shared.needs[self.epoch] = needs
         return {name: self._part(name, need.whole) for name, need in needs.items()}
 
+    def stream(self, key: StreamKey) -> StoredStream:
+        return self._streams([key])[0]
+
     def set_aside(self, _problem: Exception) -> None:
         pass
 

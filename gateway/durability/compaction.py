@@ -1,0 +1,156 @@
+"""Compaction: a session's log is written anew, shorter, when much of it does not matter any more.
+
+The log of a session grows with each event. What does not matter any more (`outline.py`) may be far more than what does:
+a call that fails in a loop leaves its request each time. Of a call that has ended, what it would be made from again is
+not needed either. So when a log has grown to `GROWTH` times what it was after its last compaction, and by `FLOOR_BYTES`
+besides, the store's thread reads it, and replaces it by its shorter form in one commit. A crash leaves the one or the
+other. A replay of both makes the same session. A log that cannot become shorter is read again only when it has grown as
+much once more, so compaction costs a constant part of all that is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from plait.gateway.durability.outline import Outline
+from plait.gateway.programs.chained_calls import once_answered
+from plait.gateway.programs.held_call import KeptRequest
+from plait.gateway.programs.record import SESSION, SessionEvent, Submitted, ValueSet, decoded, encoded
+from plait.gateway.store.event_log import Change, Keeper, StoredStream, StoreError, StreamKey
+from plait.gateway.store.group_commit import GroupCommit
+
+GROWTH: Final = 2
+"""So no more is written again than twice what was appended since the last time."""
+
+FLOOR_BYTES: Final = 2**18
+"""No log is compacted before it has grown by so much: most sessions are smaller. It is read in a millisecond."""
+
+log = structlog.get_logger(__name__)
+
+
+def compacted(changes: Sequence[Change]) -> Sequence[Change]:
+    """The events of a session that still matter, and of each what is still needed. Raises `msgspec.MsgspecError`."""
+    events = [decoded(change) for change in changes]
+    outline = Outline(events)
+    short = dict[int, SessionEvent]()
+    for place, call in outline.ended.items():
+        submitted = events[place]
+        if isinstance(submitted, Submitted):
+            short |= _once_ended(place, submitted, [(later, events[later]) for later in call.events])
+    return [
+        changes[place]._replace(data=encoded(short[place])) if place in short else changes[place]
+        for place in outline.mattering
+    ]
+
+
+def _once_ended(
+    place: int, submitted: Submitted, later: Iterable[tuple[int, SessionEvent]]
+) -> Iterator[tuple[int, SessionEvent]]:
+    """What is needed of the events of a call that has ended, each with its place."""
+    kept = submitted.request
+    if kept.kind == "answered":
+        yield place, msgspec.structs.replace(submitted, request=once_answered(kept))
+        return
+    yield place, msgspec.structs.replace(submitted, request=KeptRequest(kept.kind, "", (), b""))
+    for number, event in later:
+        if isinstance(event, ValueSet) and event.text is not None:
+            yield number, msgspec.structs.replace(event, text=None)
+
+
+class Rewrite(NamedTuple):
+    """How many bytes a log had, and has now."""
+
+    before: int
+    after: int
+
+
+def rewrite(keeper: Keeper, key: StreamKey) -> Rewrite:
+    """Replace a session's log by its shorter form. In the store's thread. Raises `StoreError`."""
+    events = keeper.stream(key).events
+    before = size_bytes(events)
+    try:
+        short = compacted(events)
+    except msgspec.MsgspecError:  # the next gateway sets it aside
+        log.exception("the log of a session cannot be compacted", tenant=key.tenant, session=key.name)
+        short = events
+    after = size_bytes(short)
+    if after < before:
+        keeper.write([Change(key, 0.0, None), *short])
+    return Rewrite(before, after)
+
+
+def size_bytes(changes: Sequence[Change]) -> int:
+    """The bytes of the events' data."""
+    return sum(len(change.data or b"") for change in changes)
+
+
+@dataclass(slots=True, eq=False)
+class LogSize:
+    """How long the log of a session is, and was after its last compaction, in bytes."""
+
+    now: int = 0
+    compact: int = 0
+    is_rewritten: bool = False
+    """Whether a rewrite is under way."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is to be rewritten."""
+        return not self.is_rewritten and self.now > GROWTH * self.compact + FLOOR_BYTES
+
+    def was_rewritten(self, done: Rewrite) -> None:
+        """What was written meanwhile counts on top."""
+        self.now -= done.before - done.after
+        self.compact = done.after
+
+
+class Compaction:
+    """Keeps the logs of sessions short: it counts what is written to each, and has `commit` rewrite those too long."""
+
+    def __init__(self, commit: GroupCommit, keeper: Keeper) -> None:
+        self._commit = commit
+        self._keeper = keeper
+        self._sizes: dict[StreamKey, LogSize] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def read(self, streams: Sequence[StoredStream]) -> None:
+        """These were read, and go on."""
+        for stream in streams:
+            if stream.key.kind == SESSION:
+                self._sizes[stream.key] = LogSize(size_bytes(stream.events))
+
+    def forget(self) -> None:
+        """Other gateways have all of them now."""
+        self._sizes.clear()
+
+    def appended(self, changes: Sequence[Change]) -> None:
+        """These will be written."""
+        for change in changes:
+            if change.stream.kind != SESSION:
+                continue
+            if change.data is None:
+                self._sizes.pop(change.stream, None)
+                continue
+            size = self._sizes.get(change.stream)
+            if size is None:
+                size = self._sizes[change.stream] = LogSize()
+            size.now += len(change.data)
+            if size.is_long:
+                size.is_rewritten = True
+                task = asyncio.ensure_future(self._rewrite(change.stream, size))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _rewrite(self, key: StreamKey, size: LogSize) -> None:
+        try:
+            size.was_rewritten(await self._commit.run(lambda: rewrite(self._keeper, key)))
+        except StoreError:
+            size.compact = size.now  # the store is away, and says so: this log is looked at again when it has grown
+        finally:
+            size.is_rewritten = False

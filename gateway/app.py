@@ -336,6 +336,7 @@ class Gateway:
             self._supervisor.start("save", partial(found.save, self._save_to))
         if self._durability is not None:
             self._registry.register(StoreCollector(self._durability.log))
+            self._registry.register(self._durability.damage)
             recover = partial(self._durability.recover, self._chained.runner, self._stored, self.router)
             self._supervisor.start("store", recover)
         if self._forwarding.membership is not None:

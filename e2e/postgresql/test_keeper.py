@@ -68,7 +68,7 @@ def end(stream: StreamKey) -> Change:
 
 
 def texts(streams: list[StoredStream]) -> dict[StreamKey, str]:
-    return {key: "".join(bytes(change.data or b"").decode() for change in events) for key, events in streams}
+    return {key: "".join(bytes(change.data or b"").decode() for change in events) for key, events, _ in streams}
 
 
 def lapse(url: str, epoch: int) -> None:
@@ -138,6 +138,17 @@ def test_who_only_looks_begins_nothing(url: str, both: tuple[PostgresKeeper, Pos
     one.close()
     claims = two.claim([ONE], instead="deleted", begin=False)
     assert (claims.owners, texts(list(claims.adopted))) == ({ONE: two.epoch}, {ONE: "a"})
+
+
+def test_a_stream_is_replaced_by_its_owner_alone(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
+    one, two = both
+    one.write([event(ONE, "a"), event(ONE, "b"), event(TWO, "c")])
+    assert texts([one.stream(ONE), two.stream(ONE)]) == {ONE: ""}, "the last is the other's, who has not read it"
+    assert [change.data for change in one.stream(ONE).events] == [b"a", b"b"]
+    one.write([end(ONE), event(ONE, "ab"), event(ONE, "d")])
+    two.write([end(ONE), event(ONE, "not its own")])
+    one.close()
+    assert texts(two.take_over()) == {ONE: "abd", TWO: "c"}
 
 
 def test_a_stream_that_is_let_go_is_taken_by_the_next_that_asks(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
@@ -44,7 +45,8 @@ from plait.gateway.programs.record import (
 )
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
-from plait.gateway.store.event_log import Change, Keeper, StoredStream, StoreError, StreamKey
+from plait.gateway.store.damage import Damage
+from plait.gateway.store.event_log import LOST, Change, Keeper, StoredStream, StoreError, StreamKey, set_aside
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.timer import loop_time_s
@@ -91,11 +93,12 @@ class NotStoredError(PlaitError):
 class Durability:
     """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway.
 
-    `keeper` is that of the `log`. `membership` is there if other gateways share it.
+    `keeper` is that of the `log`, and `damage` what it finds missing. `membership` is there if others share the log.
     """
 
-    def __init__(self, log: GroupCommit, keeper: Keeper, membership: Membership | None = None) -> None:
+    def __init__(self, log: GroupCommit, keeper: Keeper, damage: Damage, membership: Membership | None = None) -> None:
         self.log = log
+        self.damage = damage
         self._compaction = Compaction(log, keeper)
         self.membership = membership
         if membership is not None:
@@ -195,7 +198,7 @@ class Durability:
         for stream in streams:
             if stream.key.kind == SESSION:
                 make = partial(self._make_session, stream, runner, start, models)
-                self._left[stream.key.tenant, stream.key.name] = make
+                self._left[stream.key.tenant, stream.key.name] = partial(self._read, stream, make)
         await runner.slices.run("", self._others_made(streams, runner, responses))
         if self.membership is None:
             self._why = None  # who asks for a session gets it made at once
@@ -271,12 +274,14 @@ class Durability:
     def _others_made(
         self, streams: Sequence[StoredStream], runner: CallRunner, responses: StoredResponses
     ) -> Pieces[None]:
-        """What is no session: ids that are refused, and responses."""
+        """What is no session: ids that are refused, and responses. And what has lost its names."""
         for stream in streams:
             if stream.key.kind == DELETED:
-                self._refuse(stream, runner)
+                self._read(stream, partial(self._refuse, stream, runner))
             elif stream.key.kind == RESPONSE:
-                responses.restore(stream, self._offset_s, loop_time_s())
+                self._read(stream, partial(responses.restore, stream, self._offset_s, loop_time_s()))
+            elif stream.key.kind == LOST:
+                self._set_aside(stream, stream.problem or "its names are gone")
             yield
 
     def _made(self) -> Pieces[None]:
@@ -285,10 +290,34 @@ class Durability:
             self.make(*next(iter(self._left)))
             yield
 
+    def _read(self, stream: StoredStream, make: Callable[[], None]) -> None:
+        """Make what a stream stands for. One that cannot be read is set aside, alone."""
+        problem = stream.problem
+        if problem is None:
+            try:
+                make()
+            except msgspec.MsgspecError as error:
+                problem = str(error)
+        if problem is not None:
+            self._set_aside(stream, problem)
+
+    def _set_aside(self, stream: StoredStream, problem: str) -> None:
+        self.damage.found("stream")
+        kind, tenant, name = stream.key
+        log.error(
+            "a stream of the store cannot be read: it was set aside",
+            kind=kind, tenant=tenant, name=name, events=len(stream.events), problem=problem,
+        )  # fmt: skip
+        self.log.append(set_aside(stream))
+        if self.membership is not None:
+            self.membership.has_ended(tenant, name)
+
     def _make_session(self, stream: StoredStream, runner: CallRunner, start: asyncio.Event, models: set[str]) -> None:
         events: list[SessionEvent] = [decoded(change) for change in stream.events]
-        if not events or not isinstance(events[0], Opened):
-            return
+        if not events:
+            return  # a name in a shared log, of a session in memory only
+        if not isinstance(events[0], Opened):
+            raise msgspec.ValidationError("its beginning is gone")
         now_s, sessions = loop_time_s(), runner.executor.sessions
         created_s, used_s = (stream.events[place].at_unix_s - self._offset_s for place in (0, -1))
         session = sessions.restore(stream.key.tenant, stream.key.name, created_s, events[0].ttl_s)
@@ -321,9 +350,10 @@ def new_durability(config: Config) -> Durability | None:
         return _shared(store.url, config.server)
     if store.path is None:
         return None
-    keeper = SqliteKeeper(Path(store.path), store.synchronous)
+    damage = Damage()
+    keeper = SqliteKeeper(Path(store.path), store.synchronous, version=RECORD_VERSION, damage=damage)
     keeper.check()
-    return Durability(GroupCommit(keeper), keeper)
+    return Durability(GroupCommit(keeper), keeper, damage)
 
 
 def _shared(url: str, server: ServerConfig) -> Durability:
@@ -339,7 +369,7 @@ def _shared(url: str, server: ServerConfig) -> Durability:
 
     keeper = PostgresKeeper(url, peers.own, release=version("plait"), version=RECORD_VERSION, sign=sign, whole=RESPONSE)
     log = GroupCommit(keeper)
-    return Durability(log, keeper, Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
+    return Durability(log, keeper, Damage(), Membership(log, keeper, peers, kind=SESSION, instead=DELETED))
 
 
 async def _when_engines_are_there(router: Router, models: Collection[str], start: asyncio.Event) -> None:

@@ -365,7 +365,7 @@ class Membership:
 
     async def take(self, streams: Sequence[StoredStream]) -> None:
         """Streams are this gateway's now: restore them. Requests for them wait until that is done."""
-        names = {(key.tenant, key.name) for key, _ in streams if key.kind in {self._kind, self._instead}}
+        names = {(key.tenant, key.name) for key, *_ in streams if key.kind in {self._kind, self._instead}}
         self.taken_over += len(names)
         whole, now_s = asyncio.Event(), loop_time_s()
         self._own.update(dict.fromkeys(names, now_s))

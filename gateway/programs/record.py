@@ -120,8 +120,10 @@ _DECODER: msgspec.msgpack.Decoder[SessionEvent] = msgspec.msgpack.Decoder(Sessio
 
 
 def decoded(change: Change) -> SessionEvent:
-    """The event in a change. Raises `msgspec.DecodeError`."""
+    """The event in a change. Raises `msgspec.DecodeError`, also for one of a later version."""
     assert change.data is not None
+    if change.version > RECORD_VERSION:
+        raise msgspec.DecodeError(f"it has events of version {change.version}, and this release knows {RECORD_VERSION}")
     return _DECODER.decode(change.data)
 
 

@@ -33,10 +33,28 @@ class Change(NamedTuple):
 
 
 class StoredStream(NamedTuple):
-    """A stream as it is read: its events in the order in which they were written."""
+    """A stream as it is read: its events in the order in which they were written.
+
+    A stream with a `problem` is not what was written, and may lack events.
+    """
 
     key: StreamKey
     events: Sequence[Change]
+    problem: str | None = None
+
+
+LOST: Final = "lost"
+"""The kind of a stream whose own kind, tenant and name are gone."""
+
+UNREADABLE: Final = "unreadable"
+"""Begins the kind of a stream that was set aside."""
+
+
+def set_aside(stream: StoredStream) -> list[Change]:
+    """The changes that keep a stream under another kind, where only an operator looks for it."""
+    aside = stream.key._replace(kind=f"{UNREADABLE} {stream.key.kind}")
+    kept = [change._replace(stream=aside) for change in stream.events]
+    return [Change(aside, 0.0, None), *kept, Change(stream.key, 0.0, None)]
 
 
 class StoreError(Exception):
@@ -56,7 +74,7 @@ class LeaseLostError(StoreError):
 
 
 class CorruptStoreError(StoreError):
-    """What was stored cannot be read."""
+    """What was stored is malformed."""
 
 
 class StoreVersionError(ValueError):
@@ -73,16 +91,13 @@ class Keeper(Protocol):
         """Take the lease, and return its epoch. Raises `HeldElsewhereError`, `StoreError` or `StoreVersionError`."""
 
     def read(self) -> Iterator[StoredStream]:
-        """All streams, in the order in which they were begun. Raises `CorruptStoreError`."""
+        """All streams, in the order in which they were begun, also those with a problem. Raises `StoreError`."""
 
     def stream(self, key: StreamKey) -> StoredStream:
         """One of the streams that were read or written, without events if there is none. Raises as `read` does."""
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`."""
-
-    def set_aside(self, problem: Exception) -> None:
-        """Keep what cannot be read elsewhere, and say so. The log is empty when it is opened again."""
 
     def tidy(self) -> None:
         """Nothing was written for a while: take away what deleted streams have left."""

@@ -36,10 +36,20 @@ def check_place(file: Path, mounts: Path = MOUNTS) -> None:
         raise ValueError(f"{writable} cannot be written by this user")
 
 
-def make_place(file: Path) -> None:
-    """Make the file's folder (mode 0700) and an empty file (0600) where they are not there. Raises OSError."""
+def make_folder(file: Path) -> None:
+    """Make the file's folder (mode 0700) where it is not there. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def make_file(file: Path) -> None:
+    """Make an empty file (mode 0600) where it is not there, so that a power cut does not take it. Raises OSError."""
+    if not file.exists():
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def file_system(folder: Path, mounts: Path = MOUNTS) -> str | None:

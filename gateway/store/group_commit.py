@@ -28,7 +28,6 @@ import structlog
 
 from plait.gateway.store.event_log import (
     Change,
-    CorruptStoreError,
     Keeper,
     LeaseLostError,
     RefusedDataError,
@@ -267,7 +266,7 @@ class GroupCommit:
         while not self._stops.is_set():
             try:
                 self._keeper.open()
-                return _all_of(self._keeper)
+                return list(self._keeper.read())
             except LeaseLostError:
                 raise
             except StoreError as error:
@@ -380,16 +379,6 @@ def _taken(queue: deque[Batch]) -> list[Batch]:
         batches.append(queue.popleft())
         size_bytes += batches[-1][1]
     return batches
-
-
-def _all_of(keeper: Keeper) -> list[StoredStream]:
-    """All that is stored. A log that cannot be read begins anew; its keeper keeps the old one."""
-    try:
-        return list(keeper.read())
-    except CorruptStoreError as error:
-        keeper.set_aside(error)
-        keeper.open()
-        return []
 
 
 def _size_bytes(changes: Sequence[Change]) -> int:

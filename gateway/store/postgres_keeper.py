@@ -228,9 +228,6 @@ class PostgresKeeper:
         with self._transaction() as database:
             return self._with_events(database, [(number, *key)])[0]
 
-    def set_aside(self, problem: Exception) -> None:
-        """Not needed: the database looks after its files."""
-
     def tidy(self) -> None:
         """Not needed: the database vacuums."""
 

@@ -4,71 +4,64 @@ The file is in WAL mode. What is written with `synchronous = "normal"` outlives 
 "full" the machine's power, too. A lock on the file beside it (`.lock`) says that a process holds the lease. The kernel
 takes the lock away when the process ends, so the next one need not wait for a time to pass.
 
-A stream has a number, and its events have the ids after that number, shifted. So they lie together, and are found and
-deleted without an index.
+What is found when the file is opened
+    It is gone or empty, though the lock says that there was a store, or its WAL is there: it is not opened.
+    A later version has had it, or another program: it is not opened.
+    It is malformed, by SQLite's own check: it is set aside, and what can be read of it is written to a new one.
+    The WAL ends before what its index has counted, or the epoch is lower than the lock says: it is opened, since what
+        is there is a beginning of what was written, and said so.
+    A stream is not what was written: it is read with its problem, and all others as they are.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
-from zlib import crc32
 
 import structlog
 
+from plait.gateway.store.damage import Damage
 from plait.gateway.store.event_log import (
     Change,
     CorruptStoreError,
-    HeldElsewhereError,
     LeaseLostError,
     StoredStream,
     StoreError,
-    StoreVersionError,
     StreamKey,
 )
-from plait.gateway.store.file_place import check_place, make_place
-
-APPLICATION_ID: Final = 0x706C6974
-"""Says that a SQLite file is Plait's ("plit")."""
-
-EVENTS_BITS: Final = 24
-"""A stream has at most 2**24 events: a session may have 200,000 variables. 2**39 streams are left."""
+from plait.gateway.store.file_place import check_place, make_file, make_folder
+from plait.gateway.store.sqlite_schema import MIGRATIONS, Migration, Schema, transaction
+from plait.gateway.store.sqlite_streams import (
+    EVENTS_BITS,
+    Row,
+    event_ids,
+    numbered_streams,
+    readable_streams,
+    row_of,
+    stream_of,
+    text_of,
+)
+from plait.gateway.store.store_lock import StoreLock
+from plait.gateway.store.wal_index import committed_frames
 
 AT_ONCE: Final = 64
 """So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
 
 Synchronous = Literal["normal", "full"]
-Migration = Callable[[sqlite3.Connection], None]
-
 log = structlog.get_logger(__name__)
 
 
-def _first(database: sqlite3.Connection) -> None:
-    database.execute("CREATE TABLE leases (owner TEXT PRIMARY KEY, epoch INTEGER NOT NULL, until_unix_s REAL)")
-    database.execute(
-        "CREATE TABLE streams (stream INTEGER PRIMARY KEY, kind TEXT NOT NULL, tenant TEXT NOT NULL, "
-        "name TEXT NOT NULL, owner TEXT NOT NULL, epoch INTEGER NOT NULL, UNIQUE (kind, tenant, name))"
-    )
-    database.execute(
-        "CREATE TABLE events (event INTEGER PRIMARY KEY, version INTEGER NOT NULL, at_unix_s REAL NOT NULL, "
-        "checksum INTEGER NOT NULL, data BLOB NOT NULL)"
-    )
-
-
-MIGRATIONS: Final[tuple[Migration, ...]] = (_first,)
-"""Each leads to the next version of the schema, which is the number of those before and including it."""
-
-
 class SqliteKeeper:
-    """Keeps a log in the file `path`. `owner` names the gateway; all that share one file have one name."""
+    """Keeps a log in the file `path`. `owner` names the gateway; all that share one file have one name.
+
+    `version` is the latest of events that it can read. `damage` counts what is found missing or changed.
+    """
 
     def __init__(
         self,
@@ -76,16 +69,21 @@ class SqliteKeeper:
         synchronous: Synchronous = "normal",
         *,
         owner: str = "gateway",
+        version: int = 1,
+        damage: Damage | None = None,
         migrations: Sequence[Migration] = MIGRATIONS,
     ) -> None:
         self.path = path
         self._synchronous = synchronous
         self._owner = owner
-        self._migrations = migrations
+        self._version = version
+        self._damage = damage or Damage()
+        self._schema = Schema(path, version, migrations)
         self._epoch = 0
-        self._lock: int | None = None
+        self._lock = StoreLock(path)
         self._streams: dict[StreamKey, tuple[int, int]] = {}  # each one's number, and how many events it has had
         self._next_stream = 1
+        self._saved_in_part: list[StoredStream] = []  # of a malformed file
         self._has_deleted = False
         self._database: sqlite3.Connection | None = None
 
@@ -93,57 +91,53 @@ class SqliteKeeper:
         return f"SqliteKeeper({str(self.path)!r}, epoch={self._epoch})"
 
     def check(self) -> None:
-        """Raise ValueError for a place where the file cannot be, or a file that a later version has written."""
+        """Raise ValueError for a place where no file can be, one that it has vanished from, and a later version's."""
         check_place(self.path)
-        with suppress(sqlite3.DatabaseError, OSError):  # a corrupt file is looked at when it is opened
+        gone = self._gone()
+        if gone is not None:
+            raise ValueError(gone)
+        with suppress(sqlite3.DatabaseError, CorruptStoreError, OSError):  # `open` looks at a malformed file
             if self.path.exists() and self.path.stat().st_size:
                 with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-                    self._check_version(database)
+                    self._schema.check(database)
 
     def open(self) -> int:
-        """Take the lease, bring the schema up to date. A file that cannot be read is set aside, and said so."""
+        """Take the lease, bring the schema up to date. A malformed file is set aside, and what can be read is saved."""
         try:
-            make_place(self.path)
-            self._take_lock()
+            make_folder(self.path)
+            self._lock.take()
+            gone = self._gone()
+            if gone is not None:
+                raise StoreError(gone)
+            make_file(self.path)
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from error
+        frames = committed_frames(self.path)
         try:
-            self._connect()
+            self._connect(frames)
         except (sqlite3.DatabaseError, CorruptStoreError) as error:
-            self._disconnect()
             if not _is_corrupt(error):
+                self._disconnect()
                 raise StoreError(f"{self.path}: {error}") from error
-            self.set_aside(error)
-            with _translated(self.path):
-                self._connect()
+            self._save(error)
         return self._epoch
 
-    def set_aside(self, problem: Exception) -> None:
-        """Keep a file that cannot be read under another name. A new one is begun in its place."""
-        self._disconnect()
-        aside = f"{self.path}.corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
-        make_place(self.path)
-        log.error(
-            "the store cannot be read: it was set aside, and sessions begin anew",
-            file=str(self.path), kept_as=aside, problem=str(problem), hint=f"sqlite3 {aside} .recover",
-        )  # fmt: skip
-
     def read(self) -> Iterator[StoredStream]:
-        """All streams. Sets the file aside and raises `CorruptStoreError` if one of them cannot be read."""
-        with _translated(self.path):
-            rows = self._opened.execute("SELECT stream, kind, tenant, name FROM streams ORDER BY stream").fetchall()
-        for number, *names in rows:
-            stream = self._stored(number, StreamKey(*names))
-            self._streams[stream.key] = number, len(stream.events)
-            yield stream
+        """All streams."""
+        try:
+            streams = self._read()
+        except CorruptStoreError as error:
+            self._save(error)
+            streams = self._read()
+        return iter(self._saved_in_part + streams)
 
     def stream(self, key: StreamKey) -> StoredStream:
         """One stream."""
-        number, _ = self._streams.get(key, (0, 0))
-        return self._stored(number, key)
+        known = self._streams.get(key)
+        if known is None:
+            return StoredStream(key, [])
+        with _translated(self.path):
+            return stream_of(self._opened, known[0], key)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write these in one transaction, if the lease is still held."""
@@ -153,7 +147,7 @@ class SqliteKeeper:
                 with _translated(self.path):
                     self._append(database, [self._row(database, change, before[0]) for change in changes])
                 return
-            with _translated(self.path), _transaction(database):
+            with _translated(self.path), transaction(database):
                 self._check_lease(database)
                 for is_end, run in groupby(changes, lambda change: change.data is None):
                     if is_end:
@@ -176,89 +170,116 @@ class SqliteKeeper:
     def close(self) -> None:
         """Bring the file up to date, and give the lease up."""
         self._disconnect()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     @property
     def _opened(self) -> sqlite3.Connection:
         assert self._database is not None, "it is opened first"
         return self._database
 
-    def _stored(self, number: int, key: StreamKey) -> StoredStream:
-        """The stream of this number, which is no stream's if it is 0."""
-        with _translated(self.path):
-            rows = self._opened.execute(
-                "SELECT version, at_unix_s, checksum, data, event FROM events WHERE event BETWEEN ? AND ? "
-                "ORDER BY event", _ids(number),
-            ).fetchall()  # fmt: skip
-        for *_, checksum, data, event in rows:
-            if crc32(data) != checksum:
-                raise CorruptStoreError(f"event {event} of {key.kind} {key.name!r} is not what was written")
-        return StoredStream(key, [Change(key, at_unix_s, data, version) for version, at_unix_s, _, data, _ in rows])
+    def _gone(self) -> str | None:
+        """Why there must have been a store where there is none; None if there is one, or there never was."""
+        wal = Path(f"{self.path}-wal")
+        if self.path.exists() and self.path.stat().st_size:
+            return None
+        if not self._lock.epoch and not (wal.exists() and wal.stat().st_size):
+            return None
+        what = "empty" if self.path.exists() else "gone"
+        return (
+            f"{self.path} is {what}, though a gateway has kept its sessions there: put it back, or remove "
+            f"{self._lock.file} and {wal.name} to begin without them"
+        )
 
-    def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
-        lock = os.open(f"{self.path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 64, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(lock)
-            raise HeldElsewhereError(f"{self.path} is held by another gateway (process {holder})") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
-        self._lock = lock
-
-    def _connect(self) -> None:
+    def _connect(self, frames: int, *, is_new: bool = False) -> None:
+        """Open the file, whose WAL has had so many frames, and take the lease. `is_new`: it begins now."""
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._database = database
+        database.text_factory = text_of
         database.execute("PRAGMA secure_delete = ON")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(f"PRAGMA synchronous = {self._synchronous}")
-        self._check_version(database)
-        found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        self._schema.check(database)
+        found = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise CorruptStoreError(found)
-        self._migrate(database)
-        with _transaction(database):
-            database.execute(
-                "INSERT INTO leases VALUES (?, 1, NULL) ON CONFLICT (owner) DO UPDATE SET epoch = epoch + 1",
-                (self._owner,),
-            )
-            self._epoch = self._epoch_of(database)
-            database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
+        self._look_for_end(database, frames)
+        self._schema.migrate(database)
+        self._take_lease(database, is_new=is_new)
         self._streams.clear()
         self._next_stream = 1 + (database.execute("SELECT max(stream) FROM streams").fetchone()[0] or 0)
+        database.execute("PRAGMA wal_checkpoint")  # before the lock says that there is a store
+        self._lock.note(self._epoch)
+
+    def _take_lease(self, database: sqlite3.Connection, *, is_new: bool) -> None:
+        """Take the lease, with the epoch after all that were before."""
+        before, noted = self._epoch_of(database), self._lock.epoch
+        if before < noted and not is_new:
+            self._damage.found("age")
+            log.error(
+                "the store is older than the one that was there: what was stored since is missing",
+                file=str(self.path), epoch=before, epoch_before=noted,
+            )  # fmt: skip
+        self._epoch = 1 + max(before, noted)
+        with transaction(database):
+            database.execute(
+                "INSERT OR REPLACE INTO leases VALUES (?, ?, NULL, ?)", (self._owner, self._epoch, self._version)
+            )
+            database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
+
+    def _look_for_end(self, database: sqlite3.Connection, frames: int) -> None:
+        """Say so if the WAL does not have all that was committed to it. What it has is kept for whoever looks at it."""
+        _, found, _ = database.execute("PRAGMA wal_checkpoint").fetchone()
+        if frames <= max(found, 0):
+            return
+        self._damage.found("end")
+        wal, aside = Path(f"{self.path}-wal"), Path(f"{self._aside()}-wal")
+        make_file(aside)
+        aside.write_bytes(wal.read_bytes())
+        log.error(
+            "the end of the store is missing: its write-ahead log is gone, was cut, or was changed",
+            file=str(wal), pages=frames, pages_found=found, kept_as=str(aside),
+        )  # fmt: skip
+
+    def _save(self, problem: Exception) -> None:
+        """Keep a malformed file under another name, and write what can be read of it to a new one."""
+        self._disconnect()
+        aside = self._aside()
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
+        make_file(self.path)
+        self._damage.found("file")
+        log.error(
+            "the store is malformed: it was set aside, and what can be read is saved",
+            file=str(self.path), kept_as=str(aside), problem=str(problem), hint=f"sqlite3 {aside} .recover",
+        )  # fmt: skip
+        with closing(sqlite3.connect(aside)) as old:
+            old.text_factory = text_of
+            streams = readable_streams(old)
+        with _translated(self.path):
+            self._connect(0, is_new=True)
+        self.write([change for stream in streams if stream.problem is None for change in stream.events])
+        self._saved_in_part = [stream for stream in streams if stream.problem is not None]
+        log.error("streams saved from a malformed store", whole=len(self._streams), in_part=len(self._saved_in_part))
+
+    def _aside(self) -> Path:
+        """The name of what is kept of the file as it is now."""
+        return Path(f"{self.path}.corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+
+    def _read(self) -> list[StoredStream]:
+        streams = []
+        with _translated(self.path):
+            for number, key in numbered_streams(self._opened):
+                stream = stream_of(self._opened, number, key)
+                self._streams[key] = number, len(stream.events)
+                streams.append(stream)
+        return streams
 
     def _disconnect(self) -> None:
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.close()
             self._database = None
-
-    def _check_version(self, database: sqlite3.Connection) -> None:
-        application = database.execute("PRAGMA application_id").fetchone()[0]
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        if application not in {0, APPLICATION_ID} or (
-            application == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        ):
-            raise StoreVersionError(f"{self.path} is a database of another program: name another file")
-        if version > len(self._migrations):
-            raise StoreVersionError(
-                f"{self.path} was written by a later version of Plait (schema {version}, this one knows "
-                f"{len(self._migrations)}): use that version, or name another file"
-            )
-
-    def _migrate(self, database: sqlite3.Connection) -> None:
-        """Bring the schema forward, to the latest version or not at all."""
-        with _transaction(database):
-            version = database.execute("PRAGMA user_version").fetchone()[0]
-            for migration in self._migrations[version:]:
-                migration(database)
-            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            database.execute(f"PRAGMA user_version = {len(self._migrations)}")
 
     def _epoch_of(self, database: sqlite3.Connection) -> int:
         row = database.execute("SELECT epoch FROM leases WHERE owner = ?", (self._owner,)).fetchone()
@@ -280,12 +301,9 @@ class SqliteKeeper:
         if not database.execute(_appending(len(rows)), (*values, self._owner, self._epoch)).rowcount:
             self._check_lease(database)
 
-    def _row(
-        self, database: sqlite3.Connection, change: Change, before: dict[StreamKey, tuple[int, int]]
-    ) -> tuple[int, int, float, int, bytes]:
+    def _row(self, database: sqlite3.Connection, change: Change, before: dict[StreamKey, tuple[int, int]]) -> Row:
         """The row of an event, which begins its stream if there is none."""
-        known, data = self._streams.get(change.stream), change.data
-        assert data is not None
+        known = self._streams.get(change.stream)
         before.setdefault(change.stream, known or (0, 0))
         if known is None:
             known = self._next_stream, 0
@@ -294,14 +312,14 @@ class SqliteKeeper:
             database.execute("INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?)", row)
         number, events = known
         self._streams[change.stream] = number, events + 1
-        return (number << EVENTS_BITS) + events, change.version, change.at_unix_s, crc32(data), data
+        return row_of((number << EVENTS_BITS) + events, change)
 
     def _delete(self, database: sqlite3.Connection, key: StreamKey, before: dict[StreamKey, tuple[int, int]]) -> None:
         known = self._streams.pop(key, None)
         if known is not None:
             before.setdefault(key, known)
             self._has_deleted = True
-            database.execute("DELETE FROM events WHERE event BETWEEN ? AND ?", _ids(known[0]))
+            database.execute("DELETE FROM events WHERE event BETWEEN ? AND ?", event_ids(known[0]))
             database.execute("DELETE FROM streams WHERE stream = ?", (known[0],))
 
     def _undo(self, before: dict[StreamKey, tuple[int, int]], next_stream: int) -> None:
@@ -320,22 +338,6 @@ def _appending(events: int) -> str:
     rows = ", ".join(["(?, ?, ?, ?, ?)"] * events)
     lease = "(SELECT epoch FROM leases WHERE owner = ?) = ?"
     return f"INSERT INTO events SELECT * FROM (VALUES {rows}) WHERE {lease}"  # noqa: S608 - question marks
-
-
-def _ids(stream: int) -> tuple[int, int]:
-    """The ids of the first and the last event that a stream can have."""
-    return stream << EVENTS_BITS, ((stream + 1) << EVENTS_BITS) - 1
-
-
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    finally:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
 
 
 @contextmanager

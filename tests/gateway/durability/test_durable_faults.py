@@ -10,7 +10,9 @@ import pytest
 from plait.gateway.config.sections import Config, StoreConfig
 from plait.gateway.durability.durability import new_durability
 from plait.gateway.store import group_commit
-from plait.gateway.store.sqlite_keeper import MIGRATIONS, SqliteKeeper
+from plait.gateway.store.event_log import UNREADABLE, Change, StreamKey
+from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.store.sqlite_schema import MIGRATIONS
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.programs.chained_gateway import CHAT, settle
 
@@ -102,23 +104,72 @@ def change(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"the right text", b"the wrong text", 5))
 
 
-async def test_a_corrupt_store_is_set_aside_and_sessions_begin_anew(path: Path) -> None:
+def unreadable(path: Path) -> dict[StreamKey, int]:
+    """What was set aside in the store, with the number of events of each."""
+    keeper = SqliteKeeper(path)
+    keeper.open()
+    found = {stream.key: len(stream.events) for stream in keeper.read() if stream.key.kind.startswith(UNREADABLE)}
+    keeper.close()
+    return found
+
+
+async def test_a_session_whose_log_was_changed_is_set_aside_alone(path: Path) -> None:
     async with durable(path) as first:
         await first.value("task", "the right text " * 500)
+        await first.chat("Write", output="code", session="other")
+        await first.engine.answer("Write", "x = 1")
     change(path)
     async with durable(path) as second:
-        assert len(second.executor.sessions) == 0
+        assert [session.session_id for session in second.executor.sessions] == ["other"]
+        assert second.durability.damage.counts["stream"] == 1
+        again = await second.chat("Write", output="code", session="other")
+        assert again.text == "x = 1"
         await second.value("task", "anew")
-    assert len(list(path.parent.glob("*.corrupt-*"))) == 1
+    ((key, events),) = unreadable(path).items()
+    assert (key.kind, key.name, events) == ("unreadable session", "s", 2)
     async with durable(path) as third:
         assert (await third.get("task")).json["value"] == "anew"
+        assert third.durability.damage.counts["stream"] == 0, "it is not looked at again"
+
+
+UNKNOWN_EVENTS = [(b"nothing that was ever written", 1), (b"\x91\xa6closed", 2)]
+
+
+@pytest.mark.parametrize(("data", "version"), UNKNOWN_EVENTS)
+async def test_a_session_with_events_that_are_unknown_here_is_set_aside_alone(
+    path: Path, data: bytes, version: int
+) -> None:
+    async with durable(path) as first:
+        await first.value("task", "a snake game")
+        await first.send("/v1/sessions", {"session_id": "other"})
+        (key,) = [key for key in keeper_of(first)._streams if key.name == "s"]
+        first.durability.append([Change(key, 1.0, data, version)])
+        await first.stored()
+    async with durable(path) as second:
+        assert [session.session_id for session in second.executor.sessions] == ["other"]
+        assert second.durability.damage.counts["stream"] == 1
+    assert list(unreadable(path).values()) == [3]
+
+
+def test_a_store_that_has_vanished_is_not_taken_for_a_new_one(path: Path) -> None:
+    keeper = SqliteKeeper(path)
+    keeper.open()
+    keeper.close()
+    path.unlink()
+    with pytest.raises(ValueError, match="is gone, though a gateway has kept its sessions there: put it back, or rem"):
+        new_durability(Config(store=StoreConfig(path=str(path))))
 
 
 def test_a_store_that_can_never_be_used_ends_the_start(path: Path) -> None:
-    later = SqliteKeeper(path, migrations=[*MIGRATIONS, lambda _: None])
+    later = SqliteKeeper(path, version=2)
     later.open()
     later.close()
-    with pytest.raises(ValueError, match="written by a later version of Plait"):
+    with pytest.raises(ValueError, match=r"written by a later version of Plait \(events 2, this one knows 1\)"):
+        new_durability(Config(store=StoreConfig(path=str(path))))
+    later = SqliteKeeper(path, version=2, migrations=[*MIGRATIONS, lambda _: None])
+    later.open()
+    later.close()
+    with pytest.raises(ValueError, match=r"written by a later version of Plait \(schema"):
         new_durability(Config(store=StoreConfig(path=str(path))))
     assert new_durability(Config()) is None
 

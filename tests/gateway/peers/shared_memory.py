@@ -137,9 +137,6 @@ class MemoryKeeper:
     def stream(self, key: StreamKey) -> StoredStream:
         return self._streams([key])[0]
 
-    def set_aside(self, _problem: Exception) -> None:
-        pass
-
     def tidy(self) -> None:
         pass
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.store.file_place import check_place, file_system, make_place
+from plait.gateway.store.file_place import check_place, file_system, make_file, make_folder
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "virtiofs"])
@@ -33,7 +33,8 @@ def test_without_a_list_of_mounts_nothing_can_be_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o755, 0o600), (0o700, 0o640)])
 def test_what_is_open_to_others_is_refused(tmp_path: Path, folder_mode: int, file_mode: int) -> None:
     file = tmp_path / "store" / "plait.db"
-    make_place(file)
+    make_folder(file)
+    make_file(file)
     check_place(file)
     file.parent.chmod(folder_mode)
     file.chmod(file_mode)
@@ -49,6 +50,8 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_is_made_with_the_modes_of_secrets(tmp_path: Path) -> None:
     file = tmp_path / "store" / "plait.db"
-    make_place(file)
-    make_place(file)
+    make_folder(file)
+    make_file(file)
+    make_folder(file)
+    make_file(file)
     assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)

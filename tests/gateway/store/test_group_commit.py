@@ -62,9 +62,6 @@ class Memory:
     def stream(self, key: StreamKey) -> StoredStream:
         return StoredStream(key, [])
 
-    def set_aside(self, _problem: Exception) -> None:
-        self.calls.append("set aside")
-
     def tidy(self) -> None:
         self.calls.append("tidy")
 

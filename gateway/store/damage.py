@@ -1,0 +1,39 @@
+"""What is found to be missing or changed in a store, counted for operators. The log has each with its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+Kind = Literal["stream", "file", "end", "age"]
+
+KINDS: Final[dict[Kind, str]] = {
+    "stream": "one stream cannot be read, and was set aside",
+    "file": "the file is malformed: what can be read of it was saved",
+    "end": "the latest commits are missing, because the write-ahead log was cut",
+    "age": "the file is older than the one that was there",
+}
+
+
+class Damage(Collector):
+    """Counts damage by kind. One thread counts each kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
+
+    def found(self, kind: Kind) -> None:
+        """Count it."""
+        self.counts[kind] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """One counter, with a sample of each kind."""
+        what = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+        family = CounterMetricFamily("plait_store_damage", f"Damage found in the store ({what})", labels=["kind"])
+        for kind, count in sorted(self.counts.items()):
+            family.add_metric([kind], count)
+        yield family

@@ -1,0 +1,118 @@
+"""How streams lie in a SQLite file, and how they are read from it, whole or as far as they can be.
+
+A stream has a number, and its events have the ids after that number, shifted, without a gap. So they lie together, and
+are found and deleted without an index. The checksum of an event covers all that is said of it: its data, its id, its
+version and time, and the names of its stream. An earlier schema had it cover the data alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+from plait.gateway.store.event_log import LOST, Change, StoredStream, StreamKey
+
+EVENTS_BITS: Final = 24
+"""A stream has at most 2**24 events: a session may have 200,000 variables. 2**39 streams are left."""
+
+Row = tuple[int, int, float, int, bytes]
+"""An event: its id, version, time, checksum and data."""
+
+
+_STREAMS: Final = "SELECT stream, kind, tenant, name FROM streams"
+_EVENTS: Final = "SELECT event, version, at_unix_s, checksum, data FROM events WHERE event BETWEEN ? AND ?"
+
+
+def row_of(event: int, change: Change) -> Row:
+    """The row of an event that gets this id."""
+    assert change.data is not None
+    return event, change.version, change.at_unix_s, _checksum(event, change, change.data), change.data
+
+
+def event_ids(stream: int) -> tuple[int, int]:
+    """The ids of the first and the last event that a stream can have."""
+    return stream << EVENTS_BITS, ((stream + 1) << EVENTS_BITS) - 1
+
+
+def stream_of(database: sqlite3.Connection, stream: int, key: StreamKey) -> StoredStream:
+    """The stream of this number, with its problem if it is not what was written. Raises `sqlite3.Error`."""
+    return _checked(stream, key, database.execute(f"{_EVENTS} ORDER BY event", event_ids(stream)).fetchall())
+
+
+def numbered_streams(database: sqlite3.Connection) -> Iterator[tuple[int, StreamKey]]:
+    """All streams, in the order in which they were begun. Raises `sqlite3.Error`."""
+    known = dict[int, StreamKey]()
+    for stream, *names in database.execute(f"{_STREAMS} ORDER BY stream"):
+        known[stream] = StreamKey(*names)
+    for stream in _streams_with_events(database):
+        known.setdefault(stream, StreamKey(LOST, "", str(stream)))
+    yield from sorted(known.items())
+
+
+def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
+    """What can be read of a malformed file. A stream of which something cannot has a problem."""
+    known = dict[int, StreamKey]()
+    for order in ("ORDER BY stream", "ORDER BY stream DESC", "ORDER BY kind, tenant, name"):  # the last has an index
+        rows, problem = _rows_until_problem(database, f"{_STREAMS} {order}")
+        known |= {stream: StreamKey(*names) for stream, *names in rows}
+        if problem is None:
+            break
+    streams = []
+    for stream, key in sorted(known.items()):
+        rows, problem = _rows_until_problem(database, f"{_EVENTS} ORDER BY event", event_ids(stream))
+        if problem is not None:
+            rows += reversed(_rows_until_problem(database, f"{_EVENTS} ORDER BY event DESC", event_ids(stream))[0])
+        found = _checked(stream, key, rows)
+        streams.append(found if problem is None else found._replace(problem=problem))
+    return streams
+
+
+def text_of(data: bytes) -> str:
+    """A text of the database, also where a byte of it has changed."""
+    return data.decode(errors="replace")
+
+
+def _checksum(event: int, change: Change, data: bytes) -> int:
+    names = "\0".join(change.stream)
+    said = f"{event} {change.version} {float(change.at_unix_s)!r} {names}"
+    return crc32(data, crc32(said.encode(errors="surrogatepass")))
+
+
+def _checked(stream: int, key: StreamKey, rows: list[Row]) -> StoredStream:
+    events, problem = list[Change](), None if rows else "its events are gone"
+    first, _ = event_ids(stream)
+    for place, (event, version, at_unix_s, checksum, data) in enumerate(rows):
+        change = Change(key, at_unix_s, data, version)
+        events.append(change)
+        if event != first + place:
+            problem = problem or f"events before event {event} are gone"
+        elif checksum not in {_checksum(event, change, data), crc32(data)}:
+            problem = problem or f"event {event} is not what was written"
+    return StoredStream(key, events, "its names are gone" if key.kind == LOST else problem)
+
+
+def _streams_with_events(database: sqlite3.Connection) -> Iterator[int]:
+    """The numbers of the streams that have events: one search for each."""
+    stream = -1
+    while True:
+        _, last = event_ids(stream)
+        (event,) = database.execute("SELECT min(event) FROM events WHERE event > ?", (last,)).fetchone()
+        if event is None:
+            return
+        stream = event >> EVENTS_BITS
+        yield stream
+
+
+def _rows_until_problem(
+    database: sqlite3.Connection, asked: str, values: Sequence[int] = ()
+) -> tuple[list[tuple[Any, ...]], str | None]:
+    """The rows before one that cannot be read, and why it cannot."""
+    rows = list[tuple[Any, ...]]()
+    try:
+        for row in database.execute(asked, values):
+            rows.append(row)
+    except sqlite3.Error as error:
+        return rows, str(error)
+    return rows, None

@@ -28,7 +28,8 @@ _EVENTS: Final = "SELECT event, version, at_unix_s, checksum, data FROM events W
 def row_of(event: int, change: Change) -> Row:
     """The row of an event that gets this id."""
     assert change.data is not None
-    return event, change.version, change.at_unix_s, _checksum(event, change, change.data), change.data
+    checksum = _checksum(_names_checksum(change.stream), event, change, change.data)
+    return event, change.version, change.at_unix_s, checksum, change.data
 
 
 def event_ids(stream: int) -> tuple[int, int]:
@@ -45,7 +46,7 @@ def numbered_streams(database: sqlite3.Connection) -> Iterator[tuple[int, Stream
     """All streams, in the order in which they were begun. Raises `sqlite3.Error`."""
     known = dict[int, StreamKey]()
     for stream, *names in database.execute(f"{_STREAMS} ORDER BY stream"):
-        known[stream] = StreamKey(*names)
+        known[stream] = StreamKey(*map(str, names))
     for stream in _streams_with_events(database):
         known.setdefault(stream, StreamKey(LOST, "", str(stream)))
     yield from sorted(known.items())
@@ -56,7 +57,7 @@ def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
     known = dict[int, StreamKey]()
     for order in ("ORDER BY stream", "ORDER BY stream DESC", "ORDER BY kind, tenant, name"):  # the last has an index
         rows, problem = _rows_until_problem(database, f"{_STREAMS} {order}")
-        known |= {stream: StreamKey(*names) for stream, *names in rows}
+        known |= {stream: StreamKey(*map(str, names)) for stream, *names in rows}
         if problem is None:
             break
     streams = []
@@ -74,21 +75,28 @@ def text_of(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _checksum(event: int, change: Change, data: bytes) -> int:
-    names = "\0".join(change.stream)
-    said = f"{event} {change.version} {float(change.at_unix_s)!r} {names}"
-    return crc32(data, crc32(said.encode(errors="surrogatepass")))
+def _names_checksum(key: StreamKey) -> int:
+    return crc32("\0".join(key).encode(errors="surrogatepass"))
 
 
-def _checked(stream: int, key: StreamKey, rows: list[Row]) -> StoredStream:
-    events, problem = list[Change](), None if rows else "its events are gone"
+def _checksum(names: int, event: int, change: Change, data: bytes) -> int:
+    """The checksum of an event, from that of its stream's names."""
+    return crc32(data, crc32(f"{event} {change.version} {float(change.at_unix_s)!r}".encode(), names))
+
+
+def _checked(stream: int, key: StreamKey, rows: Sequence[tuple[Any, ...]]) -> StoredStream:
+    """The stream that these rows make. A changed byte may have made a value one of another type."""
+    events, problem, names = list[Change](), None if rows else "its events are gone", _names_checksum(key)
     first, _ = event_ids(stream)
     for place, (event, version, at_unix_s, checksum, data) in enumerate(rows):
+        if not (isinstance(version, int) and isinstance(at_unix_s, float) and isinstance(data, bytes)):
+            problem = problem or f"event {event} is malformed"
+            continue
         change = Change(key, at_unix_s, data, version)
         events.append(change)
         if event != first + place:
             problem = problem or f"events before event {event} are gone"
-        elif checksum not in {_checksum(event, change, data), crc32(data)}:
+        elif checksum != _checksum(names, event, change, data) and checksum != crc32(data):
             problem = problem or f"event {event} is not what was written"
     return StoredStream(key, events, "its names are gone" if key.kind == LOST else problem)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import time
@@ -122,6 +123,21 @@ def test_one_flipped_bit_costs_one_session(launch: Launcher, tmp_path: Path) -> 
         assert value_of(gateway, "s8") == "value 8 " * 100
         assert gateway.metric("plait_store_damage_total", kind="stream") == 1
         assert "a stream of the store cannot be read: it was set aside" in gateway.log()
+
+
+def test_a_cut_write_ahead_log_is_told(launch: Launcher, tmp_path: Path) -> None:
+    path = tmp_path / "store" / "sessions.db"
+    with served(launch, path) as gateway:
+        for number in range(5):
+            set_value(gateway, f"s{number}", f"value {number} " * 1000)
+        gateway.kill()
+        wal = Path(f"{path}-wal")
+        os.truncate(wal, wal.stat().st_size // 2)
+        start(gateway)
+        assert value_of(gateway, "s0") == "value 0 " * 1000
+        assert gateway.get("/v1/sessions/s4").status_code == 404
+        assert gateway.metric("plait_store_damage_total", kind="end") == 1
+        assert "the end of the store is missing" in gateway.log()
 
 
 def test_a_store_that_has_vanished_keeps_the_gateway_from_starting(launch: Launcher, tmp_path: Path) -> None:

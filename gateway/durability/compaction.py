@@ -71,14 +71,20 @@ class Rewrite(NamedTuple):
 
 
 def rewrite(keeper: Keeper, key: StreamKey) -> Rewrite:
-    """Replace a session's log by its shorter form. In the store's thread. Raises `StoreError`."""
-    events = keeper.stream(key).events
-    before = size_bytes(events)
-    try:
-        short = compacted(events)
-    except msgspec.MsgspecError:  # the next gateway sets it aside
-        log.exception("the log of a session cannot be compacted", tenant=key.tenant, session=key.name)
-        short = events
+    """Replace a session's log by its shorter form. In the store's thread. Raises `StoreError`.
+
+    A log that cannot be read stays as it is: the next gateway sets it aside.
+    """
+    stream = keeper.stream(key)
+    before = size_bytes(stream.events)
+    short, problem = stream.events, stream.problem
+    if problem is None:
+        try:
+            short = compacted(stream.events)
+        except msgspec.MsgspecError as error:
+            problem = str(error)
+    if problem is not None:
+        log.error("the log of a session cannot be compacted", tenant=key.tenant, session=key.name, problem=problem)
     after = size_bytes(short)
     if after < before:
         keeper.write([Change(key, 0.0, None), *short])

@@ -53,7 +53,11 @@ from plait.gateway.store.wal_index import committed_frames
 AT_ONCE: Final = 64
 """So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
 
+SUFFIXES: Final = ("", "-wal", "-shm")
+"""Of the names of the files that SQLite makes of one."""
+
 Synchronous = Literal["normal", "full"]
+
 log = structlog.get_logger(__name__)
 
 
@@ -98,23 +102,22 @@ class SqliteKeeper:
             raise ValueError(gone)
         with suppress(sqlite3.DatabaseError, CorruptStoreError, OSError):  # `open` looks at a malformed file
             if self.path.exists() and self.path.stat().st_size:
-                with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                uri = f"{self.path.absolute().as_uri()}?immutable=1"  # the index of the WAL stays as it was left
+                with closing(sqlite3.connect(uri, uri=True)) as database:
                     self._schema.check(database)
 
     def open(self) -> int:
         """Take the lease, bring the schema up to date. A malformed file is set aside, and what can be read is saved."""
-        try:
+        with _translated(self.path):
             make_folder(self.path)
             self._lock.take()
             gone = self._gone()
             if gone is not None:
                 raise StoreError(gone)
             make_file(self.path)
-        except OSError as error:
-            raise StoreError(f"{self.path}: {error.strerror}") from error
         frames = committed_frames(self.path)
         try:
-            self._connect(frames)
+            self._connect(self.path, frames)
         except (sqlite3.DatabaseError, CorruptStoreError) as error:
             if not _is_corrupt(error):
                 self._disconnect()
@@ -129,7 +132,8 @@ class SqliteKeeper:
         except CorruptStoreError as error:
             self._save(error)
             streams = self._read()
-        return iter(self._saved_in_part + streams)
+        in_part, self._saved_in_part = self._saved_in_part, []
+        return iter(in_part + streams)
 
     def stream(self, key: StreamKey) -> StoredStream:
         """One stream."""
@@ -190,9 +194,9 @@ class SqliteKeeper:
             f"{self._lock.file} and {wal.name} to begin without them"
         )
 
-    def _connect(self, frames: int, *, is_new: bool = False) -> None:
-        """Open the file, whose WAL has had so many frames, and take the lease. `is_new`: it begins now."""
-        database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+    def _connect(self, file: Path, frames: int = 0, saved: Sequence[Change] = ()) -> None:
+        """Open the file, whose WAL has had so many frames. Take the lease and write what was `saved`, in one commit."""
+        database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._database = database
         database.text_factory = text_of
         database.execute("PRAGMA secure_delete = ON")
@@ -204,27 +208,29 @@ class SqliteKeeper:
             raise CorruptStoreError(found)
         self._look_for_end(database, frames)
         self._schema.migrate(database)
-        self._take_lease(database, is_new=is_new)
         self._streams.clear()
         self._next_stream = 1 + (database.execute("SELECT max(stream) FROM streams").fetchone()[0] or 0)
+        with transaction(database):
+            self._take_lease(database)
+            if saved:
+                rows = [self._row(database, change, {}) for change in saved]
+                database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
         database.execute("PRAGMA wal_checkpoint")  # before the lock says that there is a store
         self._lock.note(self._epoch)
 
-    def _take_lease(self, database: sqlite3.Connection, *, is_new: bool) -> None:
-        """Take the lease, with the epoch after all that were before."""
+    def _take_lease(self, database: sqlite3.Connection) -> None:
+        """Take the lease, with the epoch after all that were before. Within a transaction."""
         before, noted = self._epoch_of(database), self._lock.epoch
-        if before < noted and not is_new:
+        if 0 < before < noted:
             self._damage.found("age")
             log.error(
                 "the store is older than the one that was there: what was stored since is missing",
                 file=str(self.path), epoch=before, epoch_before=noted,
             )  # fmt: skip
         self._epoch = 1 + max(before, noted)
-        with transaction(database):
-            database.execute(
-                "INSERT OR REPLACE INTO leases VALUES (?, ?, NULL, ?)", (self._owner, self._epoch, self._version)
-            )
-            database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
+        lease = self._owner, self._epoch, self._version
+        database.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, NULL, ?)", lease)
+        database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
 
     def _look_for_end(self, database: sqlite3.Connection, frames: int) -> None:
         """Say so if the WAL does not have all that was committed to it. What it has is kept for whoever looks at it."""
@@ -241,26 +247,34 @@ class SqliteKeeper:
         )  # fmt: skip
 
     def _save(self, problem: Exception) -> None:
-        """Keep a malformed file under another name, and write what can be read of it to a new one."""
+        """Write what can be read of a malformed file to a new one, which takes its place, and keep it aside.
+
+        If the process ends before that is done, the next one finds the malformed file again.
+        """
         self._disconnect()
-        aside = self._aside()
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
-        make_file(self.path)
+        aside, fresh = self._aside(), Path(f"{self.path}.saved")
         self._damage.found("file")
         log.error(
-            "the store is malformed: it was set aside, and what can be read is saved",
+            "the store is malformed: it is set aside, and what can be read is saved",
             file=str(self.path), kept_as=str(aside), problem=str(problem), hint=f"sqlite3 {aside} .recover",
         )  # fmt: skip
-        with closing(sqlite3.connect(aside)) as old:
-            old.text_factory = text_of
-            streams = readable_streams(old)
         with _translated(self.path):
-            self._connect(0, is_new=True)
-        self.write([change for stream in streams if stream.problem is None for change in stream.events])
+            with closing(sqlite3.connect(self.path)) as malformed:
+                malformed.text_factory = text_of
+                streams = readable_streams(malformed)
+            whole = [stream for stream in streams if stream.problem is None]
+            for suffix in SUFFIXES:
+                Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+            make_file(fresh)
+            self._connect(fresh, saved=[event for stream in whole for event in stream.events])
+            self._disconnect()
+            for suffix in SUFFIXES:
+                with suppress(FileNotFoundError):
+                    Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
+            fresh.rename(self.path)
+            self._connect(self.path)
         self._saved_in_part = [stream for stream in streams if stream.problem is not None]
-        log.error("streams saved from a malformed store", whole=len(self._streams), in_part=len(self._saved_in_part))
+        log.error("streams saved from a malformed store", whole=len(whole), in_part=len(self._saved_in_part))
 
     def _aside(self) -> Path:
         """The name of what is kept of the file as it is now."""
@@ -342,9 +356,11 @@ def _appending(events: int) -> str:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """SQLite's errors become `StoreError`s."""
+    """Errors of SQLite and of the system become `StoreError`s."""
     try:
         yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
     except sqlite3.Error as error:
         kind = CorruptStoreError if _is_corrupt(error) else StoreError
         raise kind(f"{path}: {error}") from error

@@ -245,21 +245,23 @@ def test_a_call_that_has_not_ended_keeps_its_request_and_its_starts_for_the_outp
 class Kept:
     """A keeper of one stream."""
 
-    def __init__(self, changes: Sequence[Change]) -> None:
+    def __init__(self, changes: Sequence[Change], problem: str | None = None) -> None:
         self.changes = list(changes)
+        self.problem = problem
 
     def stream(self, key: StreamKey) -> StoredStream:
-        return StoredStream(key, self.changes)
+        return StoredStream(key, self.changes, self.problem)
 
     def write(self, changes: Sequence[Change]) -> None:
         assert changes[0].data is None, "it is replaced"
         self.changes = list(changes[1:])
 
 
-def test_a_log_that_cannot_be_decoded_stays_as_it_is() -> None:
-    keeper = Kept([*repeated(5).log.changes, Change(KEY, 9.0, b"nothing that was ever written")])
+@pytest.mark.parametrize(("data", "problem"), [(b"nothing that was ever written", None), (None, "a bit was changed")])
+def test_a_log_that_cannot_be_read_stays_as_it_is(data: bytes | None, problem: str | None) -> None:
+    keeper = Kept([*repeated(5).log.changes, *([] if data is None else [Change(KEY, 9.0, data)])], problem)
     before = list(keeper.changes)
-    rewrite(cast("Any", keeper), KEY)
+    assert rewrite(cast("Any", keeper), KEY).after == size_bytes(before)
     assert keeper.changes == before
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 from zlib import crc32
 
 import pytest
@@ -50,6 +51,7 @@ class Found:
     def __init__(self, path: Path) -> None:
         self.damage = Damage()
         keeper = SqliteKeeper(path, damage=self.damage)
+        keeper.check()
         keeper.open()
         try:
             streams = list(keeper.read())
@@ -139,11 +141,29 @@ def test_what_was_saved_of_a_malformed_store_goes_on(store: Path) -> None:
         file.seek(4096 * (store.stat().st_size // 4096 // 2))
         file.write(os.urandom(4096))
     keeper = SqliteKeeper(store)
-    assert keeper.open() == 2
+    assert keeper.open() == 3, "that of the new file, and that after it took the place of the old"
     whole = [stream.key for stream in keeper.read() if stream.problem is None]
     keeper.write([Change(whole[0], 2e9, b"later")])
     keeper.close()
     assert Found(store).whole[whole[0]][-1].data == b"later"
+
+
+def test_a_gateway_that_ends_while_it_saves_leaves_the_malformed_file(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store.open("r+b") as file:
+        file.seek(4096 * (store.stat().st_size // 4096 // 2))
+        file.write(os.urandom(4096))
+    keeper = SqliteKeeper(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", Mock(side_effect=OSError(5, "an I/O error")))
+        with pytest.raises(StoreError, match="an I/O error"):
+            keeper.open()
+    keeper.close()
+    found = Found(store)
+    assert len(found.whole) >= STREAMS - 4
+    assert found.counts == {"file": 1}
+    assert not list(store.parent.glob("*.saved*"))
 
 
 @pytest.mark.parametrize(

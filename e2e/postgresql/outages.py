@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,14 +28,24 @@ from plait.gateway.store.postgres_keeper import PostgresKeeper
 
 PROGRAMS_AT_ONCE: Final = 9
 TAKEN_OVER_WITHIN_S: Final = 10.0
-CHAT: Final = "/v1/chat/completions"
+CHAT: Final[dict[str, Any]] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+RESPONSE: Final[dict[str, Any]] = {"input": "Hi", "max_output_tokens": 4}
+PLAIN: Final[Sequence[tuple[str, Mapping[str, Any], str]]] = (
+    ("/v1/chat/completions", CHAT, r'"finish_reason"'),
+    ("/v1/chat/completions", {**CHAT, "stream": True}, r"\[DONE\]\n\n$"),
+    ("/v1/responses", RESPONSE, r'"status":"(completed|incomplete)"'),
+    ("/v1/responses", {**RESPONSE, "stream": True}, r"event: response\.(completed|incomplete)"),
+)
+"""Requests that need no store, and what ends their answers."""
 
 
 @dataclass
 class Plain:
-    """Plain calls, one after the other: they must notice nothing."""
+    """Plain calls and responses, one after the other: they must notice nothing, but that responses are not stored."""
 
     calls: int = 0
+    unstored: int = 0
+    """Responses that said so."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -140,17 +151,18 @@ class Outages:
             await task
 
     async def _call_plainly(self, plain: Plain, stops: asyncio.Event) -> None:
-        body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         async with httpx.AsyncClient(base_url=self.gateways.url, timeout=DEADLINE_S, trust_env=False) as http:
             while not stops.is_set():
+                path, body, ending = PLAIN[plain.calls % len(PLAIN)]
                 plain.calls += 1
                 try:
-                    answer = await http.post(CHAT, json={**body, "stream": plain.calls % 2 == 0})
+                    answer = await http.post(path, json={"model": "demo", **body})
                 except httpx.TransportError as error:
                     plain.problems.append(repr(error))
                 else:
-                    if answer.status_code != 200 or (plain.calls % 2 == 0 and not answer.text.endswith("[DONE]\n\n")):
-                        plain.problems.append(f"{answer.status_code} {answer.text[-200:]}")
+                    if answer.status_code != 200 or not re.search(ending, answer.text):
+                        plain.problems.append(f"{path} {answer.status_code} {answer.text[-200:]}")
+                    plain.unstored += "plait-durable" in answer.headers or '"durable":false' in answer.text
                 await asyncio.sleep(0.02)
 
     # The end.

@@ -73,6 +73,7 @@ async def test_a_store_that_is_away_stops_sessions_only(outages: Outages, second
     async with outages.plain_calls() as plain:
         await outages.round("away", away)
     assert plain.problems == []
+    assert plain.unstored > 0, "no response came while the store was away"
     assert outages.gateways.metric("plait_sessions_taken_over_total") == 0, "nobody had died"
     await asyncio.to_thread(end, outages)
 

@@ -241,30 +241,34 @@ class VariableResponse(Response):
         await send({"type": "http.response.body", "body": await self._ending()})
 
     async def _ending(self) -> bytes:
-        """The last events of the stream, once they are stored."""
+        """The last events of the stream, once what they tell of is stored."""
+        rest = self._delta(self._awaited.news())
         error = self._awaited.error
         news = self._set() if error is None else {"error": error.error_object}
         try:
-            last = _event(msgspec.json.encode(await self._session.record.told(news, unstored_fields, is_begun=True)))
+            news = await self._session.record.told(news, unstored_fields, is_begun=True)
         except PlaitError as unknown:
             return _event(unknown.body())
-        return last + b"data: [DONE]\n\n" if error is None else last
+        return rest + _event(msgspec.json.encode(news)) + (b"data: [DONE]\n\n" if error is None else b"")
 
     async def _send_deltas(self, send: Send) -> None:
-        """Send the text as it is generated, then the part of the value that was not sent yet.
+        """Send the text as it is generated, until the variable has its value.
 
         A client that reads slowly gets all that has come meanwhile at once. Nothing is queued for it.
         """
         while not self._awaited.is_answered:
             await next_change(self._changed, send, self._keep_alive_s)
-            await self._send_delta(send, self._awaited.news())
-        await self._send_delta(send, self._awaited.news())
+            await self._send_delta(send)
 
-    async def _send_delta(self, send: Send, text: str) -> None:
-        if text:
-            variable = self._awaited.name
-            delta = {"object": "semantic_variable.delta", "semantic_var_id": variable, "delta": text}
-            await send({"type": "http.response.body", "body": _event(msgspec.json.encode(delta)), "more_body": True})
+    async def _send_delta(self, send: Send) -> None:
+        """Send the new part of a text that still grows; that of a value comes with the ending."""
+        if not self._awaited.is_answered and (delta := self._delta(self._awaited.news())):
+            await send({"type": "http.response.body", "body": delta, "more_body": True})
+
+    def _delta(self, text: str) -> bytes:
+        """The event for a new part of the text."""
+        delta = {"object": "semantic_variable.delta", "semantic_var_id": self._awaited.name, "delta": text}
+        return _event(msgspec.json.encode(delta)) if text else b""
 
     def _set(self) -> Json:
         variable = self._awaited.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.api.responses_api import KeptResponse
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.peers.membership import UnreachableStoreError
+from plait.gateway.programs import record
 from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
 from plait.gateway.store.event_log import Change, StreamKey
@@ -153,6 +154,79 @@ async def test_a_failure_that_is_not_stored_says_so(served: DurableServed) -> No
     assert got.status >= 400
     assert got.headers[b"plait-durable"] == b"false"
     await mend(served)
+
+
+async def chat(served: DurableServed, **more: Any) -> Exchange:
+    exchange = await served.chat("Write", output="out", **more)
+    await served.engine.answer("Write", "y")
+    return exchange
+
+
+VARIABLE = {"session_id": "s", "semantic_var_id": "bad", "error": "it is bad"}
+GETS = {"session": "s", "external": ["x"], "gets": {"x": None}}
+ROUTES: dict[str, Callable[[DurableServed], Awaitable[Exchange]]] = {
+    "get": lambda served: served.get("x"),
+    "get stream": lambda served: served.get("x", stream=True),
+    "program": lambda served: served.send("/v1/programs", GETS),
+    "program stream": lambda served: served.send("/v1/programs", {**GETS, "stream": True}),
+    "chat": chat,
+    "chat stream": lambda served: chat(served, stream=True),
+    "submit": lambda served: served.submit("Write {{code}}", "code"),
+    "value": lambda served: served.value("y", "1"),
+    "failure": lambda served: served.send("/v1/variables", VARIABLE),
+    "variable": lambda served: served.send("/v1/variables/s/x", method="GET"),
+    "session": lambda served: served.send("/v1/sessions", {"session_id": "s", "objective": "latency"}),
+    "state": lambda served: served.send("/v1/sessions/s", method="GET"),
+    "close": lambda served: served.send("/v1/sessions/s/close"),
+    "delete": lambda served: served.send("/v1/sessions/s", method="DELETE"),
+}
+"""A request of each kind whose answer tells of a session."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_what_is_told_without_being_stored_says_so(
+    served: DurableServed, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(_stream: StreamKey) -> bool:
+        return False
+
+    await served.value("x", "1")
+    served.waits = False
+    monkeypatch.setattr(served.durability, "committed", lost)
+    exchange = await ROUTES[route](served)
+    await asyncio.wait_for(exchange.task, 10)
+    assert exchange.status == 200
+    is_marked = exchange.headers.get(b"plait-durable") == b"false"
+    assert is_marked or b'"durable":false' in exchange.body or b": plait-durable=false" in exchange.body
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_nothing_is_told_while_the_store_cannot_be_reached(
+    served: DurableServed, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = asyncio.Event()
+    real = served.durability.committed
+
+    async def away(stream: StreamKey) -> bool:
+        if not may_go_on.is_set():
+            raise UnreachableStoreError
+        return await real(stream)
+
+    await served.value("x", "the value")
+    served.waits = False
+    monkeypatch.setattr(served.durability, "committed", away)
+    monkeypatch.setattr(record, "AGAIN_S", 0.001)
+    exchange = await ROUTES[route](served)
+    await asyncio.sleep(0.02)
+    if exchange.task.done():
+        assert exchange.refusal == (503, "store_failed")
+    else:
+        told = b"".join(message.get("body", b"") for message in exchange.messages)
+        assert b"the value" not in told
+        assert b"[DONE]" not in told
+    may_go_on.set()
+    await asyncio.wait_for(exchange.task, 10)
+    assert exchange.task.exception() is None
 
 
 class Away:

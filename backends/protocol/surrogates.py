@@ -15,6 +15,9 @@ _HALF: Final = re.compile(
 )
 """The escape of one half without the other. A backslash before it may be an escaped one: then it is text."""
 
+_ANY_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The escape of a half, with or without the other."""
+
 _ENCODED_HALF: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """A half in the bytes of UTF-8, where it is not allowed either."""
 
@@ -31,9 +34,11 @@ _PARTED: Final = re.compile(
 
 
 def has_half(document: bytes | bytearray) -> bool:
-    """Whether a document may hold half a pair. An escaped backslash is not told from an escape."""
-    if document.find(b"\\") >= 0 and _HALF.search(document) is not None:
-        return True
+    """Whether a document may hold half a pair. One with an escaped backslash may, if it has any escape of a half."""
+    if document.find(b"\\") >= 0:
+        half = _HALF if document.find(_ESCAPED) < 0 else _ANY_HALF  # what looks like a pair may begin with a text
+        if half.search(document) is not None:
+            return True
     return not document.isascii() and _ENCODED_HALF.search(document) is not None
 
 

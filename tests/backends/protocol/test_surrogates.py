@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.backends.protocol.surrogates import events_with_whole_pairs, may_go_on, with_whole_pairs
@@ -19,6 +19,7 @@ def with_whole_characters(text: str) -> str:
 
 
 @given(PIECES)
+@example(["\\", "ud83d", "\ude00"])
 def test_each_half_is_a_replacement_and_all_else_stays(pieces: list[str]) -> None:
     text = "".join(pieces)
     document = json.dumps({text: [text]}).encode()

@@ -41,6 +41,7 @@ from plait.gateway.store.event_log import (
     drawn,
     fair_parts,
 )
+from plait.gateway.store.postgres_schema import MIGRATIONS
 
 SLICE: Final = 256
 """Streams that are taken over at once: all gateways that are left get some."""
@@ -60,36 +61,6 @@ BEYOND_LIMITS: Final = "54"
 
 MIGRATION_LOCK: Final = 0x706C6974
 SHARE_LOCK: Final = MIGRATION_LOCK + 1
-
-MIGRATIONS: Final = (
-    """
-    CREATE SEQUENCE plait.epochs;
-    CREATE TABLE plait.gateways (
-        epoch BIGINT PRIMARY KEY, url TEXT NOT NULL, release TEXT NOT NULL, until TIMESTAMPTZ NOT NULL,
-        steady_since TIMESTAMPTZ NOT NULL, commits BIGINT NOT NULL
-    );
-    CREATE TABLE plait.streams (
-        stream BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind TEXT NOT NULL, tenant TEXT NOT NULL,
-        name TEXT NOT NULL, owner BIGINT, version SMALLINT NOT NULL, UNIQUE (tenant, name, kind)
-    );
-    CREATE INDEX streams_of_owner ON plait.streams (owner);
-    CREATE TABLE plait.events (
-        stream BIGINT NOT NULL, event BIGINT GENERATED ALWAYS AS IDENTITY, version SMALLINT NOT NULL,
-        at_unix_s DOUBLE PRECISION NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (stream, event)
-    );
-    CREATE UNLOGGED TABLE plait.buckets (
-        bucket TEXT PRIMARY KEY, used DOUBLE PRECISION[] NOT NULL, at TIMESTAMPTZ NOT NULL
-    );
-    """,
-    """
-    ALTER TABLE plait.gateways
-        ADD COLUMN needs JSONB NOT NULL DEFAULT '{}', ADD COLUMN parts JSONB NOT NULL DEFAULT '{}';
-    """,
-    """
-    ALTER TABLE plait.gateways ADD COLUMN signature TEXT NOT NULL DEFAULT '';
-    """,
-)
-"""Each leads to the next version of the schema. It only adds: gateways of the release before go on meanwhile."""
 
 _ENTER: Final = """
     INSERT INTO plait.gateways (epoch, url, release, until, steady_since, commits)

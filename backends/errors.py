@@ -14,12 +14,14 @@ import msgspec
 class PlaitError(Exception):
     """The base class: a message that a user can act on, and the other fields of OpenAI's error object.
 
-    `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
+    `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header. If not
+    `is_stored`, it tells of what should be stored and is not.
     """
 
     status: int = 500
     kind: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
+    is_stored: bool = True
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None

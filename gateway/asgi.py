@@ -43,6 +43,9 @@ EVENT_STREAM: Final[Headers] = (
 )
 """The headers of a stream that begins in the gateway."""
 
+NOT_DURABLE: Final = (b"plait-durable", b"false")
+"""A header of an answer that tells of what is not stored, though it should be."""
+
 NAME: Final = itemgetter(0)
 """Of a header."""
 
@@ -417,6 +420,8 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+    if not error.is_stored:
+        headers.append(NOT_DURABLE)
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
     if isinstance(error, EncodingNotSupportedError):

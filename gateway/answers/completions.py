@@ -25,6 +25,7 @@ from plait.backends.errors import (
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
 from plait.gateway.answers.error_texts import excerpt
+from plait.gateway.answers.event_bytes import end_of_last_event, events_of
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24
@@ -203,7 +204,6 @@ _UNFINISHED = b'"finish_reason":null'
 MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
 
-_END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
 _WITHOUT_DATA = re.compile(
     rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))((?::[^\r\n]*\r?\n)*)(?:event:[^\r\n]*\r?\n)?(?:data:[ \t]*\r?\n)+\r?\n"
 )
@@ -239,7 +239,7 @@ class EventStream(ABC):
         if whole.count(b"data:") != whole.count(b"data: {"):
             whole = _WITHOUT_DATA.sub(lambda empty: empty[1] and empty[1] + b"\n", whole)
         if whole and self._says_more(whole):
-            return b"".join([self._pass(event) if self._says_more(event) else event for event in _events(whole)])
+            return b"".join([self._pass(event) if self._says_more(event) else event for event in events_of(whole)])
         return whole
 
     def end(self) -> bytes:
@@ -268,7 +268,7 @@ class EventStream(ABC):
 
     def _with_whole_pairs(self, events: bytes) -> bytes:
         """Events in which half a surrogate pair is U+FFFD. The last one waits if the next may have the other half."""
-        *before, last = _events(events)
+        *before, last = events_of(events)
         if may_go_on(last):
             self._pieces.insert(0, last)
             self._rest_bytes += len(last)
@@ -278,7 +278,7 @@ class EventStream(ABC):
     def _completed(self, chunk: bytes) -> bytes:
         """The events that `chunk` completes. The rest of it is kept."""
         seen = self._tail + chunk
-        end = _end_of_last_event(seen) - len(self._tail)
+        end = end_of_last_event(seen) - len(self._tail)
         if end <= 0:
             self._keep(chunk)
             return b""
@@ -297,30 +297,6 @@ class EventStream(ABC):
         if self._rest_bytes > MAX_EVENT_BYTES:
             message = f"engine {self._engine_id} sent an event of over {MAX_EVENT_BYTES} bytes"
             raise EngineGarbledError(message)
-
-
-def _events(buffer: bytes) -> list[bytes]:
-    if b"\r" not in buffer:
-        *events, rest = [event + b"\n\n" for event in buffer.split(b"\n\n")]
-        return events if rest == b"\n\n" else [*events, rest[:-2]]
-    events, start = [], 0
-    for match in _END_OF_EVENT.finditer(buffer):
-        events.append(buffer[start : match.end()])
-        start = match.end()
-    if start < len(buffer):  # an extra blank line behind the last event
-        events.append(buffer[start:])
-    return events
-
-
-def _end_of_last_event(buffer: bytes) -> int:
-    if buffer.endswith(b"\n\n"):
-        return len(buffer)
-    end = 0
-    for separator in (b"\n\n", b"\n\r\n"):
-        at = buffer.rfind(separator)
-        if at >= 0:
-            end = max(end, at + len(separator))
-    return end
 
 
 class CompletionStream(EventStream):

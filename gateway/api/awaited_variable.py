@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, WaitTimeoutError
-from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, send_whole, unless_gone
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, send_whole, unless_gone
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText
 from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed, variable_failed
-from plait.gateway.programs.unstored import unstored_fields, unstored_headers
+from plait.gateway.programs.unstored import unstored_error, unstored_fields, unstored_headers
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import Cause, VariableState
 from plait.policy.types import NO_SLO, Objective, Slo
@@ -202,8 +202,9 @@ class VariableResponse(Response):
         """Wait, then answer. Raises `PlaitError` only before the first byte."""
         now_s = asyncio.get_running_loop().time
         self._executor.variables.get(self._session, self._awaited.getter, now_s())
+        is_whole = self._keep_alive_s is None or self._awaited.error is not None
         try:
-            await unless_gone(receive, self._whole(send) if self._keep_alive_s is None else self._stream(send))
+            await unless_gone(receive, self._whole(send) if is_whole else self._stream(send))
         except ClientGoneError:
             return
         finally:
@@ -218,26 +219,19 @@ class VariableResponse(Response):
         error = self._awaited.error
         if isinstance(error, GatewayStoppingError):
             raise error  # it says nothing of the variable
-        if error is None:
-            status, headers, body = 200, JSON, msgspec.json.encode(self._set())
-        else:
-            status, headers, body = error.status, error_headers(error), error.body()
-        told = await self._session.record.told(headers, unstored_headers)
-        if error is not None and told is headers:
-            raise error
-        await send_whole(send, status, told, body)
+        if error is not None:
+            raise await self._session.record.told(error, unstored_error)
+        body = msgspec.json.encode(self._set())
+        await send_whole(send, 200, await self._session.record.told(JSON, unstored_headers), body)
 
     async def _stream(self, send: Send) -> None:
-        awaited = self._awaited
-        if awaited.error is not None:
-            raise awaited.error
         headers = EVENT_STREAM if self._session.record.is_durable else unstored_headers(EVENT_STREAM)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_deltas(send)
         except TimeoutError:
-            awaited.give_up(self._session, self._timeout_s)
+            self._awaited.give_up(self._session, self._timeout_s)
         await send({"type": "http.response.body", "body": await self._ending()})
 
     async def _ending(self) -> bytes:

@@ -26,6 +26,7 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
 from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items
 from plait.gateway.asgi import (
+    NAME,
     ClientGoneError,
     Headers,
     OnEnd,
@@ -305,7 +306,7 @@ class CallApi:
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
-        if not body.startswith(b"{"):  # perhaps it is compressed
+        if b"content-encoding" in map(NAME, headers):
             return None
         if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
             return None

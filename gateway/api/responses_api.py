@@ -14,6 +14,7 @@ from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.http.connection import is_event_stream
+from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import StoredResponses
@@ -81,12 +82,12 @@ class KeptResponse:
         """Whole events of a stream. One that ends the response waits until that is stored."""
         if not any(name in events for name in _LAST_EVENTS):
             return events
-        parts = events.split(b"\n\n")
+        parts = events_of(events)
         for number, event in enumerate(parts):
             if any(name in event for name in _LAST_EVENTS):
                 data = json_object(event.partition(b"data:")[2]) or {}
                 parts[number] = await self._told(data.get("response"), event, _unstored_event)
-        return b"\n\n".join(parts)
+        return b"".join(parts)
 
     async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
         """What tells of an answer, once that is stored."""
@@ -109,8 +110,7 @@ class KeptResponse:
 
 def _unstored_event(event: bytes) -> bytes:
     """The last event of a response that is not stored."""
-    before, mark, data = event.partition(b"data:")
-    return b"%b%b %b" % (before, mark, msgspec.json.encode(unstored_fields(json_object(data) or {})))
+    return with_data(event, unstored_fields(json_object(event.partition(b"data:")[2]) or {}))
 
 
 class ContinuedResponse:
@@ -128,14 +128,13 @@ class ContinuedResponse:
         """Whole events of its stream, with that in each response object."""
         if _OF_RESPONSE not in events:
             return events
-        return b"\n\n".join(map(self._event, events.split(b"\n\n")))
+        return b"".join(map(self._event, events_of(events)))
 
     def _event(self, event: bytes) -> bytes:
-        before, mark, data = event.partition(b"data:")
-        fields = json_object(data) if _OF_RESPONSE in data else None
+        fields = json_object(event.partition(b"data:")[2]) if _OF_RESPONSE in event else None
         if fields is None or not isinstance(fields.get("response"), dict):
             return event
-        return before + mark + b" " + msgspec.json.encode({**fields, "response": self._told(fields["response"])})
+        return with_data(event, {**fields, "response": self._told(fields["response"])})
 
     def _told(self, response: Json) -> Json:
         return {**response, "previous_response_id": self._previous}

@@ -21,6 +21,9 @@ else:
 PIECE_BYTES: Final = 64 * 1024
 """At most so much is decoded at once."""
 
+MOST_MEMBERS: Final = 1_000
+"""Of one body. Each costs some microseconds, also one of which nothing comes out."""
+
 MOST_WINDOW_BYTES_LOG2: Final = 23
 """The largest window that a Zstandard frame may need: 8 MiB (RFC 9659)."""
 
@@ -93,14 +96,16 @@ class BodyDecoder:
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
         self._member: Decompressor | None = None
-        self._is_over = False
+        self._members = 0
+        self._most_members = 1 if encoding == "deflate" else MOST_MEMBERS
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What comes out of these bytes of the body, in pieces. Raises `CallerError` for what is not so encoded."""
         while data or not (self._member is None or self._member.needs_input):
-            if self._is_over:
-                raise self._malformed()
             if self._member is None:
+                self._members += 1
+                if self._members > self._most_members:
+                    raise self._malformed()
                 self._member = NEW[self._encoding](data)
             try:
                 found = self._member.decompress(data, PIECE_BYTES)
@@ -109,8 +114,8 @@ class BodyDecoder:
             data = b""
             if self._member.eof:
                 data, self._member = self._member.unused_data, None
-                self._is_over = self._encoding == "deflate"
-            yield found
+            if found:
+                yield found
 
     def end(self) -> None:
         """The body has come. Raises `CallerError` if it breaks off."""

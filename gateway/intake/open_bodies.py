@@ -157,8 +157,10 @@ class OpenBody(msgspec.Struct, eq=False):
                 raise ClientGoneError
             given, has_more = message.get("body", b""), message.get("more_body", False)
             sent += len(given)
+            if sent > max_bytes:
+                raise _too_large(max_bytes)
             for piece in (given,) if decoder is None else decoder.feed(given):
-                if max(sent, self.size + len(piece)) > max_bytes:
+                if self.size + len(piece) > max_bytes:
                     raise _too_large(max_bytes)
                 wait_s = self._add(len(piece))
                 gathered.add(piece)

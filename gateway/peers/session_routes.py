@@ -114,12 +114,20 @@ class SessionRoutes:
             await self._at_holder(tenant, response[1], scope, receive, send)
         elif path in NAMING_A_SESSION and scope["method"] == "POST":
             with self._bodies.open(scope, tenant) as opened:
-                session = _session_in(await opened.read(receive, scope["headers"]))
-                await self._at_owner(OwnedName(tenant, session), opened, scope, receive, send)
+                if not await self._is_elsewhere(opened, scope, receive, send):
+                    await self._app(scope, receive, send)
         else:
-            found = OF_A_SESSION.match(path)
+            found, asked = OF_A_SESSION.match(path), _forwarded(scope, Checked(API_KEYS, tenant))
             owned = OwnedName(tenant, None if found is None else found[1])
-            await self._at_owner(owned, None, scope, receive, send)
+            if not await self._forwarding.forward_to_owner(owned, asked, receive, send):
+                await self._app(scope, receive, send)
+
+    async def _is_elsewhere(self, opened: OpenBody, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether another gateway has the session that a body names, and has answered."""
+        body = await opened.read(receive, scope["headers"])
+        owned = OwnedName(opened.tenant, _session_in(body))
+        asked = _forwarded(scope, Checked(API_KEYS, opened.tenant), body)
+        return await self._forwarding.forward_to_owner(owned, asked, receive, send)
 
     async def _at_holder(self, tenant: str, response_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by the gateway that has a stored response."""
@@ -130,17 +138,6 @@ class SessionRoutes:
                 await self._forwarding.forward(holder, asked, receive, send)
                 return
         await self._app(scope, receive, send)
-
-    async def _at_owner(
-        self, owned: OwnedName, opened: OpenBody | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Answer by the gateway that has the session, which may be this one."""
-        body = b"" if opened is None else await opened.read(receive, scope["headers"])
-        request = _forwarded(scope, Checked(API_KEYS, owned.tenant), body)
-        del body  # so that it goes with `opened`
-        if not await self._forwarding.forward_to_owner(owned, request, receive, send):
-            del request
-            await self._app(scope, receive, send)
 
     async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make a change here, and in all others if that was right."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from starlette.types import Message, Send
 
 from plait.backends.errors import LimitError, PlaitError
+from plait.backends.http.connection import is_event_stream
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
@@ -346,7 +347,8 @@ def _event(body: bytes) -> bytes:
 class HeldEnd(PassingSink):
     """Passes an answer on to a recording, but for its end, until `release`.
 
-    The end is the last message, or the last event of a stream. An answer that `is_whole` is held from its beginning on.
+    The end is the last message, or the last event of a stream. An answer that `is_whole`, or turns out to be no stream,
+    is held from its beginning on.
     """
 
     def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:
@@ -364,10 +366,14 @@ class HeldEnd(PassingSink):
         """Take the next message."""
         if self._held or self._is_whole or _is_end(message):
             self._held.append(message)
-        elif message["type"] == "http.response.start" and not self._record.is_durable:
-            self._to.put({**message, "headers": unstored_headers(message["headers"])})
-        else:
+        elif message["type"] != "http.response.start":
             self._to.put(message)
+        elif message["status"] != 200 or not is_event_stream(message["headers"]):
+            self._held.append(message)  # an engine's refusal
+        elif self._record.is_durable:
+            self._to.put(message)
+        else:
+            self._to.put({**message, "headers": unstored_headers(message["headers"])})
 
     def clear(self) -> None:
         """The answer begins again."""

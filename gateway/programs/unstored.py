@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message
 
-from plait.gateway.asgi import Headers
+from plait.backends.errors import PlaitError
+from plait.gateway.asgi import NOT_DURABLE, Headers
 
-NOT_DURABLE: Final = (b"plait-durable", b"false")
+ErrorT = TypeVar("ErrorT", bound=PlaitError)
 
 UNSTORED_END: Final = b": plait-durable=false\n\n"
 
@@ -17,6 +18,12 @@ UNSTORED_END: Final = b": plait-durable=false\n\n"
 def unstored_headers(headers: Headers) -> Headers:
     """The head of an answer that is not stored."""
     return [*headers, NOT_DURABLE]
+
+
+def unstored_error(error: ErrorT) -> ErrorT:
+    """An error that tells of what is not stored."""
+    error.is_stored = False
+    return error
 
 
 def unstored_messages(messages: list[Message]) -> list[Message]:

@@ -45,11 +45,12 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
     assert events[: len(signs) + 1] == [*signs, first]
 
 
-def test_each_response_object_of_a_stream_tells_what_it_continues() -> None:
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_each_response_object_of_a_stream_tells_what_it_continues(end: bytes) -> None:
     delta = rb'{"type":"response.output_text.delta","delta":"a \"response\": {}"}'
     other = [b": waiting", b"event: response.output_text.delta\ndata: " + delta, b'data: {"message":"no \'response\'"}']
     created = b'event: response.created\ndata: {"response":{"id":"r2","previous_response_id":%s}}'
     completed = b'event: response.completed\ndata: {"response":{"id":"r2"%s}}'
-    sent = b"\n\n".join([*other, created % b"null", completed % b"", b""])
-    wanted = b"\n\n".join([*other, created % b'"r1"', completed % b',"previous_response_id":"r1"', b""])
+    sent = end.join([*other, created % b"null", completed % b"", b""])
+    wanted = end.join([*other, created % b'"r1"', completed % b',"previous_response_id":"r1"', b""])
     assert ContinuedResponse("r1").feed(sent) == wanted

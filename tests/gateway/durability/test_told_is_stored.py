@@ -183,13 +183,14 @@ ROUTES: dict[str, Callable[[DurableServed], Awaitable[Exchange]]] = {
 """A request of each kind whose answer tells of a session."""
 
 
+async def lost(_stream: StreamKey) -> bool:
+    return False
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_what_is_told_without_being_stored_says_so(
     served: DurableServed, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(_stream: StreamKey) -> bool:
-        return False
-
     await served.value("x", "1")
     served.waits = False
     monkeypatch.setattr(served.durability, "committed", lost)
@@ -198,6 +199,32 @@ async def test_what_is_told_without_being_stored_says_so(
     assert exchange.status == 200
     is_marked = exchange.headers.get(b"plait-durable") == b"false"
     assert is_marked or b'"durable":false' in exchange.body or b": plait-durable=false" in exchange.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_that_was_there_and_is_not_stored_says_so(
+    served: DurableServed, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.send("/v1/variables", VARIABLE)
+    served.waits = False
+    monkeypatch.setattr(served.durability, "committed", lost)
+    got = await served.get("bad", stream=stream)
+    await asyncio.wait_for(got.task, 10)
+    assert (got.status, got.headers[b"plait-durable"]) == (424, b"false")
+    assert "bad" in got.json["error"]["message"]
+
+
+async def test_a_streamed_call_that_an_engine_refuses_is_answered_whole(
+    served: DurableServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.value("x", "1")
+    served.waits = False
+    monkeypatch.setattr(served.durability, "committed", lost)
+    exchange = await served.chat("Write", output="out", stream=True)
+    await served.engine.refuse("Write")
+    await asyncio.wait_for(exchange.task, 10)
+    assert (exchange.status, exchange.headers[b"plait-durable"]) == (400, b"false")
+    assert exchange.json["error"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -270,15 +297,19 @@ async def test_a_whole_response_that_is_not_stored_comes_whole_and_says_so(error
     assert json.loads(body["body"]) == {"id": "r1", "output": []}
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 @pytest.mark.parametrize("error", [None, UnreachableStoreError()])
-async def test_a_streamed_response_that_is_not_stored_says_so_in_its_last_event(error: PlaitError | None) -> None:
+async def test_a_streamed_response_that_is_not_stored_says_so_in_its_last_event(
+    error: PlaitError | None, end: bytes
+) -> None:
     sent = list[Message]()
     kept = kept_response(error, sent)
-    delta = b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n'
-    last = b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r1","output":[]}}\n\n'
+    delta = b'event: response.output_text.delta\ndata: {"delta":"x"}' + end
+    last = b'event: response.completed\ndata: {"type":"response.completed","response":{"id":"r1","output":[]}}' + end
     await kept.send({"type": "http.response.start", "status": 200, "headers": STREAM})
     await kept.send({"type": "http.response.body", "body": delta + last})
-    events = sent[1]["body"].split(b"\n\n")
-    assert events[0] + b"\n\n" == delta
+    events = sent[1]["body"].split(end)
+    assert events[0] + end == delta
+    assert events[2] == b""
     marked = json.loads(events[1].partition(b"data:")[2])
     assert marked == {"type": "response.completed", "response": {"id": "r1", "output": []}, "durable": False}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from plait.backends.errors import BodyTooLargeError, CallerError, EncodingNotSupportedError
-from plait.gateway.intake.body_encodings import PIECE_BYTES, BodyDecoder, decoder_of
+from plait.gateway.intake.body_encodings import MOST_MEMBERS, PIECE_BYTES, BodyDecoder, decoder_of
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 
 if sys.version_info >= (3, 14):
@@ -107,6 +107,13 @@ async def test_a_bomb_stops_at_the_bound(form: str) -> None:
         await body.read(receive, [(b"content-encoding", encoding.encode())])
     assert max(counted) <= most
     assert bodies.bytes_of("a") == 0
+
+
+@pytest.mark.parametrize(("encoding", "empty"), [("gzip", gzip.compress(b"")), ("zstd", zstd.compress(b""))])
+def test_members_of_which_nothing_comes_are_bounded(encoding: str, empty: bytes) -> None:
+    assert decode(decoder(encoding), empty * MOST_MEMBERS) == []
+    with pytest.raises(CallerError, match="as its Content-Encoding says"):
+        decode(decoder(encoding), empty * (MOST_MEMBERS + 1))
 
 
 async def test_a_stream_of_which_nothing_comes_out_ends_at_the_bound() -> None:

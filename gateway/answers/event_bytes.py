@@ -1,0 +1,43 @@
+"""Server-sent events in bytes: where they end, whatever the line ends of their sender are, and what is in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+_END: Final = re.compile(rb"\r?\n\r?\n")
+
+
+def events_of(whole: bytes) -> list[bytes]:
+    """Whole events, each with its end. An extra blank line behind the last one stands by itself."""
+    if b"\r" not in whole:
+        *events, rest = [event + b"\n\n" for event in whole.split(b"\n\n")]
+        return events if rest == b"\n\n" else [*events, rest[:-2]]
+    events, start = [], 0
+    for match in _END.finditer(whole):
+        events.append(whole[start : match.end()])
+        start = match.end()
+    if start < len(whole):
+        events.append(whole[start:])
+    return events
+
+
+def end_of_last_event(buffer: bytes) -> int:
+    """Where the last whole event of a buffer ends; 0 if it has none."""
+    if buffer.endswith(b"\n\n"):
+        return len(buffer)
+    end = 0
+    for separator in (b"\n\n", b"\n\r\n"):
+        at = buffer.rfind(separator)
+        if at >= 0:
+            end = max(end, at + len(separator))
+    return end
+
+
+def with_data(event: bytes, data: Mapping[str, Any]) -> bytes:
+    """An event with other data, in one line."""
+    before, mark, former = event.partition(b"data:")
+    return b"%b%b %b%b" % (before, mark, msgspec.json.encode(data), former[len(former.rstrip()) :])

@@ -219,18 +219,22 @@ class GroupCommit:
         return change.stream in self._lost
 
     def _settle(self) -> None:
-        """Tell those whose changes are committed, or all of them that they are not."""
+        """Tell those whose changes are committed, or all of them that they are not.
+
+        Who still waits stays in the list all the time: the thread looks into it after a commit, perhaps meanwhile.
+        """
         if self._committed >= self._appended:
             self._is_stalled = False
-        waiting, self._waiters = self._waiters, []
-        for number, waiter in waiting:
-            is_written = number <= self._committed
-            if waiter.done():
-                continue
-            if is_written or self.problem is not None or not self._thread.is_alive():
-                waiter.set_result(is_written)
-            else:
-                self._waiters.append((number, waiter))
+        self._waiters = [(number, waiter) for number, waiter in self._waiters if not self._is_told(number, waiter)]
+
+    def _is_told(self, number: int, waiter: asyncio.Future[bool]) -> bool:
+        is_written = number <= self._committed
+        if waiter.done():
+            return True
+        if is_written or self.problem is not None or not self._thread.is_alive():
+            waiter.set_result(is_written)
+            return True
+        return False
 
     # What follows runs in the thread.
 

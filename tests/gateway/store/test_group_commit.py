@@ -279,3 +279,36 @@ async def test_it_can_be_closed_while_it_waits_to_be_opened_again() -> None:
     await lost.wait()
     await commit.close()
     assert memory.calls[-1] == "close"
+
+
+class Watched(asyncio.Future[bool]):
+    """A waiter that the thread's commit comes to while the loop looks at it."""
+
+    commit: threading.Event
+    committed: threading.Event
+
+    def done(self) -> bool:
+        if not self.commit.is_set():
+            self.commit.set()
+            assert self.committed.wait(10)
+        return super().done()
+
+
+async def test_a_commit_while_the_loop_looks_who_waits_is_heard() -> None:
+    memory, waiter = Memory(), Watched()
+    log = await opened(memory)
+    waiter.commit, waiter.committed = memory.gate, threading.Event()
+    memory.gate.clear()
+    log.append([event("a")])
+    await until(memory.entered.is_set)
+    log._waiters.append((log._appended, waiter))
+    tell = log._tell
+
+    def told() -> None:
+        tell()
+        waiter.committed.set()
+
+    log._tell = told  # type: ignore[method-assign]
+    log._settle()
+    assert await asyncio.wait_for(waiter, 5)
+    await log.close()

@@ -9,18 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.json_bounds import MAX_CONTAINERS, MAX_JSON_LEVELS, MAX_STRINGS, MAX_VALUES
 from plait.backends.protocol.openai import (
-    MAX_CONTAINERS,
-    MAX_JSON_LEVELS,
     MAX_MODEL_CHARACTERS,
-    MAX_STRINGS,
     MAX_TEMPLATE_OPTIONS_BYTES,
-    MAX_VALUES,
     ChatRequest,
     CompletionRequest,
-    Excess,
     check_unicode,
-    excess_of,
     parse_request,
 )
 
@@ -35,27 +30,6 @@ def refusal(raw: bytes) -> tuple[str | None, str | None]:
         parse_request(raw, ChatRequest)
     assert len(caught.value.message) < 500
     return caught.value.param, caught.value.code
-
-
-def depth(value: object) -> int:
-    if isinstance(value, dict | list):
-        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
-    return 0
-
-
-documents = st.recursive(
-    st.none() | st.text(alphabet='[]{}"\\\n\u00e9ab'),
-    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(alphabet='[}"\\'), inside, max_size=3),
-    max_leaves=40,
-)
-
-
-@given(documents, st.integers(0, 8), st.booleans(), st.integers(1, 12), st.sampled_from([None, 0, 3]))
-def test_the_depth_is_that_of_the_decoded_document(
-    document: object, levels: int, as_ascii: bool, part: int, indent: int | None
-) -> None:
-    raw = json.dumps(document, ensure_ascii=as_ascii, indent=indent).encode()
-    assert (excess_of(raw, levels, part) is Excess.LEVELS) == (depth(document) > levels)
 
 
 @pytest.mark.parametrize("levels", [MAX_JSON_LEVELS, 900, 1_000, 100_000])
@@ -82,18 +56,6 @@ def test_a_body_with_too_many_values_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", MANY)
 def test_a_text_may_hold_any_number_of_brackets_quotes_and_commas(kind: str) -> None:
     parse_request(body(json.dumps(MANY[kind].decode()).encode()), ChatRequest)
-
-
-@pytest.mark.parametrize(("many", "is_too_many"), [
-    (b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]", False),
-    (b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"[]]", True),
-    (b"[" + b'"",' * (MAX_STRINGS - 1) + b'""]', False),
-    (b"[" + b'"",' * MAX_STRINGS + b'""]', True),
-    (b"[" + b"1," * MAX_VALUES + b"1]", False),
-    (b"[" + b"1," * (MAX_VALUES + 1) + b"1]", True),
-], ids=lambda value: str(value) if isinstance(value, bool) else value[:4].decode())  # fmt: skip
-def test_the_bounds_on_values_are_exact(many: bytes, is_too_many: bool) -> None:
-    assert (excess_of(many, MAX_JSON_LEVELS) is Excess.VALUES) == is_too_many
 
 
 @pytest.mark.parametrize("ids", [[], [True], [1.5], [-1], [2**32], [1, "a"]])

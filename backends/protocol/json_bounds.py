@@ -1,0 +1,142 @@
+"""Bounds on JSON documents, judged from their bytes: how deep they nest, and how many values they have.
+
+Decoding takes time for each value, and nothing else runs meanwhile. So a document that nests too deep or has too many
+values is refused before it is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import accumulate
+from typing import Final
+
+MAX_JSON_LEVELS: Final = 100
+"""Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
+MAX_CONTAINERS: Final = 50_000
+"""Arrays and objects, some 2 microseconds each. 10,000 messages with parts and tool calls have 40,000."""
+MAX_STRINGS: Final = 200_000
+"""Strings, some 0.2 microseconds each. Each message has four or more: the names of its fields, and their values."""
+MAX_VALUES: Final = 1_000_000
+"""Commas, some 0.1 microseconds for each number. They are the token ids of a prompt: a context has at most as many."""
+
+PART_BYTES: Final = 256 * 1024
+"""Looked at in some 5 ms. A document that has too many values shows it in its first parts."""
+
+_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+_OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_MARKS: Final = (b'"', b"[", b"]", b"{", b"}")
+_STRING: Final = re.compile(rb'"(?:[^"]*+"(?<=\\"))*+[^"]*+(?:"|\Z)')
+"""A string, or what there is of one at the end. No quote in it has two backslashes before it."""
+
+_SPACE: Final = ord(" ")  # and what is less
+_END: Final = b"\0"  # which no JSON has outside strings
+_BEFORE_VALUES: Final = b":,["
+_SPACES_BEFORE: Final = 8
+"""That are looked behind. A bracket behind more white space may open a value, too."""
+
+_SHORT_BYTES: Final = 8_192
+"""Counting is the shortest way up to here."""
+
+_BRACKETS_LOOKED_AT: Final = 1_000
+"""Some 0.1 ms. A document with more is looked at as a whole."""
+_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
+"""Of the depth, as signed bytes."""
+
+
+class Excess(StrEnum):
+    """What a document has too much of; the value is the `code` of the error."""
+
+    LEVELS = "json_too_deep"
+    VALUES = "json_too_many_values"
+
+
+def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Excess | None:
+    """What is too much: more than `levels` arrays and objects in each other, or more values than the bounds above.
+
+    The document need not be valid JSON. One that has few brackets where a value may begin, few quotes and few commas is
+    only searched for them. Another is looked at in parts of `part_bytes`, up to the first that is too much.
+    """
+    if len(document) <= _SHORT_BYTES and document.count(b"[") + document.count(b"{") <= levels:
+        return None
+    if _has_few(document, levels, part_bytes):
+        return None
+    scan = _Scan()
+    for part in _parts(document, part_bytes):
+        scan.add(part)
+        if scan.deepest > levels:
+            return Excess.LEVELS
+        if scan.containers > MAX_CONTAINERS or scan.strings > MAX_STRINGS or scan.commas > MAX_VALUES:
+            return Excess.VALUES
+    return None
+
+
+def _has_few(document: bytes, levels: int, part_bytes: int) -> bool:
+    """Whether a document opens few arrays and objects, and has few quotes and commas, also counting within strings."""
+    if not _opens_few(document, levels):
+        return False
+    if len(document) <= 2 * MAX_STRINGS:
+        return True  # a string has two bytes or more
+    quotes = commas = 0
+    for begin in range(0, len(document), part_bytes):
+        quotes += document.count(b'"', begin, begin + part_bytes)
+        commas += document.count(b",", begin, begin + part_bytes)
+        if quotes > 2 * MAX_STRINGS or commas > MAX_VALUES:
+            return False
+    return True
+
+
+def _opens_few(document: bytes, most: int) -> bool:
+    """Whether at most so many brackets stand where a value may begin. In prose, hardly any does."""
+    opened = looked_at = 0
+    for bracket in (b"[", b"{"):
+        at = document.find(bracket)
+        while at >= 0:
+            before = document[at - 1] if at else _SPACE
+            if before <= _SPACE or before in _BEFORE_VALUES:
+                spaced = document[max(0, at - _SPACES_BEFORE) : at].rstrip()
+                opened += not spaced or spaced[-1] in _BEFORE_VALUES
+            looked_at += 1
+            if opened > most or looked_at > _BRACKETS_LOOKED_AT:
+                return False
+            at = document.find(bracket, at + 1)
+    return True
+
+
+class _Scan:
+    """Counts what was seen so far, outside strings. `deepest` is right as long as the containers are not too many."""
+
+    def __init__(self) -> None:
+        self.containers = self.strings = self.commas = self.deepest = 0
+        self._depth = 0
+        self._in_string = False
+
+    def add(self, part: bytes) -> None:
+        """Go on with the next part of the document. No part ends within an escape."""
+        if not any(mark in part for mark in _MARKS):  # inside a long string, or an array of numbers
+            self.commas += 0 if self._in_string else part.count(b",")
+            return
+        if rb'\\"' in part:
+            part = part.replace(rb"\\", b"")
+        begun = b'"' if self._in_string else b""
+        outside, strings = _STRING.subn(b"", b"%b%b%b" % (begun, part, _END))
+        self.strings += strings - self._in_string
+        self._in_string = not outside.endswith(_END)  # a string that has not ended takes it, too
+        brackets = outside.translate(_TO_SQUARE, _OTHERS)
+        self.containers += brackets.count(b"[")
+        self.commas += outside.count(b",")
+        steps = array("b", brackets[: 2 * MAX_CONTAINERS].translate(_STEPS))
+        depths = list(accumulate(steps, initial=self._depth))
+        self._depth, self.deepest = depths[-1], max(self.deepest, *depths)
+
+
+def _parts(document: bytes, size: int) -> Iterator[bytes]:
+    begin = 0
+    while begin < len(document):
+        part = document[begin : begin + size]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part = document[begin : begin + size + 1]
+        yield part
+        begin += len(part)

@@ -39,6 +39,34 @@ def test_the_depth_is_that_of_the_decoded_document(
     assert (excess_of(raw, levels, part) is Excess.LEVELS) == (depth(document) > levels)
 
 
+def deepest(raw: bytes) -> int:
+    """The depth of a document that may be no JSON, byte by byte."""
+    depth = most = 0
+    in_string = escaped = False
+    for byte in raw:
+        if in_string and (escaped or byte == ord("\\")):
+            escaped = not escaped
+        elif byte == ord('"'):
+            in_string = not in_string
+        elif not in_string:
+            depth += (byte in b"[{") - (byte in b"]}")
+            most = max(most, depth)
+    return most
+
+
+@given(st.text(alphabet='[[]]{}"\\a,\u00e9', max_size=60), st.integers(0, 4), st.integers(1, 12))
+def test_nor_need_the_document_be_json(text: str, levels: int, part: int) -> None:
+    assert (excess_of(text.encode(), levels, part) is Excess.LEVELS) == (deepest(text.encode()) > levels)
+
+
+@pytest.mark.parametrize("levels", [MAX_JSON_LEVELS, MAX_JSON_LEVELS + 1])
+@pytest.mark.parametrize("text", ["", "[" * 20_000, '{"a": [\\"' * 2_000], ids=["empty", "brackets", "JSON"])
+def test_a_long_document_may_be_as_deep_as_allowed(levels: int, text: str) -> None:
+    deep = json.loads("[" * (levels - 2) + "]" * (levels - 2))
+    raw = json.dumps({"texts": [text] * 10, "many": [{"a": []}] * MAX_JSON_LEVELS, "deep": [deep]}).encode()
+    assert (excess_of(raw, MAX_JSON_LEVELS) is Excess.LEVELS) == (levels > MAX_JSON_LEVELS)
+
+
 @pytest.mark.parametrize(("many", "is_too_many"), [
     (b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]", False),
     (b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"[]]", True),

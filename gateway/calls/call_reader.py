@@ -313,16 +313,16 @@ class CallReader:
             request = msgspec.structs.replace(request, model=model)
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
-        read, rendered = request, UNCHANGED
+        read, rendered, fields = request, UNCHANGED, None
         if isinstance(request, ChatRequest):
-            given = FIELDS.decode(incoming.body)
-            if not given.keys() <= INERT or models.renderers.get(model, AS_VLLM) != AS_VLLM:
-                read, rendered = self._as_rendered(request, given)
+            fields = FIELDS.decode(incoming.body)
+            if not fields.keys() <= INERT or models.renderers.get(model, AS_VLLM) != AS_VLLM:
+                read, rendered = self._as_rendered(request, fields)
         prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
         if isinstance(prompt, TokenizedPrompt):
             return self._delivery(
                 incoming, request, annotations, prompt, rendered=rendered, salt=salt, context_tokens=context_tokens,
-                renames=asked != model,
+                renames=asked != model, fields=fields,
             )  # fmt: skip
         make = partial(
             self._delivery,
@@ -333,6 +333,7 @@ class CallReader:
             salt=salt,
             context_tokens=context_tokens,
             renames=asked != model,
+            fields=fields,
         )
         return _later(make, partial(self._in_turns, incoming, read, salt, context_tokens, prompt, form=rendered.form))
 
@@ -346,11 +347,11 @@ class CallReader:
     def _delivery(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations,
         prompt: TokenizedPrompt, *, rendered: RenderedFields, salt: str | None, context_tokens: int | None,
-        renames: bool,
+        renames: bool, fields: Mapping[str, msgspec.Raw] | None,
     ) -> Delivery:  # fmt: skip
         """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
 
-        With `renames`, the client has asked for the model by another name.
+        With `renames`, the client has asked for the model by another name. `fields` are those of a chat's body.
         """
         limit, prompts = request.output_limit, len(prompt.prompts) or 1
         choices = 1 if request.n is None else request.choices
@@ -373,7 +374,7 @@ class CallReader:
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
         body = OutgoingBody(
-            incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form
+            incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form, fields
         )  # fmt: skip
         return Delivery(
             call, incoming.path, incoming.headers, body, annotations.session,

@@ -115,7 +115,8 @@ class OutgoingBody(msgspec.Struct, frozen=True):
 
     `prompt_ids` are the prompts' token ids if an engine may compute those. Those of a chat are in this `form`; if it
     `is_plain`, in that of any engine. `cache_salt` separates the tenants' caches. With `renames`, the engine gets the
-    request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id.
+    request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id. `fields` are those
+    of the body; None if they were not needed yet.
     """
 
     original: bytes
@@ -126,6 +127,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     gateway: str | None = None
     is_plain: bool = True
     form: ChatForm = "sglang"
+    fields: Mapping[str, msgspec.Raw] | None = None
 
     @property
     def withholds_usage(self) -> bool:
@@ -151,7 +153,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         changes = withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
         if kind is None and not changes:
             return self.original
-        fields = FIELDS.decode(self.original)
+        fields = FIELDS.decode(self.original) if self.fields is None else {**self.fields}
         for name in speaks_for_us:
             fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)

@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import STREAM_INTERVAL, OutgoingBody, unhurried
+from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, unhurried
 from plait.gateway.fleet.tokenizer_agreement import AGREED, UNKNOWN, Agreement
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
@@ -43,6 +43,17 @@ def test_what_has_to_change_leaves_every_other_field_as_it_was_written() -> None
     decoded = msgspec.json.decode(rewritten)
     assert "plait" not in decoded
     assert decoded["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("kind", [None, "vllm", "sglang"])
+@pytest.mark.parametrize("more", [b"", b',"plait":{"priority":1},"stream":true', b',"vllm_xargs":{"plait_age_s":1}'])
+def test_each_engine_that_is_tried_gets_the_same_whether_or_not_the_fields_were_read(
+    kind: EngineKind | None, more: bytes
+) -> None:
+    tries: tuple[EngineKind | None, ...] = ("embedded", kind)
+    once, read = chat(more), chat(more, fields=FIELDS.decode(CHAT % more))
+    for tried in tries:
+        assert read.for_engine(tried, CALL, PLACEMENT, 0.25) == once.for_engine(tried, CALL, PLACEMENT, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 from string import ascii_letters
 
 import pytest
+from psycopg import Connection
+from psycopg.rows import TupleRow
 
 from e2e.postgresql.server import ABSENT, binaries, new_database, shared_postgres
 from plait.gateway.store import postgres_keeper
@@ -69,6 +72,22 @@ def end(stream: StreamKey) -> Change:
 
 def texts(streams: list[StoredStream]) -> dict[StreamKey, str]:
     return {key: "".join(bytes(change.data or b"").decode() for change in events) for key, events, _ in streams}
+
+
+@contextmanager
+def breaking_behind_commit(keeper: PostgresKeeper) -> Iterator[None]:
+    """The connection breaks after each commit, before that is heard."""
+    transaction = keeper._transaction
+
+    @contextmanager
+    def breaking() -> Iterator[Connection[TupleRow]]:
+        with transaction() as database:
+            yield database
+        raise StoreError("the connection broke")
+
+    keeper._transaction = breaking  # type: ignore[method-assign]
+    yield
+    keeper._transaction = transaction  # type: ignore[method-assign]
 
 
 def lapse(url: str, epoch: int) -> None:
@@ -227,15 +246,28 @@ def test_a_release_that_cannot_read_a_stream_leaves_it(url: str) -> None:
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_written_twice(url: str) -> None:
     keeper = keeper_of(url)
     keeper.open()
-    keeper.write([event(ONE, "a")])
-    keeper._commits -= 1  # the commit was made, and the connection broke before that was heard
+    with breaking_behind_commit(keeper), pytest.raises(StoreError):
+        keeper.write([event(ONE, "a")])
     shared_postgres().run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()", url)
     with pytest.raises(StoreError):
-        keeper.write([event(ONE, "a")])
-    keeper.write([event(ONE, "a")])
+        keeper.write([event(ONE, "a")], again=True)
+    keeper.write([event(ONE, "a")], again=True)
     keeper.write([event(ONE, "b")])
     keeper.release([ONE])
     assert texts(keeper.take_over()) == {ONE: "ab"}
+    keeper.close()
+
+
+def test_what_follows_a_commit_that_was_not_heard_is_written(url: str) -> None:
+    keeper = keeper_of(url)
+    keeper.open()
+    with breaking_behind_commit(keeper), pytest.raises(StoreError):
+        keeper.write([event(ONE, "a")])
+    keeper.write([event(TWO, "b")])
+    keeper.renew()
+    keeper.write([event(ONE, "c")])
+    keeper.release([ONE, TWO])
+    assert texts(keeper.take_over()) == {ONE: "ac", TWO: "b"}
     keeper.close()
 
 

@@ -96,8 +96,12 @@ class Keeper(Protocol):
     def stream(self, key: StreamKey) -> StoredStream:
         """One of the streams that were read or written, without events if there is none. Raises as `read` does."""
 
-    def write(self, changes: Sequence[Change]) -> None:
-        """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`."""
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
+        """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`.
+
+        After a `StoreError` nobody knows which. `again` says that these are the changes of the last, failed `write`:
+        they are not written twice.
+        """
 
     def tidy(self) -> None:
         """Nothing was written for a while: take away what deleted streams have left."""

@@ -329,9 +329,10 @@ class GroupCommit:
 
     def _try(self, changes: Sequence[Change]) -> None:
         """Make one commit, however often that has to be tried. Raises `StoreError` if trying again is no use."""
+        again = False
         while True:
             try:
-                self._keeper.write(changes)
+                self._keeper.write(changes, again=again)
                 break
             except (LeaseLostError, RefusedDataError):
                 raise
@@ -339,6 +340,7 @@ class GroupCommit:
                 self._failed(str(error))
                 if self._stops.wait(RETRY_S):
                     raise
+                again = True
 
     def _do_jobs(self) -> None:
         """Do what `run` was asked for, and what is due."""

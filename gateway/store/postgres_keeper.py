@@ -160,6 +160,7 @@ class PostgresKeeper:
         self._sign = sign
         self.epoch = 0
         self._commits = 0
+        """The number of the last commit that was tried."""
         self._streams: dict[StreamKey, int] = {}
         self._database: Connection[TupleRow] | None = None
 
@@ -202,16 +203,17 @@ class PostgresKeeper:
     def tidy(self) -> None:
         """Not needed: the database vacuums."""
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
         """Write these in one transaction. What belongs to another gateway is left out."""
         events, ended = _final(changes)
-        number, begun = self._commits + 1, dict[StreamKey, int]()
+        begun = dict[StreamKey, int]()
+        if not again:
+            self._commits += 1  # also if this fails: the number stands for these changes and no others
         with self._transaction() as database:
-            if self._hold(database, number):
+            if self._hold(database, self._commits):
                 self._delete(database, ended, events.keys())
                 begun = self._begun(database, [key for key in events if key not in self._streams])
                 self._insert(database, begun, events)
-        self._commits = number
         self._streams.update(begun)
         for key in ended - events.keys():
             self._streams.pop(key, None)

@@ -143,7 +143,7 @@ class SqliteKeeper:
         with _translated(self.path):
             return stream_of(self._opened, known[0], key)
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:  # noqa: ARG002 - a failure is known
         """Write these in one transaction, if the lease is still held."""
         database, before = self._opened, (dict[StreamKey, tuple[int, int]](), self._next_stream)
         try:

@@ -73,9 +73,9 @@ def held_commits(served: DurableServed) -> Iterator[None]:
     keeper, may_go_on = keeper_of(served), threading.Event()
     write = keeper.write
 
-    def held(changes: Sequence[Change]) -> None:
+    def held(changes: Sequence[Change], *, again: bool = False) -> None:
         assert may_go_on.wait(10)
-        write(changes)
+        write(changes, again=again)
 
     served.waits = False
     keeper.write = held  # type: ignore[method-assign]

@@ -252,7 +252,7 @@ class Kept:
     def stream(self, key: StreamKey) -> StoredStream:
         return StoredStream(key, self.changes, self.problem)
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:  # noqa: ARG002 - it does not fail
         assert changes[0].data is None, "it is replaced"
         self.changes = list(changes[1:])
 

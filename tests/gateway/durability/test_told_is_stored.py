@@ -58,9 +58,9 @@ class Stepped:
         monkeypatch.setattr(self._keeper, "write", self._held)
         monkeypatch.setattr(served.durability, "committed", waited)
 
-    def _held(self, changes: Sequence[Change]) -> None:
+    def _held(self, changes: Sequence[Change], *, again: bool = False) -> None:
         assert self._may.acquire(timeout=10)
-        self._write(changes)
+        self._write(changes, again=again)
         self.written += changes
 
     async def step(self) -> None:

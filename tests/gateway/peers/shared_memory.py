@@ -73,7 +73,7 @@ class MemoryKeeper:
     def read(self) -> Iterator[StoredStream]:
         return iter(self.take_over())
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:  # noqa: ARG002 - a failure writes nothing
         self._check()
         for change in changes:
             self._shared.asked.append(change.stream)

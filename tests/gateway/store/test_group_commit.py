@@ -33,6 +33,7 @@ class Memory:
     def __init__(self, stored: Sequence[StoredStream] = ()) -> None:
         self.stored = stored
         self.written: list[list[bytes | None]] = []
+        self.again: list[bool] = []
         self.problem: Exception | None = None
         self.opening_problem: Exception | None = None
         self.gate = threading.Event()
@@ -52,12 +53,13 @@ class Memory:
     def read(self) -> Iterator[StoredStream]:
         return iter(self.stored)
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
         self.entered.set()
         assert self.gate.wait(10)
         if self.problem is not None:
             raise self.problem
         self.written.append([change.data for change in changes])
+        self.again.append(again)
 
     def stream(self, key: StreamKey) -> StoredStream:
         return StoredStream(key, [])
@@ -136,6 +138,7 @@ async def test_a_failing_keeper_says_so_and_goes_on_where_it_was() -> None:
     assert await commit.committed(ONE)
     await commit.close()
     assert [data for batch in memory.written for data in batch] == [b"a", b"b"]
+    assert memory.again == [True, False]
 
 
 async def test_beyond_the_backlog_a_stream_keeps_its_beginning_only() -> None:

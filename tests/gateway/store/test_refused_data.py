@@ -97,12 +97,12 @@ def test_another_failure_between_halves_is_raised() -> None:
 class Refusing(Memory):
     """Refuses what has `BAD` in it."""
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
         if any(change.data == BAD for change in changes):
             self.entered.set()
             assert self.gate.wait(10)
             raise RefusedDataError("no value of its type")
-        super().write(changes)
+        super().write(changes, again=again)
 
 
 @pytest.fixture(autouse=True)

@@ -100,7 +100,7 @@ class Variables:
         problem = problem or self._sessions.make_room(session, variables=int(new))
         if problem is not None:
             raise problem
-        session.forget_failed((), [variable])
+        session.forget_failed([variable])
         try:
             effects = session.graph.set_value(variable)
         except GraphError as error:
@@ -121,7 +121,7 @@ class Variables:
         problem = self._sessions.make_room(session, variables=int(new))
         if problem is not None:
             raise problem
-        session.forget_failed((), [variable])
+        session.forget_failed([variable])
         try:
             effects = session.graph.refuse(where, [variable], what)
         except GraphError as error:
@@ -288,10 +288,10 @@ class Executor:
         if session.closed:
             raise session_closed(session.session_id)
         self.sessions.check_call(session, call, names)
-        session.forget_failed(call.inputs, names)
         is_native = call.is_native
         self._after.predict(call)
         try:
+            session.forget_failed(names, call.inputs, call.call_id)
             effects = session.graph.add(
                 call.call_id, call.inputs, names, is_native=is_native, predicted_s=call.predicted_s
             )

@@ -143,7 +143,7 @@ def entry(executor: Executor, session: Session, program: Program, now_s: float) 
         check = _Check(session, executor.sessions, program)
         yield from check.all()
         session.give_room(has_room=True)
-        session.forget_failed((), check.failed())
+        session.forget_failed(check.failed())
         for call in check.known:
             call.add_client()
         with session.record.whole(), executor.entering(session, now_s):

@@ -274,16 +274,17 @@ class Session:
             return call_id
         return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
 
-    def forget_failed(self, inputs: Iterable[str], outputs: Sequence[str]) -> None:
+    def forget_failed(self, outputs: Sequence[str], inputs: Iterable[str] = (), call_id: str = "") -> None:
         """Forget the failed variables among a new call's `outputs`, so that the call can produce them again.
 
         Does nothing if the call would be refused anyway: another output has a producer, an output is named twice, or
-        a failed output is also an input.
+        a failed output is also an input. Raises `GraphError`, and changes nothing, for a cycle.
         """
         known = self.graph.variables
         produced = [node for name in outputs if (node := known.get(name)) is not None and node.producer is not None]
         failed = {node.name for node in produced if node.state is VariableState.FAILED}
         if failed and len(failed) == len(produced) and failed.isdisjoint(inputs):
+            self.graph.check_new(call_id, inputs, outputs)
             for name in failed:
                 self.graph.forget(name)
                 del self.outputs[name]

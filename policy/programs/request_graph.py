@@ -198,6 +198,11 @@ class RequestGraph:
         node = self.variables.get(variable)
         return None if node is None else node.producer
 
+    def check_new(self, call_id: str, inputs: Iterable[str], outputs: Iterable[str]) -> None:
+        """Raise what `add` would raise if the failed variables among `outputs` were forgotten."""
+        new = [name for name in outputs if self.variable_state(name) is not VariableState.FAILED]
+        _ranks_with(self, CallNode(call_id), dict.fromkeys(inputs), new)
+
     def users(self, variable: str) -> tuple[str, ...]:
         """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
         node = self.variables.get(variable)

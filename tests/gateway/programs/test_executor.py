@@ -170,6 +170,15 @@ def test_a_cycle_is_refused_with_its_path(core: Core) -> None:
     core.executor.check()
 
 
+def test_a_refused_call_forgets_no_failure(core: Core) -> None:
+    core.executor.fail(core.add("a", outputs=["failed"]), "it broke", 0.0)
+    core.add("b", "later", ["first"])
+    with pytest.raises(ConflictError) as caught:
+        core.add("c", "first", ["failed", "later"])
+    assert caught.value.code == "cycle"
+    assert core.session().state_of("failed") is VariableState.FAILED
+
+
 def test_the_middle_of_a_long_chain_of_causes_is_left_out(core: Core) -> None:
     first = core.add("C0", outputs=["v0"])
     calls = [core.add(f"C{n}", f"v{n - 1}", [f"v{n}"]) for n in range(1, 1_000)]

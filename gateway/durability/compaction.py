@@ -1,11 +1,11 @@
 """Compaction: a session's log is written anew, shorter, when much of it does not matter any more.
 
 The log of a session grows with each event. What does not matter any more (`outline.py`) may be far more than what does:
-a call that fails in a loop leaves its request each time. Of a call that has ended, what it would be made from again is
-not needed either. So when a log has grown to `GROWTH` times what it was after its last compaction, and by `FLOOR_BYTES`
-besides, the store's thread reads it, and replaces it by its shorter form in one commit. A crash leaves the one or the
-other. A replay of both makes the same session. A log that cannot become shorter is read again only when it has grown as
-much once more, so compaction costs a constant part of all that is written.
+a call that fails in a loop leaves its request each time. Of a call that has ended by itself, what it would be made from
+again is not needed either. So when a log has grown to `GROWTH` times what it was after its last compaction, and by
+`FLOOR_BYTES` besides, the store's thread reads it, and replaces it by its shorter form in one commit. A crash leaves
+the one or the other. A replay of both makes the same session. A log that cannot become shorter is read again only when
+it has grown as much once more, so compaction costs a constant part of all that is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from plait.gateway.durability.outline import Outline
+from plait.gateway.durability.outline import Outline, ended_calls
 from plait.gateway.programs.chained_calls import once_answered
 from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import SESSION, SessionEvent, Submitted, ValueSet, decoded, encoded
@@ -37,15 +37,16 @@ log = structlog.get_logger(__name__)
 def compacted(changes: Sequence[Change]) -> Sequence[Change]:
     """The events of a session that still matter, and of each what is still needed. Raises `msgspec.MsgspecError`."""
     events = [decoded(change) for change in changes]
-    outline = Outline(events)
+    kept = Outline(events).mattering
+    changes, events = [changes[place] for place in kept], [events[place] for place in kept]
     short = dict[int, SessionEvent]()
-    for place, call in outline.ended.items():
+    for place, later in ended_calls(events).items():
         submitted = events[place]
-        if isinstance(submitted, Submitted):
-            short |= _once_ended(place, submitted, [(later, events[later]) for later in call.events])
+        assert isinstance(submitted, Submitted)
+        short |= _once_ended(place, submitted, [(number, events[number]) for number in later])
     return [
-        changes[place]._replace(data=encoded(short[place])) if place in short else changes[place]
-        for place in outline.mattering
+        change._replace(data=encoded(short[place])) if place in short else change
+        for place, change in enumerate(changes)
     ]
 
 

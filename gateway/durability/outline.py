@@ -1,9 +1,13 @@
-"""What the events of a session came to: which of its calls have ended, and which of its events still matter.
+"""What the events of a session came to: which of its calls have ended by themselves, and which events still matter.
 
 An event matters if the session would be another without it. What does not matter any more is a call that has failed and
 whose outputs others have produced since, such as all but the last of a request that fails in a loop. It still matters
 to calls that ended because it failed, as long as these matter. Nor do starts of a call matter once it has produced the
 output that it was started for, nor any but the last objective and the last time to live.
+
+Not every log says which calls were skipped. So a replay skips a call by the condition in its request again, in every
+log, and the request of a call that was skipped, or failed with an input, is always needed. A log that contradicts
+itself without its skips is left as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +27,29 @@ from plait.gateway.programs.record import (
 )
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, GraphError, VariableState
+
+
+def ended_calls(events: Sequence[SessionEvent]) -> dict[int, list[int]]:
+    """The calls that have ended by themselves: the place of each `Submitted`, and those of its values and its end.
+
+    A call that was skipped is not among them.
+    """
+    ended, submitted, left = dict[int, list[int]](), dict[str, int](), dict[str, int]()
+    later = dict[str, list[int]]()
+    for place, event in enumerate(events):
+        match event:
+            case Submitted():
+                submitted[event.call_id], left[event.call_id], later[event.call_id] = place, len(event.outputs), []
+            case ValueSet(call_id=str(call_id)) if call_id in submitted:
+                later[call_id].append(place)
+                left[call_id] -= 1
+                if not left[call_id]:
+                    ended[submitted.pop(call_id)] = later[call_id]
+            case CallEnded() if event.call_id in submitted and not event.is_skip:
+                ended[submitted.pop(event.call_id)] = [*later[event.call_id], place]
+            case _:
+                pass
+    return ended
 
 
 @dataclass(slots=True, eq=False)
@@ -64,16 +91,11 @@ class Outline:
         self._producers: dict[str, Source] = {}  # by output
         self._last: dict[object, int] = {}  # the last event of a kind, of which the others do not matter
         self._all: range | None = None  # all places, if an event cannot follow from those before it
-        for place, event in enumerate(events):
-            try:
+        try:
+            for place, event in enumerate(events):
                 self._apply(place, event)
-            except GraphError:  # an earlier version did not write that a call was skipped
-                self._all = range(len(events))
-
-    @property
-    def ended(self) -> dict[int, Source]:
-        """The calls that have ended, by the place of their `Submitted`."""
-        return {source.event: source for source in self._sources if source.is_over}
+        except GraphError:  # a skip was not written: what came after is not what the graph says
+            self._all = range(len(events))
 
     @property
     def mattering(self) -> Sequence[int]:

@@ -1,7 +1,8 @@
 """Makes a session again from its record: the events go to the executor as they did to that of the earlier gateway.
 
 Calls that had not ended are made from their requests and start again, with the outputs that they have produced.
-Those that had ended are remembered, so that a repeated request is recognised.
+Those that had ended are remembered, so that a repeated request is recognised. A call that failed with an input, or was
+skipped, is made from its request, too: it does so again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from plait.backends.errors import FailedDependencyError, PlaitError
-from plait.gateway.durability.outline import Outline
+from plait.gateway.durability.outline import ended_calls
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.chained_calls import answered_again, answered_before
 from plait.gateway.programs.executor import Executor
@@ -43,7 +44,7 @@ class EndedCall:
     """The owner of a call that has ended in an earlier gateway."""
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """No effect: its end follows, by an event of its own or because an input fails."""
+        """No effect: its end follows."""
 
     def on_refined(self, promise: Promise) -> None:
         """No effect."""
@@ -75,7 +76,7 @@ class Replay:
 
     def run(self, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
         """All of them. `when_whole` is called when the session is what it was, and before a call of it is started."""
-        session, ended = self.session, Outline(events).ended
+        session, ended = self.session, ended_calls(events)
         session.give_room(has_room=True)  # it had, whatever the limits are now
         with self.runner.executor.entering(session, self.now_s):
             for place, event in enumerate(events):

@@ -259,7 +259,7 @@ class Consequences:
             if call in self.homes:
                 cause = skip_cause(call)
                 skipped = session.graph.cancel(call.call_id, cause)
-                session.record.call_ended(call, cause, "cancelled", now_s)
+                session.record.skipped(call, cause, now_s)
                 changed |= dict.fromkeys(session.deductions.apply(skipped))
                 events.append(skipped)
                 self._update(session, skipped, changed, broken)

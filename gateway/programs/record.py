@@ -15,7 +15,7 @@ import msgspec
 
 from plait.gateway.peers.membership import UnreachableStoreError
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output
-from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.programs.session_errors import SKIPPED, FailureCause
 from plait.gateway.store.event_log import Change, StreamKey
 from plait.policy.types import Objective
 
@@ -94,6 +94,11 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     call_id: str
     what: FailureCause | str
     how: Literal["failed", "cancelled"]
+
+    @property
+    def is_skip(self) -> bool:
+        """Whether the call was skipped."""
+        return isinstance(self.what, FailureCause) and self.what.code == SKIPPED
 
 
 class VariableFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -217,6 +222,9 @@ class Unrecorded:
         self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
     ) -> None:
         """A call has failed by itself, or was cancelled."""
+
+    def skipped(self, call: HeldCall, what: FailureCause, now_s: float) -> None:
+        """A call's condition does not hold."""
 
     def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
         """A variable that no call was to produce has failed."""
@@ -351,6 +359,11 @@ class Recorded(Unrecorded):
         """Write it."""
         if call.is_recorded and not self._log.is_over:
             self._append(CallEnded(call.call_id, what, how), now_s)
+
+    def skipped(self, call: HeldCall, what: FailureCause, now_s: float) -> None:
+        """Write it, also when another gateway goes on: the value that decides is written, too."""
+        if call.is_recorded:
+            self._append(CallEnded(call.call_id, what, "cancelled"), now_s)
 
     def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
         """Write it."""

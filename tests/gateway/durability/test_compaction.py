@@ -19,9 +19,18 @@ from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
 from plait.gateway.durability import replay
 from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, rewrite, size_bytes
+from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.replay import Replay
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, with_condition
-from plait.gateway.programs.record import SESSION, Recorded, Started, Submitted, decoded
+from plait.gateway.programs.record import (
+    SESSION,
+    CallEnded,
+    Recorded,
+    Started,
+    Submitted,
+    ValueSet,
+    decoded,
+)
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause, failure_causes
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
@@ -86,7 +95,16 @@ class Client:
     def step(self) -> None:
         self._now_s += 1.0
         does = [self._submit] * 6 + [self._run] * 4 + [self._fail] * 4
-        does += [self._cancel, self._set, self._set_failed, self._prefer, self._keep, self._expire]
+        does += [
+            self._cancel,
+            self._set,
+            self._set,
+            self._set,
+            self._set_failed,
+            self._prefer,
+            self._keep,
+            self._expire,
+        ]
         with suppress(PlaitError):
             self._random.choice([*does, *[self._close] * (self._now_s > 20)])()
         self.core.settle(self._now_s)
@@ -101,7 +119,7 @@ class Client:
 
     def _submit(self) -> None:
         inputs = self._names(2) if self._random.random() < 0.7 else ()
-        when = Condition(self._names(1)[0], "==", "yes") if self._random.random() < 0.3 else None
+        when = Condition(self._names(1)[0], "==", "yes") if self._random.random() < 0.6 else None
         outputs = tuple(name for name in self._names(2) if name not in inputs)
         if outputs:
             call = call_of(self.session.unused_id("c"), CallBody(inputs, outputs, when))
@@ -127,7 +145,9 @@ class Client:
             self.core.executor.cancel(call, self._now_s)
 
     def _set(self) -> None:
-        self.core.executor.variables.set_value(self.session, self._names(1)[0], "yes", self._now_s)
+        self.core.executor.variables.set_value(
+            self.session, self._names(1)[0], self._random.choice(["yes", "no"]), self._now_s
+        )
 
     def _set_failed(self) -> None:
         what = FailureCause(message=f"at {self._now_s}")
@@ -206,8 +226,62 @@ def test_a_compacted_log_makes_the_same_session(random: Random, steps: int, late
         assert shown(replayed(short + rest, monkeypatch)) == shown(replayed(before + rest, monkeypatch))
     assert list(compacted(short)) == short
     assert short[-1].at_unix_s == before[-1].at_unix_s, "its time to live counts from its last event"
-    live = sum(call.request is None for call in client.session.calls.values()) if not rest else len(before)
-    assert sum(len(change.data or b"") > BODY_CHARACTERS for change in short) <= live
+    assert not any(len(short[place].data or b"") > BODY_CHARACTERS for place in ended_calls(list(map(decoded, short))))
+
+
+def without_skips(changes: Sequence[Change]) -> list[Change]:
+    """The log as earlier gateways wrote it."""
+    events = zip(changes, map(decoded, changes), strict=True)
+    return [change for change, event in events if not (isinstance(event, CallEnded) and event.is_skip)]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 40))
+def test_a_log_without_its_skips_makes_the_same_session(seed: int, steps: int, later: int) -> None:
+    client = Client(Random(seed))
+    for _ in range(steps):
+        client.step()
+    before = list(client.log.changes)
+    for _ in range(later):
+        client.step()
+    rest, live = client.log.changes[len(before) :], shown(client.session)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        first, last = shown(replayed(before, monkeypatch)), shown(replayed(before + rest, monkeypatch))
+        assert all(last[what] == live[what] for what in ("values", "states", "causes"))
+        for unsaid in (without_skips(before), list(compacted(without_skips(before)))):
+            assert shown(replayed(unsaid, monkeypatch)) == first
+            assert shown(replayed(unsaid + without_skips(rest), monkeypatch)) == last
+            assert shown(replayed(unsaid + rest, monkeypatch)) == last, "this gateway goes on with it"
+
+
+@pytest.mark.parametrize("call_id", ["b", "a"])
+def test_a_call_whose_skip_was_not_written_gives_its_output_to_the_next(
+    call_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(Random(0))
+    executor, session = client.core.executor, client.session
+    executor.add(session, call_of("a", CallBody(("x", "y"), ("v",), Condition("x", "==", "yes"))), 1.0)
+    executor.variables.set_value(session, "x", "no", 2.0)
+    client.core.settle(2.0)
+    again = call_of(call_id, CallBody((), ("v",), None))
+    executor.add(session, again, 3.0)
+    executor.start(again, 3.0)
+    executor.produce(again, "acknowledged", 3.0)
+    executor.variables.set_failed(session, "y", FailureCause(message="it broke"), 4.0)
+    unsaid = without_skips(client.log.changes)
+    for changes in (unsaid, compacted(unsaid)):
+        assert replayed(changes, monkeypatch).values == {"x": "no", "v": "acknowledged"}
+
+
+def test_a_skip_is_written_while_the_gateway_hands_over() -> None:
+    client = Client(Random(0))
+    executor, session = client.core.executor, client.session
+    producer = call_of("x", CallBody((), ("x",), None))
+    executor.add(session, producer, 1.0)
+    executor.add(session, call_of("a", CallBody(("x", "y"), ("v",), Condition("x", "==", "yes"))), 1.0)
+    executor.start(producer, 1.0)
+    client.log.is_over = True
+    executor.produce(producer, "no", 2.0)
+    assert [type(decoded(change)) for change in client.log.changes[-2:]] == [ValueSet, CallEnded]
 
 
 def repeated(count: int) -> Client:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from plait.backends.errors import GatewayStoppingError, PlaitError
+from plait.backends.errors import GatewayStoppingError, PlaitError, SessionEndedError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.durability.compaction import Compaction
@@ -292,21 +292,23 @@ class Durability:
 
     def _read(self, stream: StoredStream, make: Callable[[], None]) -> None:
         """Make what a stream stands for. One that cannot be read is set aside, alone."""
-        problem = stream.problem
-        if problem is None:
-            try:
-                make()
-            except msgspec.MsgspecError as error:
-                problem = str(error)
-        if problem is not None:
-            self._set_aside(stream, problem)
+        if stream.problem is not None:
+            self._set_aside(stream, stream.problem)
+            return
+        try:
+            make()
+        except msgspec.MsgspecError as error:
+            self._set_aside(stream, str(error))
+        except Exception as error:  # noqa: BLE001 - a defect must not cost all other sessions
+            self._set_aside(stream, str(error), error)
 
-    def _set_aside(self, stream: StoredStream, problem: str) -> None:
+    def _set_aside(self, stream: StoredStream, problem: str, error: Exception | None = None) -> None:
         self.damage.found("stream")
         kind, tenant, name = stream.key
         log.error(
             "a stream of the store cannot be read: it was set aside",
             kind=kind, tenant=tenant, name=name, events=len(stream.events), problem=problem,
+            exc_info=error,
         )  # fmt: skip
         self.log.append(set_aside(stream))
         if self.membership is not None:
@@ -316,6 +318,8 @@ class Durability:
         events: list[SessionEvent] = [decoded(change) for change in stream.events]
         if not events:
             return  # a name in a shared log, of a session in memory only
+        if runner.executor.sessions.has(stream.key.tenant, stream.key.name):
+            return  # a recovery that begins again has made it before
         if not isinstance(events[0], Opened):
             raise msgspec.ValidationError("its beginning is gone")
         now_s, sessions = loop_time_s(), runner.executor.sessions
@@ -326,7 +330,11 @@ class Durability:
         def when_whole(session: Session) -> None:
             session.record_in(self._record(stream.key))
 
-        Replay(runner, session, start, models, now_s).run(events, when_whole)
+        try:
+            Replay(runner, session, start, models, now_s).run(events, when_whole)
+        except Exception:
+            self._end_here(runner, session, SessionEndedError("The session cannot be made again after a restart."))
+            raise
         if session.is_idle:
             session.stay(used_s)
             if session.expires_s <= now_s:

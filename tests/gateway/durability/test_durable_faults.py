@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from plait.gateway.config.sections import Config, StoreConfig
 from plait.gateway.durability.durability import new_durability
+from plait.gateway.durability.replay import Replay
+from plait.gateway.programs.record import SessionEvent
+from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
 from plait.gateway.store.event_log import UNREADABLE, Change, StreamKey
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.store.sqlite_schema import MIGRATIONS
+from plait.policy.programs.request_graph_state import GraphTransitionError
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.programs.chained_gateway import CHAT, settle
 
@@ -130,6 +135,40 @@ async def test_a_session_whose_log_was_changed_is_set_aside_alone(path: Path) ->
     async with durable(path) as third:
         assert (await third.get("task")).json["value"] == "anew"
         assert third.durability.damage.counts["stream"] == 0, "it is not looked at again"
+
+
+async def test_a_session_that_a_defect_cannot_make_again_is_set_aside_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with durable(path) as first:
+        await first.submit("Write {{code}} of {{later}}", "code", inputs=("later",))
+        await first.chat("Write", output="code", session="other")
+        await first.engine.answer("Write", "x = 1")
+    run = Replay.run
+
+    def failing(replay: Replay, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
+        run(replay, events, when_whole)
+        if replay.session.session_id == "s":
+            raise GraphTransitionError("a defect")
+
+    monkeypatch.setattr(Replay, "run", failing)
+    async with durable(path) as second:
+        assert [session.session_id for session in second.executor.sessions] == ["other"]
+        assert second.durability.damage.counts["stream"] == 1
+        monkeypatch.undo()
+        await second.value("task", "anew")
+    assert [key.kind for key in unreadable(path)] == ["unreadable session"]
+    async with durable(path) as third:
+        assert (await third.get("task")).json["value"] == "anew"
+
+
+async def test_a_recovery_that_begins_again_leaves_sessions_as_they_are(path: Path) -> None:
+    async with durable(path) as first:
+        await first.value("task", "x")
+    async with durable(path) as second:
+        await second.value("more", "y")
+        await second.recover()
+        assert (await second.get("more")).json["value"] == "y"
 
 
 UNKNOWN_EVENTS = [(b"nothing that was ever written", 1), (b"\x91\xa6closed", 2)]

@@ -52,6 +52,12 @@ NAME: Final = itemgetter(0)
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """What has a client's key."""
 
+SESSION_HEADERS: Final = frozenset((
+    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
+    b"x-session-affinity", b"conversation_id",
+))  # fmt: skip
+"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
+
 T = TypeVar("T")
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import Request
-from plait.gateway.asgi import NAME, Headers
+from plait.gateway.asgi import NAME, SESSION_HEADERS, Headers
 from plait.gateway.ids import LABEL, SESSION_ID, VARIABLE_NAME
 from plait.policy.types import NO_SLO, Objective, Slo
 
@@ -30,12 +30,6 @@ ACCEPTED: Final = 'NAME == "TEXT", NAME != "TEXT" or NAME contains "TEXT" (a JSO
 
 _CONDITION: Final = re.compile(rf'({VARIABLE_NAME.pattern})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
 _SHOWN_CHARACTERS = 80
-
-SESSION_HEADERS: Final = frozenset((
-    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
-    b"x-session-affinity", b"conversation_id",
-))  # fmt: skip
-"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."

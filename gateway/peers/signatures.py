@@ -3,7 +3,7 @@
 Clients' keys stay with the gateway that has checked them: who writes the store's table of gateways, or reads what goes
 between gateways, gets none. A row's signature is of its epoch, its address, its release and a time. A copy is of no use
 for another address, nor for long after the gateway has ended. A forwarded request has the tenant's identity in place of
-its key, signed for one gateway, one method, one target and one body.
+its key, signed for one gateway, one method, one target, one body, and the headers that say what is to be done with it.
 
 A signature holds for `LIFE_S`. Signatures are HMACs (RFC 2104) with SHA-256.
 """
@@ -19,13 +19,16 @@ from urllib.parse import unquote
 import msgspec
 
 from plait.backends.errors import PeerUnavailableError
-from plait.gateway.asgi import Headers
+from plait.gateway.asgi import KEY_HEADERS, NAME, SESSION_HEADERS, Headers
 
 LIFE_S: Final = 60
 """The clocks of two gateways may differ by so much. A row is signed anew each second."""
 
 PEER_HEADER: Final = b"plait-peer"
 """Of a request from another gateway: what that one says of it, signed."""
+
+_READ: Final = KEY_HEADERS | SESSION_HEADERS | {b"accept", b"content-encoding", b"content-type"}
+"""Headers that are signed, beside annotations. Proxies between gateways may add others, such as `x-request-id`."""
 
 CHECKED: Final = "plait.checked"
 """In the scope of a request that another gateway has checked: how (`Checked`)."""
@@ -109,11 +112,11 @@ class PeerKey:
         return int(at) if is_right else None
 
     def sign_request(self, request: Forwarded, to: str, now_unix_s: float) -> tuple[bytes, bytes]:
-        """The header of a request `to` the gateway of that name."""
+        """The header of a request `to` the gateway of that name, which gets all of the request's headers."""
         path, _, query = request.target.partition("?")
         ring, tenant = request.checked
         said = [str(int(now_unix_s)), ring, tenant, str(request.port or 0), sha256(request.body).hexdigest()]
-        mac = self._mac("request", to, request.method, unquote(path), query, *said)
+        mac = self._mac("request", to, request.method, unquote(path), query, _signed(request.headers), *said)
         return PEER_HEADER, " ".join((*said, mac)).encode()
 
     def read_request(self, header: bytes, scope: Mapping[str, Any], to: str, now_unix_s: float) -> Said | None:
@@ -125,7 +128,7 @@ class PeerKey:
         if len(said) != 5 or not (_is_number(said[0]) and _is_number(said[3])):
             return None
         query = scope.get("query_string", b"").decode("latin-1")
-        signed = self._mac("request", to, scope["method"], scope["path"], query, *said)
+        signed = self._mac("request", to, scope["method"], scope["path"], query, _signed(scope["headers"]), *said)
         if not compare_digest(mac.encode("latin-1"), signed.encode()):
             return None
         at, ring, tenant, port, body_sha256 = said
@@ -148,6 +151,15 @@ class PeerKey:
 
     def _mac(self, *values: object) -> str:
         return digest(self._secret, msgspec.json.encode(values), "sha256").hex()
+
+
+def _signed(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The headers that are signed, by name. Those of one name keep their order: the first may count."""
+    return sorted((item for item in headers if _is_read(item[0])), key=NAME)
+
+
+def _is_read(name: bytes) -> bool:
+    return name in _READ or (name.startswith((b"plait-", b"x-slo-")) and name != PEER_HEADER)
 
 
 def _is_number(text: str) -> bool:

@@ -25,6 +25,12 @@ URLS = st.sampled_from(["http://10.0.0.1:8000", "http://10.0.0.2:8000"]) | st.te
 WORDS = st.from_regex(r"[!-~]{0,8}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="?#"), max_size=8)
 
+READ_HEADERS = [
+    b"plait-session", b"plait-output", b"x-slo-ttft-ms", b"session-id", b"authorization", b"content-type",
+    b"content-encoding",
+]  # fmt: skip
+HEADERS = st.lists(st.tuples(st.sampled_from(READ_HEADERS), st.binary(max_size=3)), max_size=3)
+
 Row = tuple[int, str, str]
 ROWS = st.tuples(st.integers(0, 2**62), URLS, st.text(max_size=8))
 
@@ -58,13 +64,16 @@ def requests(draw: st.DrawFn) -> Forwarded:
         draw(st.sampled_from(["api_keys", "admin_key"])), draw(st.from_regex(r"[0-9a-f]{0,4}", fullmatch=True))
     )
     port = draw(st.none() | st.integers(1, 65_535))
-    return Forwarded(draw(st.sampled_from(["GET", "POST"])), target, (), checked, draw(st.binary(max_size=8)), port)
+    return Forwarded(
+        draw(st.sampled_from(["GET", "POST"])), target, draw(HEADERS), checked, draw(st.binary(max_size=8)), port
+    )
 
 
 def arrived(request: Forwarded) -> dict[str, Any]:
     """The scope of a request, as a server makes it."""
     path, _, query = request.target.partition("?")
-    return {"method": request.method, "path": unquote(path), "query_string": query.encode("latin-1")}
+    query_string = query.encode("latin-1")
+    return {"method": request.method, "path": unquote(path), "query_string": query_string, "headers": request.headers}
 
 
 def read(header: tuple[bytes, bytes], request: Forwarded, to: str = "http://b", later_s: float = 0.0) -> Said | None:
@@ -95,6 +104,23 @@ def test_a_signature_is_of_no_use_for_another_request(request: Forwarded, other:
         again = read(KEY.sign_request(other, "http://b", NOW_S), other)
         assert again is not None
         assert said.body_sha256 != again.body_sha256
+
+
+@given(requests(), HEADERS, st.sampled_from(READ_HEADERS))
+def test_a_signature_is_of_no_use_for_other_annotations(
+    request: Forwarded, others: list[tuple[bytes, bytes]], name: bytes
+) -> None:
+    header = KEY.sign_request(request, "http://b", NOW_S)
+    assert read(header, request._replace(headers=[*request.headers, (name, b"added")])) is None
+    if sorted(others) != sorted(request.headers):
+        assert read(header, request._replace(headers=others)) is None
+
+
+def test_headers_of_proxies_between_gateways_are_not_signed() -> None:
+    request = Forwarded("GET", "/", [(b"plait-session", b"s"), (b"content-type", b"x")], Checked("api_keys", "t"))
+    header = KEY.sign_request(request, "http://b", NOW_S)
+    hop = [(b"host", b"b"), (b"x-request-id", b"1"), (b"traceparent", b"2"), header]
+    assert read(header, request._replace(headers=[*hop, *reversed(request.headers)])) is not None
 
 
 @given(requests(), st.integers(0, 5), st.binary(min_size=1, max_size=4))

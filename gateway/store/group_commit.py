@@ -38,6 +38,7 @@ from plait.gateway.store.event_log import (
 )
 from plait.gateway.store.jobs import Jobs
 from plait.gateway.store.split_writer import SplitWriter
+from plait.gateway.store.waiters import Waiters
 
 LOOK_S: Final = 0.01
 """A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value. A commit
@@ -92,7 +93,7 @@ class GroupCommit:
         self._appended = self._committed = 0  # batches
         self._appended_bytes = self._committed_bytes = 0
         self._lost: set[StreamKey] = set()
-        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
+        self._waiters = Waiters()
         self._problem: str | None = None
         self._is_stalled = False
         self._is_watched = False
@@ -152,9 +153,7 @@ class GroupCommit:
             return False
         if self._committed >= self._appended:
             return stream not in self.writer.cut
-        assert self._loop is not None
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._waiters.append((self._appended, waiter))
+        waiter = self._waiters.add(self._appended)
         self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
         return await waiter and stream not in self._lost and stream not in self.writer.cut
 
@@ -219,22 +218,10 @@ class GroupCommit:
         return change.stream in self._lost
 
     def _settle(self) -> None:
-        """Tell those whose changes are committed, or all of them that they are not.
-
-        Who still waits stays in the list all the time: the thread looks into it after a commit, perhaps meanwhile.
-        """
+        """Tell those whose changes are committed, or all of them that they are not."""
         if self._committed >= self._appended:
             self._is_stalled = False
-        self._waiters = [(number, waiter) for number, waiter in self._waiters if not self._is_told(number, waiter)]
-
-    def _is_told(self, number: int, waiter: asyncio.Future[bool]) -> bool:
-        is_written = number <= self._committed
-        if waiter.done():
-            return True
-        if is_written or self.problem is not None or not self._thread.is_alive():
-            waiter.set_result(is_written)
-            return True
-        return False
+        self._waiters.tell(self._committed, is_over=self.problem is not None or not self._thread.is_alive())
 
     # What follows runs in the thread.
 

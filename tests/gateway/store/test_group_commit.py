@@ -304,7 +304,7 @@ async def test_a_commit_while_the_loop_looks_who_waits_is_heard() -> None:
     memory.gate.clear()
     log.append([event("a")])
     await until(memory.entered.is_set)
-    log._waiters.append((log._appended, waiter))
+    log._waiters._waiting.append((log._appended, waiter))
     tell = log._tell
 
     def told() -> None:

@@ -288,6 +288,28 @@ def test_a_gateway_that_stops_within_a_transaction_blocks_the_others_for_two_sec
         one.write([event(ONE, "too late")])
 
 
+def test_whatever_holds_a_lease_signs_the_row(url: str) -> None:
+    signed = [""]
+    one = PostgresKeeper(url, "http://a", release="1", version=1, sign=lambda epoch, url, _: f"{epoch} {url} {signed}")
+    two = keeper_of(url, "b")
+    one.open()
+    two.open()
+    holds = {
+        "write": lambda: one.write([event(ONE, "x")]),
+        "claim": lambda: one.claim([TWO], instead="deleted"),
+        "take over": one.take_over,
+        "share": lambda: one.share({"tenant": Need(4, 1)}),
+        "renew": one.renew,
+    }
+    for signed[0], hold in holds.items():
+        lapse(url, one.epoch)
+        hold()
+        row = two.renew()[0]
+        assert (row.is_stale, row.signature) == (False, f"{one.epoch} http://a {signed}")
+    one.close()
+    two.close()
+
+
 def test_buckets_are_shared_and_empty_by_the_databases_clock(both: tuple[PostgresKeeper, PostgresKeeper]) -> None:
     one, two = both
     rates = (10.0, inf)

@@ -69,7 +69,7 @@ _ENTER: Final = """
 
 _HOLD: Final = """
     UPDATE plait.gateways AS own SET
-        commits = %s, until = now() + make_interval(secs => %s),
+        commits = %s, until = now() + make_interval(secs => %s), signature = %s,
         steady_since = CASE WHEN until < now() THEN now() ELSE steady_since END
     FROM (SELECT commits FROM plait.gateways WHERE epoch = %s FOR NO KEY UPDATE) AS before
     WHERE epoch = %s RETURNING before.commits
@@ -183,7 +183,8 @@ class PostgresKeeper:
                         raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
                     self._give_up(database, [epoch])
                 entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
-                self._sign_row(database, entered[0][0])
+                signed = "UPDATE plait.gateways SET signature = %s WHERE epoch = %s"
+                database.execute(signed, (self._signature(entered[0][0]), entered[0][0]))
         self.epoch, self._commits = int(entered[0][0]), 0
         return self.epoch
 
@@ -222,7 +223,6 @@ class PostgresKeeper:
         """Hold the lease for longer, and give up the gateways that have not."""
         with self._transaction() as database:
             self._hold(database, self._commits)
-            self._sign_row(database, self.epoch)
             lapsed = database.execute(_LAPSED, (self.epoch, LEASE_S)).fetchall()
             self._give_up(database, [epoch for (epoch,) in lapsed])
             members = "SELECT epoch, url, release, until < now(), signature FROM plait.gateways ORDER BY epoch"
@@ -320,19 +320,19 @@ class PostgresKeeper:
     # What follows is within a transaction.
 
     def _hold(self, database: Connection[TupleRow], number: int) -> bool:
-        """Hold the lease for longer, and note the number of the commit.
+        """Hold the lease for longer, sign the row, and note the number of the commit.
 
         False if this commit was made before, and the connection broke before that was heard.
         """
-        row = database.execute(_HOLD, (number, LEASE_S, self.epoch, self.epoch)).fetchone()
+        asked = number, LEASE_S, self._signature(self.epoch), self.epoch, self.epoch
+        row = database.execute(_HOLD, asked).fetchone()
         if row is None:
             raise LeaseLostError(f"other gateways have given this one up (epoch {self.epoch}): its lease was over")
         return int(row[0]) < number
 
-    def _sign_row(self, database: Connection[TupleRow], epoch: int) -> None:
-        """Let the others see that the row is of a gateway that lives."""
-        signature = self._sign(epoch, self._advertise_url, self._release)
-        database.execute("UPDATE plait.gateways SET signature = %s WHERE epoch = %s", (signature, epoch))
+    def _signature(self, epoch: int) -> str:
+        """What tells others that the row is of a gateway that lives."""
+        return self._sign(epoch, self._advertise_url, self._release)
 
     def _give_up(self, database: Connection[TupleRow], epochs: Sequence[int]) -> None:
         """These gateways have died. The streams are looked for after their last transactions have ended."""

@@ -36,11 +36,14 @@ from plait.gateway.store.event_log import (
     StreamKey,
 )
 from plait.gateway.store.file_place import check_place, make_file, make_folder
+from plait.gateway.store.saved_file import SavedFile
 from plait.gateway.store.sqlite_schema import MIGRATIONS, Migration, Schema, transaction
 from plait.gateway.store.sqlite_streams import (
     EVENTS_BITS,
+    SQLITE_ERRORS,
     Row,
     event_ids,
+    last_stream,
     numbered_streams,
     readable_streams,
     row_of,
@@ -52,9 +55,6 @@ from plait.gateway.store.wal_index import committed_frames
 
 AT_ONCE: Final = 64
 """So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
-
-SUFFIXES: Final = ("", "-wal", "-shm")
-"""Of the names of the files that SQLite makes of one."""
 
 Synchronous = Literal["normal", "full"]
 
@@ -85,6 +85,7 @@ class SqliteKeeper:
         self._schema = Schema(path, version, migrations)
         self._epoch = 0
         self._lock = StoreLock(path)
+        self._saved_file = SavedFile(path)
         self._streams: dict[StreamKey, tuple[int, int]] = {}  # each one's number, and how many events it has had
         self._next_stream = 1
         self._saved_in_part: list[StoredStream] = []  # of a malformed file
@@ -100,10 +101,11 @@ class SqliteKeeper:
         gone = self._gone()
         if gone is not None:
             raise ValueError(gone)
-        with suppress(sqlite3.DatabaseError, CorruptStoreError, OSError):  # `open` looks at a malformed file
+        with suppress(*SQLITE_ERRORS, CorruptStoreError, OSError):  # `open` looks at a malformed file
             if self.path.exists() and self.path.stat().st_size:
                 uri = f"{self.path.absolute().as_uri()}?immutable=1"  # the index of the WAL stays as it was left
                 with closing(sqlite3.connect(uri, uri=True)) as database:
+                    database.text_factory = text_of
                     self._schema.check(database)
 
     def open(self) -> int:
@@ -111,6 +113,9 @@ class SqliteKeeper:
         with _translated(self.path):
             make_folder(self.path)
             self._lock.take()
+            if self._is_half_saved:
+                log.error("the store was malformed: what was saved of it takes its place", file=str(self.path))
+                self._saved_file.replace(self._aside())
             gone = self._gone()
             if gone is not None:
                 raise StoreError(gone)
@@ -118,7 +123,7 @@ class SqliteKeeper:
         frames = committed_frames(self.path)
         try:
             self._connect(self.path, frames)
-        except (sqlite3.DatabaseError, CorruptStoreError) as error:
+        except (*SQLITE_ERRORS, CorruptStoreError) as error:
             if not _is_corrupt(error):
                 self._disconnect()
                 raise StoreError(f"{self.path}: {error}") from error
@@ -177,6 +182,11 @@ class SqliteKeeper:
         self._lock.release()
 
     @property
+    def _is_half_saved(self) -> bool:
+        """Whether what was saved has to take its place. Without the lock the operator means to begin anew."""
+        return bool(self._lock.epoch) and self._saved_file.is_left
+
+    @property
     def _opened(self) -> sqlite3.Connection:
         assert self._database is not None, "it is opened first"
         return self._database
@@ -184,7 +194,7 @@ class SqliteKeeper:
     def _gone(self) -> str | None:
         """Why there must have been a store where there is none; None if there is one, or there never was."""
         wal = Path(f"{self.path}-wal")
-        if self.path.exists() and self.path.stat().st_size:
+        if (self.path.exists() and self.path.stat().st_size) or self._is_half_saved:
             return None
         if not self._lock.epoch and not (wal.exists() and wal.stat().st_size):
             return None
@@ -209,7 +219,7 @@ class SqliteKeeper:
         self._look_for_end(database, frames)
         self._schema.migrate(database)
         self._streams.clear()
-        self._next_stream = 1 + (database.execute("SELECT max(stream) FROM streams").fetchone()[0] or 0)
+        self._next_stream = 1 + last_stream(database)
         with transaction(database):
             self._take_lease(database)
             if saved:
@@ -249,10 +259,11 @@ class SqliteKeeper:
     def _save(self, problem: Exception) -> None:
         """Write what can be read of a malformed file to a new one, which takes its place, and keep it aside.
 
-        If the process ends before that is done, the next one finds the malformed file again.
+        If the process ends before the new file is whole, the next one finds the malformed file again. Later, `open`
+        goes on.
         """
         self._disconnect()
-        aside, fresh = self._aside(), Path(f"{self.path}.saved")
+        aside, fresh = self._aside(), self._saved_file.path
         self._damage.found("file")
         log.error(
             "the store is malformed: it is set aside, and what can be read is saved",
@@ -263,15 +274,10 @@ class SqliteKeeper:
                 malformed.text_factory = text_of
                 streams = readable_streams(malformed)
             whole = [stream for stream in streams if stream.problem is None]
-            for suffix in SUFFIXES:
-                Path(f"{fresh}{suffix}").unlink(missing_ok=True)
-            make_file(fresh)
+            self._saved_file.begin()
             self._connect(fresh, saved=[event for stream in whole for event in stream.events])
             self._disconnect()
-            for suffix in SUFFIXES:
-                with suppress(FileNotFoundError):
-                    Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
-            fresh.rename(self.path)
+            self._saved_file.replace(aside)
             self._connect(self.path)
         self._saved_in_part = [stream for stream in streams if stream.problem is not None]
         log.error("streams saved from a malformed store", whole=len(whole), in_part=len(self._saved_in_part))
@@ -361,11 +367,12 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         kind = CorruptStoreError if _is_corrupt(error) else StoreError
         raise kind(f"{path}: {error}") from error
 
 
 def _is_corrupt(error: Exception) -> bool:
-    codes = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-    return isinstance(error, CorruptStoreError) or (getattr(error, "sqlite_errorcode", 0) & 0xFF) in codes
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    is_told = isinstance(error, CorruptStoreError | UnicodeDecodeError)
+    return is_told or code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}

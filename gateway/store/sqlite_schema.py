@@ -87,8 +87,10 @@ class Schema:
 
 
 def _tables(database: sqlite3.Connection) -> Sequence[tuple[str, ...]]:
-    """The definitions of all tables and indexes."""
-    return database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid").fetchall()
+    """The definitions of all tables and indexes, without SQLite's own, such as those of ANALYZE."""
+    own = "name LIKE 'sqlite@_%' ESCAPE '@'"
+    asked = f"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE NOT {own} ORDER BY rowid"  # noqa: S608 - constant
+    return database.execute(asked).fetchall()
 
 
 @contextmanager

@@ -21,6 +21,9 @@ Row = tuple[int, int, float, int, bytes]
 """An event: its id, version, time, checksum and data."""
 
 
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises: a message of its may quote a byte that has changed, and then is no text."""
+
 _STREAMS: Final = "SELECT stream, kind, tenant, name FROM streams"
 _EVENTS: Final = "SELECT event, version, at_unix_s, checksum, data FROM events WHERE event BETWEEN ? AND ?"
 
@@ -50,6 +53,13 @@ def numbered_streams(database: sqlite3.Connection) -> Iterator[tuple[int, Stream
     for stream in _streams_with_events(database):
         known.setdefault(stream, StreamKey(LOST, "", str(stream)))
     yield from sorted(known.items())
+
+
+def last_stream(database: sqlite3.Connection) -> int:
+    """The highest number of a stream, also of one whose names are gone; 0 without any. Raises `sqlite3.Error`."""
+    (stream,) = database.execute("SELECT coalesce(max(stream), 0) FROM streams").fetchone()
+    (event,) = database.execute("SELECT coalesce(max(event), 0) FROM events").fetchone()
+    return max(int(stream), int(event) >> EVENTS_BITS)
 
 
 def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
@@ -121,6 +131,6 @@ def _rows_until_problem(
     try:
         for row in database.execute(asked, values):
             rows.append(row)
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         return rows, str(error)
     return rows, None

@@ -18,7 +18,7 @@ from zlib import crc32
 import pytest
 
 from plait.gateway.store.damage import Damage
-from plait.gateway.store.event_log import Change, StoreError, StreamKey
+from plait.gateway.store.event_log import Change, StoreError, StoreVersionError, StreamKey, set_aside
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.store.wal_index import committed_frames
 
@@ -105,7 +105,7 @@ def test_one_flipped_bit_costs_one_stream_at_most(store: Path, tmp_path: Path) -
         flip(folder / store.name, bit)
         try:
             found = Found(folder / store.name)
-        except ValueError:  # a flip in the file's version
+        except StoreVersionError:  # a flip in the file's version
             refused += 1
             continue
         missing = expected.keys() - found.whole.keys()
@@ -166,6 +166,35 @@ def test_a_gateway_that_ends_while_it_saves_leaves_the_malformed_file(
     assert not list(store.parent.glob("*.saved*"))
 
 
+@pytest.mark.parametrize("names", [[], [""], ["", "-wal"]])
+def test_a_gateway_that_ends_while_files_change_places_leaves_what_was_saved(
+    store: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    with store.open("r+b") as file:
+        file.seek(4096 * (store.stat().st_size // 4096 // 2))
+        file.write(os.urandom(4096))
+    rename = Path.rename
+
+    def until_killed(path: Path, to: str) -> Path:
+        if path not in {Path(f"{store}{suffix}") for suffix in names}:
+            raise OSError(5, "killed")
+        return rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", until_killed)
+        keeper = SqliteKeeper(store)
+        with pytest.raises(StoreError, match="killed"):
+            keeper.open()
+        keeper.close()
+    if names:
+        Path(f"{store}-wal").write_bytes(b"of the malformed file")
+    found = Found(store)
+    assert len(found.whole) >= STREAMS - 4
+    assert len(found.whole) <= STREAMS
+    assert len(list(store.parent.glob("*.corrupt-*"))) >= 1
+    assert not list(store.parent.glob("*.saved*"))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -194,6 +223,38 @@ def test_a_stream_whose_names_are_gone_is_told_with_its_events(store: Path) -> N
         database.execute("DELETE FROM streams WHERE stream = 3")
         database.commit()
     assert Found(store).problems == {StreamKey("lost", "", "3"): "its names are gone"}
+
+
+def test_the_last_stream_without_its_names_can_be_set_aside(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as database:
+        database.execute("DELETE FROM streams WHERE stream = (SELECT max(stream) FROM streams)")
+        database.commit()
+    keeper = SqliteKeeper(store)
+    keeper.open()
+    (lost,) = [stream for stream in keeper.read() if stream.problem is not None]
+    keeper.write([*set_aside(lost), Change(key(99), 2e9, b"later")])
+    keeper.close()
+    found = Found(store)
+    assert found.problems == {}
+    kept = found.whole[lost.key._replace(kind="unreadable lost")]
+    assert [event.data for event in kept] == [event.data for event in lost.events]
+    assert [event.data for event in found.whole[key(99)]] == [b"later"]
+
+
+@pytest.mark.parametrize("command", ["ANALYZE", "VACUUM", "REINDEX"])
+def test_what_an_operator_does_to_a_store_is_no_damage(store: Path, command: str) -> None:
+    with closing(sqlite3.connect(store)) as database:
+        database.execute(command)
+    found = Found(store)
+    assert (found.whole, found.problems, found.counts) == (written(), {}, {})
+
+
+@pytest.mark.parametrize("table", ["leases", "streams", "events"])
+def test_a_definition_that_is_no_text_is_damage_of_the_file(store: Path, table: str) -> None:
+    flip(store, 8 * (store.read_bytes().find(f"CREATE TABLE {table}".encode()) + 3) + 7)
+    found = Found(store)
+    assert (found.whole, found.counts) == ({}, {"file": 1}), "no table is found without all definitions"
+    assert list(store.parent.glob("*.corrupt-*"))
 
 
 def test_checksums_of_the_schema_before_are_known(path: Path, store: Path) -> None:

@@ -3,16 +3,20 @@
 The log of a session grows with each event. What does not matter any more (`outline.py`) may be far more than what does:
 a call that fails in a loop leaves its request each time. Of a call that has ended by itself, what it would be made from
 again is not needed either. So when a log has grown to `GROWTH` times what it was after its last compaction, and by
-`FLOOR_BYTES` besides, the store's thread reads it, and replaces it by its shorter form in one commit. A crash leaves
-the one or the other. A replay of both makes the same session. A log that cannot become shorter is read again only when
-it has grown as much once more, so compaction costs a constant part of all that is written.
+`FLOOR_BYTES` besides, the store's thread reads it. Another thread makes the shorter form, however long that takes:
+meanwhile the store's thread commits, and renews its lease. Then the store's thread replaces what was read, in one
+commit, and leaves what has come since behind it. A crash leaves the one or the other. A replay of both makes the same
+session. A log that cannot become shorter is read again only when it has grown as much once more, so compaction costs a
+constant part of all that is written. One log has its turn after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -30,6 +34,9 @@ GROWTH: Final = 2
 
 FLOOR_BYTES: Final = 2**18
 """No log is compacted before it has grown by so much: most sessions are smaller. It is read in a millisecond."""
+
+MOST_EVENTS: Final = 200_000
+"""A longer log stays as it is: PostgreSQL has this one read and replaced in 3.6 s, and a lease lasts 5 s."""
 
 log = structlog.get_logger(__name__)
 
@@ -64,32 +71,38 @@ def _once_ended(
             yield number, msgspec.structs.replace(event, text=None)
 
 
-class Rewrite(NamedTuple):
-    """How many bytes a log had, and has now."""
+class Short(NamedTuple):
+    """The shorter form of a log, and how many bytes the log has before and after it is replaced by that."""
 
+    events: Sequence[Change]
     before: int
     after: int
 
 
-def rewrite(keeper: Keeper, key: StreamKey) -> Rewrite:
-    """Replace a session's log by its shorter form. In the store's thread. Raises `StoreError`.
-
-    A log that cannot be read stays as it is: the next gateway sets it aside.
-    """
-    stream = keeper.stream(key)
-    before = size_bytes(stream.events)
-    short, problem = stream.events, stream.problem
+def shortened(stream: StoredStream) -> Short:
+    """The shorter form of a session's log. One that cannot be read stays: the next gateway sets it aside."""
+    events, problem = stream.events, stream.problem
     if problem is None:
         try:
-            short = compacted(stream.events)
+            events = compacted(stream.events)
         except msgspec.MsgspecError as error:
             problem = str(error)
     if problem is not None:
-        log.error("the log of a session cannot be compacted", tenant=key.tenant, session=key.name, problem=problem)
-    after = size_bytes(short)
-    if after < before:
-        keeper.write([Change(key, 0.0, None), *short])
-    return Rewrite(before, after)
+        _, tenant, session = stream.key
+        log.error("the log of a session cannot be compacted", tenant=tenant, session=session, problem=problem)
+    return Short(events, size_bytes(stream.events), size_bytes(events))
+
+
+def replace(keeper: Keeper, stream: StoredStream, events: Sequence[Change]) -> bool:
+    """Replace what was read of a log by these events, in the store's thread. What has come since stays behind it.
+
+    False if the log has ended since, and another one may have its name. Raises `StoreError`.
+    """
+    now, count = keeper.stream(stream.key).events, len(stream.events)
+    if now[:count] != stream.events:
+        return False
+    keeper.write([Change(stream.key, 0.0, None), *events, *now[count:]])
+    return True
 
 
 def size_bytes(changes: Sequence[Change]) -> int:
@@ -99,22 +112,30 @@ def size_bytes(changes: Sequence[Change]) -> int:
 
 @dataclass(slots=True, eq=False)
 class LogSize:
-    """How long the log of a session is, and was after its last compaction, in bytes."""
+    """How long the log of a session is, and was after its last compaction, in bytes; and its events."""
 
     now: int = 0
     compact: int = 0
+    events: int = 0
     is_rewritten: bool = False
     """Whether a rewrite is under way."""
 
     @property
     def is_long(self) -> bool:
         """Whether it is to be rewritten."""
-        return not self.is_rewritten and self.now > GROWTH * self.compact + FLOOR_BYTES
+        has_grown = self.now > GROWTH * self.compact + FLOOR_BYTES
+        return has_grown and self.events <= MOST_EVENTS and not self.is_rewritten
 
-    def was_rewritten(self, done: Rewrite) -> None:
-        """What was written meanwhile counts on top."""
-        self.now -= done.before - done.after
-        self.compact = done.after
+    def appended(self, size_bytes: int) -> None:
+        """One event more."""
+        self.now += size_bytes
+        self.events += 1
+
+    def was_rewritten(self, events: int, short: Short) -> None:
+        """It had so many events. What was written meanwhile counts on top."""
+        self.now -= short.before - short.after
+        self.compact = short.after
+        self.events -= events - len(short.events)
 
 
 class Compaction:
@@ -125,12 +146,18 @@ class Compaction:
         self._keeper = keeper
         self._sizes: dict[StreamKey, LogSize] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     def read(self, streams: Sequence[StoredStream]) -> None:
         """These were read, and go on."""
         for stream in streams:
             if stream.key.kind == SESSION:
-                self._sizes[stream.key] = LogSize(size_bytes(stream.events))
+                self._sizes[stream.key] = LogSize(size_bytes(stream.events), events=len(stream.events))
+
+    def close(self) -> None:
+        """Leave logs as they are."""
+        for task in self._tasks:
+            task.cancel()
 
     def forget(self) -> None:
         """Other gateways have all of them now."""
@@ -147,7 +174,7 @@ class Compaction:
             size = self._sizes.get(change.stream)
             if size is None:
                 size = self._sizes[change.stream] = LogSize()
-            size.now += len(change.data)
+            size.appended(len(change.data))
             if size.is_long:
                 size.is_rewritten = True
                 task = asyncio.ensure_future(self._rewrite(change.stream, size))
@@ -155,9 +182,15 @@ class Compaction:
                 task.add_done_callback(self._tasks.discard)
 
     async def _rewrite(self, key: StreamKey, size: LogSize) -> None:
+        size.compact = size.now  # if this fails, the log is looked at again when it has grown
         try:
-            size.was_rewritten(await self._commit.run(lambda: rewrite(self._keeper, key)))
-        except StoreError:
-            size.compact = size.now  # the store is away, and says so: this log is looked at again when it has grown
+            async with self._turn:
+                with suppress(StoreError):  # the store is away, and says so
+                    stream = await self._commit.run(partial(self._keeper.stream, key))
+                    short = await asyncio.to_thread(shortened, stream)
+                    if short.after < short.before and await self._commit.run(
+                        partial(replace, self._keeper, stream, short.events)
+                    ):
+                        size.was_rewritten(len(stream.events), short)
         finally:
             size.is_rewritten = False

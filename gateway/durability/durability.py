@@ -266,6 +266,7 @@ class Durability:
 
     async def close(self) -> None:
         """Write what is left, and give the lease up."""
+        self._compaction.close()
         for task in (*self._starting, self._restart, self._leaving):
             if task is not None:
                 task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,17 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
-from plait.gateway.durability import replay
-from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, rewrite, size_bytes
+from plait.gateway.durability import compaction, replay
+from plait.gateway.durability.compaction import (
+    FLOOR_BYTES,
+    GROWTH,
+    MOST_EVENTS,
+    LogSize,
+    compacted,
+    replace,
+    shortened,
+    size_bytes,
+)
 from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.replay import Replay
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, with_condition
@@ -324,7 +334,7 @@ class Kept:
         self.problem = problem
 
     def stream(self, key: StreamKey) -> StoredStream:
-        return StoredStream(key, self.changes, self.problem)
+        return StoredStream(key, list(self.changes), self.problem)
 
     def write(self, changes: Sequence[Change], *, again: bool = False) -> None:  # noqa: ARG002 - it does not fail
         assert changes[0].data is None, "it is replaced"
@@ -335,8 +345,33 @@ class Kept:
 def test_a_log_that_cannot_be_read_stays_as_it_is(data: bytes | None, problem: str | None) -> None:
     keeper = Kept([*repeated(5).log.changes, *([] if data is None else [Change(KEY, 9.0, data)])], problem)
     before = list(keeper.changes)
-    assert rewrite(cast("Any", keeper), KEY).after == size_bytes(before)
-    assert keeper.changes == before
+    assert shortened(keeper.stream(KEY)).events == before
+
+
+def test_what_has_come_while_a_log_was_compacted_is_kept() -> None:
+    changes = list(repeated(5).log.changes)
+    keeper = Kept(changes[:-2])
+    stream = keeper.stream(KEY)
+    short = shortened(stream).events
+    keeper.changes = changes
+    assert replace(cast("Any", keeper), stream, short)
+    assert keeper.changes == [*short, *changes[-2:]]
+
+
+def test_a_log_that_has_begun_anew_meanwhile_stays_as_it_is() -> None:
+    changes = list(repeated(5).log.changes)
+    keeper = Kept(changes)
+    stream = keeper.stream(KEY)
+    keeper.changes = another = [change._replace(at_unix_s=9.0) for change in changes]
+    assert not replace(cast("Any", keeper), stream, shortened(stream).events)
+    assert keeper.changes == another
+
+
+def test_a_log_of_very_many_events_stays_as_it_is() -> None:
+    size = LogSize(GROWTH * FLOOR_BYTES, events=MOST_EVENTS)
+    assert size.is_long
+    size.appended(100)
+    assert not size.is_long
 
 
 @pytest.fixture
@@ -390,6 +425,29 @@ async def test_a_store_that_is_away_while_a_log_is_rewritten_loses_nothing(
         await first.value("task", "a snake game")
         await fail_in_a_loop(first, 40)
         assert not problems
+    async with durable(path) as second:
+        got = await second.get("task")
+        await second.stored()
+        assert got.json["value"] == "a snake game"
+
+
+async def test_commits_go_on_while_a_long_log_is_compacted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(changes: Sequence[Change]) -> Sequence[Change]:
+        begun.set()
+        assert may_go_on.wait(20)
+        return compacted(changes)
+
+    monkeypatch.setattr(compaction, "compacted", slow)
+    async with durable(path) as first:
+        await fail_in_a_loop(first, 12)
+        assert await asyncio.to_thread(begun.wait, 10)
+        await first.value("task", "a snake game")
+        await asyncio.wait_for(first.stored(), 10)
+        may_go_on.set()
+        await fail_in_a_loop(first, 1)
+        await first.stored()
     async with durable(path) as second:
         got = await second.get("task")
         await second.stored()

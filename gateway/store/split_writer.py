@@ -7,6 +7,7 @@ fault is alone: of n batches with one at fault, about 2 log2(n) commits are trie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import structlog
 
@@ -41,7 +42,7 @@ class SplitWriter:
                 commit(changes)
         except RefusedDataError as error:
             if len(batches) == 1:
-                self._leave_out(batches[0], error)
+                self._leave_out(batches[0], error, commit)
                 return
             middle = len(batches) // 2
             self.write(batches[:middle], commit)
@@ -68,8 +69,17 @@ class SplitWriter:
                 left.append(change)
         return left, frozenset(cut)
 
-    def _leave_out(self, batch: Sequence[Change], error: RefusedDataError) -> None:
+    def _leave_out(
+        self, batch: Sequence[Change], error: RefusedDataError, commit: Callable[[Sequence[Change]], None]
+    ) -> None:
+        """Leave a batch out, but for the ends that it begins with: what was stored before them is not to come back.
+
+        A later end may be that of a stream whose events were to be kept under another name.
+        """
         self.refused += 1
+        ends = list(takewhile(lambda change: change.data is None, batch))
+        if ends and len(ends) < len(batch):
+            self.write([ends], commit)
         self.cut |= {change.stream for change in batch if change.data is not None}
         kind, _, name = batch[0].stream
         log.error("the store refuses a change: it is left out", kind=kind, name=repr(name)[:SHOWN], problem=str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import takewhile
 from math import log2
 from typing import NoReturn
 
@@ -70,11 +71,27 @@ def test_what_is_stored_of_a_stream_is_a_beginning(commits: list[list[list[tuple
                 cut -= {one.stream} if one.data is None else set()
                 left += [one] if one.stream not in cut else []
             if any(one.data == BAD for one in left):
-                cut = before | {one.stream for one in batch if one.data is not None}
+                ends = list(takewhile(lambda one: one.data is None, batch))
+                expected += ends
+                cut = before - {one.stream for one in ends} | {one.stream for one in batch if one.data is not None}
             else:
                 expected += left
     assert log.written == expected
     assert writer.cut == cut
+
+
+def test_a_session_whose_successor_is_refused_does_not_come_back() -> None:
+    log, writer = Log(), SplitWriter()
+    writer.write([[change(b"first", "s")], [change(None, "s"), change(BAD, "s")], [change(b"later", "s")]], log.commit)
+    assert [one.data for one in log.written] == [b"first", None]
+    assert writer.cut == {stream("s")}
+    assert writer.refused == 1
+
+
+def test_a_stream_that_cannot_be_kept_under_another_name_stays_where_it_is() -> None:
+    log, writer = Log(), SplitWriter()
+    writer.write([[change(None, "aside"), change(BAD, "aside"), change(None, "s")]], log.commit)
+    assert log.written == [change(None, "aside")]
 
 
 def test_another_failure_between_halves_is_raised() -> None:

@@ -90,6 +90,7 @@ class Outline:
         self._calls: dict[str, Source] = {}  # of the calls that have not ended
         self._producers: dict[str, Source] = {}  # by output
         self._last: dict[object, int] = {}  # the last event of a kind, of which the others do not matter
+        self._count = len(events)
         self._all: range | None = None  # all places, if an event cannot follow from those before it
         try:
             for place, event in enumerate(events):
@@ -109,7 +110,8 @@ class Outline:
             new = [source for source in todo.pop().taken_from if source not in found]
             found |= dict.fromkeys(new)
             todo += new
-        return sorted({*self._last.values(), *(place for source in found for place in source.places)})
+        latest = range(self._count)[-1:]  # whose time the session's time to live counts from
+        return sorted({*latest, *self._last.values(), *(place for source in found for place in source.places)})
 
     def _apply(self, place: int, event: SessionEvent) -> None:
         match event:

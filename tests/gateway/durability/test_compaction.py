@@ -32,15 +32,7 @@ from plait.gateway.durability.compaction import (
 from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.replay import Replay
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, with_condition
-from plait.gateway.programs.record import (
-    SESSION,
-    CallEnded,
-    Recorded,
-    Started,
-    Submitted,
-    ValueSet,
-    decoded,
-)
+from plait.gateway.programs.record import SESSION, CallEnded, Recorded, Started, Submitted, ValueSet, decoded, encoded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause, failure_causes
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
@@ -309,6 +301,11 @@ def test_of_a_call_that_fails_in_a_loop_the_last_is_kept() -> None:
     short = compacted(repeated(50).log.changes)
     assert [type(decoded(change)).__name__ for change in short] == ["Opened", "Submitted", "CallEnded"]
     assert size_bytes(short) < 300
+
+
+def test_the_last_event_is_kept_for_its_time() -> None:
+    twice = Change(KEY, 99.0, encoded(CallEnded("c", "it was skipped", "cancelled")))
+    assert compacted([*repeated(5).log.changes, twice])[-1].at_unix_s == 99.0
 
 
 def test_a_call_that_has_not_ended_keeps_its_request_and_its_starts_for_the_output() -> None:

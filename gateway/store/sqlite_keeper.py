@@ -320,6 +320,7 @@ class SqliteKeeper:
         values = [value for row in rows for value in row]
         if not database.execute(_appending(len(rows)), (*values, self._owner, self._epoch)).rowcount:
             self._check_lease(database)
+            raise StoreError(f"{self.path}: SQLite has written nothing, and says no reason")
 
     def _row(self, database: sqlite3.Connection, change: Change, before: dict[StreamKey, tuple[int, int]]) -> Row:
         """The row of an event, which begins its stream if there is none."""

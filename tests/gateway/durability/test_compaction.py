@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
 from plait.gateway.durability import compaction, replay
-from plait.gateway.durability.compaction import (
-    FLOOR_BYTES,
-    GROWTH,
-    MOST_EVENTS,
-    LogSize,
-    compacted,
-    replace,
-    shortened,
-    size_bytes,
-)
+from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, replace, shortened, size_bytes
 from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.replay import Replay
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, with_condition
@@ -365,7 +356,7 @@ def test_a_log_that_has_begun_anew_meanwhile_stays_as_it_is() -> None:
 
 
 def test_a_log_of_very_many_events_stays_as_it_is() -> None:
-    size = LogSize(GROWTH * FLOOR_BYTES, events=MOST_EVENTS)
+    size = compaction.LogSize(GROWTH * FLOOR_BYTES, events=compaction.MOST_EVENTS)
     assert size.is_long
     size.appended(100)
     assert not size.is_long

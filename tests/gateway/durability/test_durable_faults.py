@@ -32,17 +32,26 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "RETRY_S", 0.001)
 
 
+def before_writing(served: DurableServed, *statements: str) -> None:
+    """The store's thread executes these before its next commit: the connection is its own."""
+    keeper = keeper_of(served)
+    write, due = SqliteKeeper.write, [*statements]
+
+    def writing(changes: Sequence[Change], *, again: bool = False) -> None:
+        while due:
+            keeper._opened.execute(due.pop(0))
+        write(keeper, changes, again=again)
+
+    keeper.write = writing  # type: ignore[method-assign]
+
+
 async def fail(served: DurableServed, *, readonly: bool = False) -> None:
     """The disk is full from now on, or the file read-only."""
-    database = keeper_of(served)._opened
-    pages = database.execute("PRAGMA page_count").fetchone()[0]
-    database.execute("PRAGMA query_only = ON" if readonly else f"PRAGMA max_page_count = {pages}")
+    before_writing(served, "PRAGMA query_only = ON" if readonly else "PRAGMA max_page_count = 1")
 
 
 async def mend(served: DurableServed) -> None:
-    database = keeper_of(served)._opened
-    database.execute("PRAGMA query_only = OFF")
-    database.execute("PRAGMA max_page_count = 1000000")
+    before_writing(served, "PRAGMA query_only = OFF", "PRAGMA max_page_count = 1000000")
     async with asyncio.timeout(10):
         while served.durability.problem is not None:  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0.001)

@@ -14,8 +14,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
-import re2  # type: ignore[import-untyped]
-
 MAX_JSON_LEVELS: Final = 100
 """Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
 MAX_CONTAINERS: Final = 50_000
@@ -110,6 +108,8 @@ def _nested(levels: int) -> Any:
 
     RE2 matches it with a finite automaton, in some 2 ns for each byte whatever they are.
     """
+    import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - few servers get documents that need it
+
     flat = rb'[^"\[\]{}]|"(?:[^"\\]|\\.)*"'
     pattern = rb"(?:%b)*" % flat
     for _ in range(levels):

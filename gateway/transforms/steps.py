@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import re2  # type: ignore[import-untyped]
-
 from plait.gateway.transforms.chain import Kind, Parameter, Step
 from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, nearest, place, quoted
 from plait.gateway.transforms.json_value import dump_json
@@ -349,6 +347,8 @@ class Regex(Step):
 
 def _compiled(pattern: str) -> Any:
     """The compiled pattern. RE2 caches it, so a second call is cheap. Raises `ParameterError`."""
+    import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - 3 MB, for those who use patterns
+
     options = re2.Options()
     options.max_mem = _MAX_PROGRAM_BYTES
     options.log_errors = False

@@ -50,13 +50,13 @@ NAME: Final = itemgetter(0)
 """Of a header."""
 
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
-"""What has a client's key."""
+"""Headers in which clients send their API keys."""
 
 SESSION_HEADERS: Final = frozenset((
     b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
     b"x-session-affinity", b"conversation_id",
 ))  # fmt: skip
-"""That name a session: of Claude Code, Codex (new and old), OpenCode, and what others have agreed on."""
+"""Headers that name a session: those of Claude Code, Codex (new and old) and OpenCode, and those shared by others."""
 
 T = TypeVar("T")
 

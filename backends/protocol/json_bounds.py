@@ -35,14 +35,14 @@ _STRING: Final = re.compile(rb'"(?:[^"]*+"(?<=\\"))*+[^"]*+(?:"|\Z)')
 
 _END: Final = b"\0"  # which no JSON has outside strings
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
-"""Of the depth, as signed bytes."""
+"""Each bracket becomes the step of the depth that it makes, as a signed byte."""
 
 _SHORT_BYTES: Final = 8_192
 """Counting is the shortest way up to here."""
 
 
 class Excess(StrEnum):
-    """What a document has too much of; the value is the `code` of the error."""
+    """A bound that a document exceeds; the value is the `code` of the error."""
 
     LEVELS = "json_too_deep"
     VALUES = "json_too_many_values"

@@ -48,7 +48,7 @@ class KeptResponse:
     _is_stream: bool = False
 
     _head: Message | None = None
-    """That of a good one that is no stream, until it is whole."""
+    """The head of a good response that is no stream, until its body is whole."""
 
     _is_good: bool = False
     """Whether its status is 200: others are not stored."""

@@ -132,7 +132,7 @@ class LogSize:
         self.events += 1
 
     def was_rewritten(self, events: int, short: Short) -> None:
-        """It had so many events. What was written meanwhile counts on top."""
+        """Count the shorter log in place of its first `events` events, and what was written meanwhile on top."""
         self.now -= short.before - short.after
         self.compact = short.after
         self.events -= events - len(short.events)

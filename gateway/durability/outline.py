@@ -62,7 +62,7 @@ class Source:
     inputs: tuple[str, ...]
 
     outputs: set[str]
-    """Those that have not been produced anew since they failed."""
+    """The outputs that have not been produced anew since they failed."""
 
     is_over: bool = False
 
@@ -172,7 +172,7 @@ class Outline:
         return [self._producers[name] for name in call.inputs if name in self._producers]
 
     def _forget(self, outputs: Iterable[str]) -> None:
-        """Those of them that have failed are produced anew."""
+        """Note that those outputs which have failed are produced anew."""
         for name in outputs:
             if self._graph.variable_state(name) is VariableState.FAILED:
                 self._graph.forget(name)

@@ -1,1 +1,1 @@
-"""What comes in: whose request begins next, and its body, decoded and counted."""
+"""Requests as they come in: whose begins next, and their bodies, decoded and counted."""

@@ -22,7 +22,7 @@ PIECE_BYTES: Final = 64 * 1024
 """At most so much is decoded at once."""
 
 MOST_MEMBERS: Final = 1_000
-"""Of one body. Each costs some microseconds, also one of which nothing comes out."""
+"""A body may have so many members. Each costs some microseconds, also an empty one."""
 
 MOST_WINDOW_BYTES_LOG2: Final = 23
 """The largest window that a Zstandard frame may need: 8 MiB (RFC 9659)."""
@@ -85,7 +85,7 @@ def _zstd(_first: bytes) -> Decompressor:
 
 
 NEW: Final[dict[str, Callable[[bytes], Decompressor]]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}
-"""What begins to decode a member, by the encoding. It sees the first bytes."""
+"""Makes a member's decompressor, by the encoding. The first bytes of the member tell it which form that has."""
 
 TAKEN: Final = ", ".join(NEW)
 

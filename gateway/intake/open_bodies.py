@@ -21,17 +21,17 @@ LARGE_BYTES: Final = 64 * 1024
 """The first bytes of each body do not wait."""
 
 BYTES_PER_S: Final = 100e6
-"""Of one tenant's large bodies while the event loop is late. To receive, join and decode a byte takes some 5 ns of the
-loop, so that a tenant's bodies take half of it at most then."""
+"""The pace of a tenant's large bodies while the event loop is late. To receive, join and decode a byte takes some 5 ns,
+so that a tenant's bodies take half of the loop at most then."""
 
 ADMIN: Final = "admin"
-"""Whose the bodies of operators are: no tenant's identity."""
+"""The owner of the bodies that operators send; no tenant has this identity."""
 
 MOST_ADMIN_BYTES: Final = 2**16
-"""Of one of those."""
+"""The largest body of an operator."""
 
 BODY: Final = "plait.body"
-"""Where a scope has the body that was begun for its request."""
+"""The key of an ASGI scope under which the request's `OpenBody` is kept."""
 
 
 class BodyPace:
@@ -128,7 +128,7 @@ class OpenBody(msgspec.Struct, eq=False):
         self.end()
 
     def end(self) -> None:
-        """It counts no more."""
+        """Stop counting the body, and let its bytes go."""
         size, self.size, self.whole = self.size, 0, None
         self.bodies.remove(self.tenant, size)
 

@@ -62,7 +62,7 @@ Name = tuple[str, str]
 """A session's tenant and name."""
 
 Waiters = dict[Name, asyncio.Future[int | None]]
-"""Who waits for the epoch of a session's owner."""
+"""The futures of those who wait for the epoch of a session's owner."""
 
 T = TypeVar("T")
 

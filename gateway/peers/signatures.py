@@ -25,7 +25,7 @@ LIFE_S: Final = 60
 """The clocks of two gateways may differ by so much. A row is signed anew each second."""
 
 PEER_HEADER: Final = b"plait-peer"
-"""Of a request from another gateway: what that one says of it, signed."""
+"""The header in which a gateway signs a request that it forwards."""
 
 _READ: Final = KEY_HEADERS | SESSION_HEADERS | {b"accept", b"content-encoding", b"content-type"}
 """Headers that are signed, beside annotations. Proxies between gateways may add others, such as `x-request-id`."""

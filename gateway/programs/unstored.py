@@ -1,4 +1,4 @@
-"""What marks news that clients are told though it is not stored: a header, or in a stream a field or a comment."""
+"""Marks on news that clients are told though it is not stored: a header, or in a stream a field or a comment."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Final
 from plait.gateway.store.file_place import make_file
 
 SUFFIXES: Final = ("", "-wal", "-shm")
-"""Of the names of the files that SQLite makes of one."""
+"""The endings of the names of SQLite's files: the database, its write-ahead log and that log's index."""
 
 
 class SavedFile:

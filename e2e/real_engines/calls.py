@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from openai import OpenAI
 
-from e2e.real_engines.engine import MODEL, DocumentSizes
+from e2e.real_engines.engine import MODEL, DocumentSizes, EngineKind
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.servers import Server
+from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.rendered_fields import RenderedFields, Renderers, rendered_fields
 from plait.gateway.simulation.shared_prefixes import SharedPrefix, load_prefixes
 from plait.gateway.simulation.workload import (
     WorkloadCall,
@@ -39,6 +42,13 @@ class Answer:
     def was_predicted(self) -> bool:
         """Whether prediction and finding agree to a tree block."""
         return abs(self.predicted_tokens - self.cached_tokens) <= TREE_BLOCK_TOKENS
+
+
+def fields_of(kind: EngineKind, body: Mapping[str, Any]) -> RenderedFields:
+    """What the gateway knows of the prompt that engines of one kind make of a chat's body."""
+    raw = msgspec.json.encode(body)
+    request, given = msgspec.json.decode(raw, type=ChatRequest), msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return rendered_fields(request, given, Renderers(form=kind.name, prepares=True))
 
 
 def workload(

@@ -18,7 +18,7 @@ import pytest
 from e2e.real_engines.calls import send_singly, workload
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, started
 from e2e.real_engines.environment import ROOT
-from e2e.real_engines.fleet import EngineFleet, new_gateway
+from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet, new_gateway
 from e2e.real_engines.reference import Reference
 from e2e.real_engines.tapped import Tapped, tapped
 from e2e.servers import eventually
@@ -94,13 +94,17 @@ def mixed(
 
 
 def test_calls_go_to_both_and_find_what_was_predicted(mixed: EngineFleet, kind: EngineKind) -> None:
+    """The two kinds write tools into a prompt in different forms, so that a prediction of these calls is a guess."""
     mixed.settle()
     calls = workload(None, KV_TOKENS, MIXED_CALLS, seed=5, sizes=kind.documents)
     answers = send_singly(mixed.gateway, calls, before_each=mixed.settle)
     assert {answer.engine for answer in answers} == set(mixed.engines)
     for name in mixed.engines:
         assert any(answer.cached_tokens > 0 for answer in answers if answer.engine == name)
-    assert sum(answer.was_predicted for answer in answers) >= 0.97 * MIXED_CALLS
+    plain = [answer for call, answer in zip(calls, answers, strict=True) if not call.tools]
+    assert len(plain) >= 0.75 * MIXED_CALLS
+    assert sum(answer.was_predicted for answer in plain) >= 0.97 * len(plain)
+    assert all(answer.predicted_tokens <= answer.cached_tokens + TREE_BLOCK_TOKENS for answer in answers)
 
 
 def test_both_take_objectives(mixed: EngineFleet) -> None:

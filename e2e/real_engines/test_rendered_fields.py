@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pytest
 
+from e2e.real_engines.calls import fields_of
 from e2e.real_engines.engine import MODEL, EngineKind, RealEngine
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet, new_gateway
 from e2e.servers import Server
-from plait.backends.protocol.openai import ChatRequest
-from plait.backends.tokenization.rendered_fields import Renderers, rendered_fields
 
 _TURNS: Final = """\
 {% for message in messages %}<|im_start|>{{ message.role }}
@@ -132,13 +130,6 @@ def body_of(engine: RealEngine, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": MODEL, "messages": [_USER], "max_tokens": 1, engine.prompt_ids_option: True, **fields}
 
 
-def is_sure(kind: EngineKind, body: Mapping[str, Any]) -> bool:
-    """Whether the gateway knows what the engine makes of a body, as it reads it."""
-    raw = msgspec.json.encode(body)
-    request, given = msgspec.json.decode(raw, type=ChatRequest), msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return rendered_fields(request, given, Renderers(form=kind.name, prepares=True)).is_exact
-
-
 def test_each_body_has_the_engines_own_prompt(templated: Templated, kind: EngineKind, findings: Findings) -> None:
     fleet = EngineFleet(templated.gateway, {templated.engine.name: templated.engine})
     unsure = served = 0
@@ -154,7 +145,7 @@ def test_each_body_has_the_engines_own_prompt(templated: Templated, kind: Engine
         found, wanted = answer.json(), direct.json()
         assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"], fields
         assert templated.engine.prompt_ids(found) == templated.engine.prompt_ids(wanted), fields
-        if not is_sure(kind, body):
+        if not fields_of(kind, body).is_exact:
             unsure += 1
             continue
         cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]

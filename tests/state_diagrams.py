@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from plait.gateway.calls.delivery import DELIVERY_TRANSITIONS, DeliveryState
 from plait.gateway.fleet.booking import BOOKING_TRANSITIONS, BookingState
 from plait.gateway.fleet.health import TRANSITIONS, HealthState
 from plait.policy.programs.request_graph_state import (
@@ -34,6 +35,16 @@ def diagram(first: Iterable[str], edges: Iterable[Edge], states: Iterable[str]) 
 
 
 DIAGRAMS = {
+    "delivery": diagram(
+        [DeliveryState.READ],
+        [
+            (before, after, "")
+            for before, steps in DELIVERY_TRANSITIONS.items()
+            for after in DeliveryState
+            if after in steps
+        ],
+        DeliveryState,
+    ),
     "booking": diagram(
         [BookingState.HELD, BookingState.SENT],
         [

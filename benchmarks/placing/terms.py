@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Final
 
-from plait.policy.costs.delay import Asked, DelayCost, offer
+from plait.policy.costs.delay import CallToPlace, DelayCost, offer
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.least_delay import with_copies
 from plait.policy.placement.policies import Plain, Policy
@@ -19,7 +19,7 @@ def without(term: str) -> Policy:
     """The engine with the least delay, where `term` counts nothing. Ties: in turn."""
 
     def place(call: Call, situation: Situation) -> Placement:
-        asked = Asked.of(call, situation)
+        asked = CallToPlace.of(call, situation)
         engines = situation.engines
         offers = with_copies(asked, situation, engines, [offer(asked, situation, engine) for engine in engines])
         sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]

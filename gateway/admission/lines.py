@@ -25,7 +25,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import MAY_PASS, Line
-from plait.policy.costs.delay import Asked, change_gain_s
+from plait.policy.costs.delay import CallToPlace, change_gain_s
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.costs.situation import NOTHING_PASSED, Passed
 from plait.policy.types import Placement
@@ -354,7 +354,7 @@ def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, no
     able, path = router.models.able(call.model), router.tree.match(call.block_hashes)
     situation = router.demand.situation(call, path, able, now_s)._replace(engines=[router.engines[engine_id].view])
     waits = booking.placement.cached_tokens // call.block_tokens, booking.leaf
-    return change_gain_s(Asked.of(call, situation), situation, there, ahead_s, waits)
+    return change_gain_s(CallToPlace.of(call, situation), situation, there, ahead_s, waits)
 
 
 class Alarms:

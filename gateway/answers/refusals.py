@@ -20,11 +20,15 @@ class Lack(StrEnum):
 
 
 class LackError(Exception):
-    """An engine has refused a call for what it lacks, and another engine may have that. No client sees this error."""
+    """An engine has refused a call for what it lacks, and another engine may have that. No client sees this error.
 
-    def __init__(self, lack: Lack) -> None:
+    `unable` are all engines that lack it, as far as is known.
+    """
+
+    def __init__(self, lack: Lack, unable: frozenset[str]) -> None:
         super().__init__(lack)
         self.lack = lack
+        self.unable = unable
 
 
 LOOKED_AT_BYTES: Final = 4_096

@@ -40,6 +40,7 @@ from plait.gateway.asgi import (
     write_error,
 )
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
@@ -72,7 +73,7 @@ class CompletionApi:
     chained: ChainedCalls
     forwarding: Forwarding
 
-    def read(self, incoming: Incoming) -> Delivery | None:
+    def read(self, incoming: Incoming) -> Asked | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
@@ -83,7 +84,7 @@ class CompletionApi:
         if annotations is not NO_ANNOTATIONS:
             return None
         begun = self.calls.begin(incoming, request, annotations)
-        if isinstance(begun, Delivery):
+        if isinstance(begun, Asked):
             return begun
         begun.close()
         return None
@@ -108,8 +109,8 @@ class CompletionApi:
             finally:
                 self.chained.left(held)
             return
-        delivery = await self.calls.read(incoming, request, annotations)
-        await unless_gone(receive, self.relay.deliver(delivery, sink_of(receive, send)))
+        asked = await self.calls.read(incoming, request, annotations)
+        await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
         """Whether another gateway has the session of the request, and has answered it."""
@@ -205,8 +206,8 @@ class ForwardingApi:
                 f"{route.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
                 param="plait",
             )
-        delivery = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
-        await unless_gone(receive, self.completions.relay.deliver(delivery, sink_of(receive, send)))
+        asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
+        await unless_gone(receive, self.completions.relay.deliver(asked, sink_of(receive, send)))
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""
@@ -311,21 +312,21 @@ class CallApi:
         if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
-        call = PlainCall(self, incoming, client, on_end)
+        call, asked = PlainCall(self, incoming, client, on_end), None
         try:
             tenant = self.keys.check(scope)
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
-                call.delivery = self.completions.read(incoming)
-                if call.delivery is None:
+                asked = self.completions.read(incoming)
+                if asked is None:
                     self.bodies.remove(tenant, len(body))
         except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
             call.end(error)
             return call
-        if call.delivery is None:
+        if asked is None:
             return None
         client.on_gone = call.gone
-        self.completions.relay.begin(call.delivery, client, call.end)
+        call.delivery = self.completions.relay.begin(asked, client, call.end)
         return call
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:

@@ -31,7 +31,7 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.answers.completions import UNKNOWN, UsageBounds
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations, known_session
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
@@ -301,15 +301,15 @@ class CallReader:
 
     def begin(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
-    ) -> Delivery | Coroutine[Any, Any, Delivery]:
+    ) -> Asked | Coroutine[Any, Any, Asked]:
         """The call, if its prompt is short or mostly known; else what to await for it, once its prompt had its turns.
 
         It has the objectives in its annotations, and is ready to be delivered. Raises `CallerError` for a call that no
         engine can take, `NoEngineError` while no engine of the model is up.
         """
-        models, asked = self.router.models, request.model
-        model = asked if asked in models.direct else models.check(asked)
-        if asked != model:
+        models, name = self.router.models, request.model
+        model = name if name in models.direct else models.check(name)
+        if name != model:
             request = msgspec.structs.replace(request, model=model)
         salt = self._cache_salt(request, incoming.tenant) if self.isolate_tenants else request.cache_salt
         context_tokens = models.contexts.get(model)
@@ -320,35 +320,35 @@ class CallReader:
                 read, rendered = self._as_rendered(request, fields)
         prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
         if isinstance(prompt, TokenizedPrompt):
-            return self._delivery(
+            return self._asked(
                 incoming, request, annotations, prompt, rendered=rendered, salt=salt, context_tokens=context_tokens,
-                renames=asked != model, fields=fields,
+                renames=name != model, fields=fields,
             )  # fmt: skip
         make = partial(
-            self._delivery,
+            self._asked,
             incoming,
             request,
             annotations,
             rendered=rendered,
             salt=salt,
             context_tokens=context_tokens,
-            renames=asked != model,
+            renames=name != model,
             fields=fields,
         )
         return _later(make, partial(self._in_turns, incoming, read, salt, context_tokens, prompt, form=rendered.form))
 
     async def read(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
-    ) -> Delivery:
+    ) -> Asked:
         """The call of `begin`."""
         begun = self.begin(incoming, request, annotations)
-        return begun if isinstance(begun, Delivery) else await begun
+        return begun if isinstance(begun, Asked) else await begun
 
-    def _delivery(
+    def _asked(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations,
         prompt: TokenizedPrompt, *, rendered: RenderedFields, salt: str | None, context_tokens: int | None,
         renames: bool, fields: Mapping[str, msgspec.Raw] | None,
-    ) -> Delivery:  # fmt: skip
+    ) -> Asked:  # fmt: skip
         """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
 
         With `renames`, the client has asked for the model by another name. `fields` are those of a chat's body.
@@ -376,7 +376,7 @@ class CallReader:
         body = OutgoingBody(
             incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form, fields
         )  # fmt: skip
-        return Delivery(
+        return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,
         )  # fmt: skip
@@ -388,7 +388,7 @@ class CallReader:
         route: CallRoute,
         annotations: Annotations,
         chat: ChatRequest | None = None,
-    ) -> Delivery:
+    ) -> Asked:
         """A call that an engine gets as it came. `chat` is what the engine makes of it; None if that is not known.
 
         Without it, the call is placed by load, and its tokens are guessed. Raises as `read` does.
@@ -412,7 +412,7 @@ class CallReader:
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
         annotated = annotations != Annotations(session=annotations.session)
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt, annotated)
-        return Delivery(
+        return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, form=route.form, route=route.path,
             turn_of=call.session,
@@ -475,9 +475,7 @@ class CallReader:
         return f"{tenant}:{request.cache_salt}" if request.cache_salt else tenant
 
 
-async def _later(
-    make: Callable[[TokenizedPrompt], Delivery], prompt: Callable[[], Awaitable[TokenizedPrompt]]
-) -> Delivery:
+async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], Awaitable[TokenizedPrompt]]) -> Asked:
     return make(await prompt())
 
 

@@ -61,28 +61,28 @@ class ChangedObjectives:
 
     def begin(self, delivery: Delivery) -> None:
         """The call, which has a handle, is on its way until `end`."""
-        assert delivery.handle is not None
-        self._deliveries[delivery.handle] = delivery
+        assert delivery.asked.handle is not None
+        self._deliveries[delivery.asked.handle] = delivery
 
     def end(self, delivery: Delivery) -> None:
         """The call has ended. No effect if one with the same handle has ended since it began."""
-        assert delivery.handle is not None
-        self._deliveries.pop(delivery.handle, None)
+        assert delivery.asked.handle is not None
+        self._deliveries.pop(delivery.asked.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
         """The call with this handle has these objectives from now on. No effect if it is not on its way."""
         delivery = self._deliveries.get(handle)
         if delivery is None:
             return
-        before, booking = delivery.call, delivery.booking
-        delivery.call = call
-        if booking is None and delivery.waiting is not None:
-            self._admission.refine(delivery.waiting, call, loop_time_s())
-        if booking is None or delivery.ended is not None:
+        before, attempt = delivery.call, delivery.attempt
+        delivery.refine(call)
+        if attempt is None and delivery.entry is not None:
+            self._admission.refine(delivery.entry.waiting, call, loop_time_s())
+        if attempt is None or attempt.answer.outcome is not None:
             return
-        self._router.refine(booking, call)
+        self._router.refine(attempt.booking, call)
         if (before.slo or NO_SLO, before.objective) != (call.slo or NO_SLO, call.objective):
-            self._tell(delivery.engine_id, handle, call)
+            self._tell(attempt.engine_id, handle, call)
 
     def _tell(self, engine_id: str, handle: str, call: Call) -> None:
         report = self._router.engines[engine_id].cache.last_report

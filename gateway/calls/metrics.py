@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from plait.gateway.calls.call import Attempt, Outcome
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.booking import CallUsage
 from plait.policy.types import NO_SLO
 
 MEMORY_S = 300.0
@@ -250,7 +251,7 @@ class CallMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
-        self._tenant_label = tenant_label
+        self.tenant_label = tenant_label
         by_engine = ["model", "engine"]
         self._calls = FastCounter("plait_calls", "Calls by model, engine and outcome", [*by_engine, "outcome"])
         self._placements = FastCounter(
@@ -324,9 +325,11 @@ class CallMetrics:
         """A call that an engine failed is not tried again."""
         self._not_retried.labels(model, why).inc()
 
-    def left_engine(self, delivery: Delivery, booking: Booking, cause: str | None, now_s: float) -> None:
+    def left_engine(
+        self, attempt: Attempt, outcome: Outcome, cause: str | None, arrived_s: float, now_s: float
+    ) -> None:
         """An attempt has ended. `cause` is the kind of failure, if the engine failed it."""
-        outcome, usage, first_s = delivery.outcome, delivery.usage, booking.first_token_s
+        booking, usage, first_s = attempt.booking, attempt.answer.usage, attempt.booking.first_token_s
         model, engine_id = booking.call.model, booking.placement.engine_id
         self._placements.of[model, engine_id, booking.placement.reason].value += 1
         mine = self._by_engine.get((model, engine_id)) or self._new(model, engine_id)
@@ -337,12 +340,12 @@ class CallMetrics:
         if cause is not None:
             self._failures.labels(model, engine_id, cause).inc()
         if first_s is not None:
-            mine.ttft.observe(first_s - delivery.arrived_s)
-        if delivery.usage_corrected:
+            mine.ttft.observe(first_s - arrived_s)
+        if attempt.answer.is_corrected:
             self._corrected.labels(model, engine_id).inc()
         if usage is None or outcome != "ok":
             return
-        mine.e2e.observe(now_s - delivery.arrived_s)
+        mine.e2e.observe(now_s - arrived_s)
         if first_s is not None and usage.output_tokens > 1:
             mine.tpot.observe((now_s - first_s) / (usage.output_tokens - 1))
         mine.prompt_tokens.value += usage.prompt_tokens
@@ -354,32 +357,37 @@ class CallMetrics:
             mine.mispredicted.value += abs(predicted - usage.cached_tokens)
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
-    def ended(self, delivery: Delivery, now_s: float) -> str:
-        """A call has ended, however it did; returns its tenant as operators read it."""
-        booking, usage, finish, model = delivery.booking, delivery.usage, delivery.finish, delivery.call.model
-        key = (delivery.tenant, model, delivery.status, finish if finish in FINISHES else finish and "other")
+    def ended(self, delivery: Delivery, now_s: float) -> None:
+        """A call has ended, however it did."""
+        attempt, ending, model = delivery.attempt, delivery.ending, delivery.call.model
+        assert ending is not None
+        finish = None if attempt is None else attempt.answer.finish
+        key = (delivery.asked.tenant, model, ending.status, finish if finish in FINISHES else finish and "other")
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
-        tenant = mine.label
-        if booking is not None and delivery.outcome in {"ok", "failed", "defect"}:
-            met, objective = delivery.outcome == "ok", booking.call.objective or ""
-            if booking.call.slo not in (None, NO_SLO):
-                met = self._count_slos(delivery, booking, tenant, objective, now_s)
-            if met:
-                self._good.of[model, tenant, objective].value += 1
         mine.calls.value += 1
-        if booking is not None and usage is not None:
+        if attempt is None:
+            return
+        booking, usage = attempt.booking, attempt.answer.usage
+        if ending.outcome in {"ok", "failed", "defect"}:
+            met, objective = ending.outcome == "ok", booking.call.objective or ""
+            if booking.call.slo not in (None, NO_SLO):
+                met = self._count_slos(delivery, attempt, mine.label, objective, now_s, answered=met)
+            if met:
+                self._good.of[model, mine.label, objective].value += 1
+        if usage is not None:
             mine.prompt_tokens.value += usage.prompt_tokens
             mine.output_tokens.value += usage.output_tokens
-        if booking is not None and booking.first_token_s is not None:
+        if booking.first_token_s is not None:
             mine.ttft.observe(booking.first_token_s - delivery.arrived_s)
-        return tenant
 
-    def _count_slos(self, delivery: Delivery, booking: Booking, tenant: str, objective: str, now_s: float) -> bool:
+    def _count_slos(
+        self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool
+    ) -> bool:
         """Count whether each SLO of the call was met; returns whether all that it was promised were."""
-        answered = kept = delivery.outcome == "ok"
+        booking, kept = attempt.booking, answered
         is_deduced = booking.call.slo is not None and booking.call.slo.is_deduced
         source = "deduced" if is_deduced else "promised"
-        for slo, limit_s, taken_s in _times(delivery, booking, now_s):
+        for slo, limit_s, taken_s in _times(attempt, delivery.arrived_s, now_s):
             met = answered and taken_s <= limit_s
             kept &= met or is_deduced
             self._slo.of[booking.call.model, tenant, objective, slo, source, "yes" if met else "no"].value += 1
@@ -396,7 +404,7 @@ class CallMetrics:
         return found
 
     def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
-        tenant, model, status, finish = self._tenant_label(key[0]), *key[1:]
+        tenant, model, status, finish = self.tenant_label(key[0]), *key[1:]
         found = self._by_tenant[key] = _OfTenant(
             tenant,
             self._tenant_calls.of[tenant, model, str(status), finish or ""],
@@ -407,12 +415,13 @@ class CallMetrics:
         return found
 
 
-def _times(delivery: Delivery, booking: Booking, now_s: float) -> Iterator[tuple[str, float, float]]:
+def _times(attempt: Attempt, arrived_s: float, now_s: float) -> Iterator[tuple[str, float, float]]:
     """Each SLO of the call, with its limit and the time that was taken."""
-    slo, arrived_s = booking.call.slo, delivery.arrived_s
+    booking, usage = attempt.booking, attempt.answer.usage
+    slo = booking.call.slo
     assert slo is not None
     first_s = now_s if booking.first_token_s is None else booking.first_token_s
-    tokens = 0 if delivery.usage is None else delivery.usage.output_tokens
+    tokens = 0 if usage is None else usage.output_tokens
     if slo.ttft_s is not None:
         yield "ttft", slo.ttft_s, first_s - arrived_s
     if slo.tpot_s is not None:

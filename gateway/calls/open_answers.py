@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from plait.backends.errors import AnswerTooLargeError
-from plait.gateway.calls.delivery import HeldBytes
+from plait.gateway.calls.call import HeldBytes
 
 
 class OpenAnswers:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -52,6 +52,7 @@ class RequestFaults:
     def __init__(self, router: Router, on_change: Callable[[HealthChange], None]) -> None:
         self._router = router
         self._on_change = on_change
+        self._doubts: dict[Delivery, list[Doubt]] = {}
         self._remembered: OrderedDict[bytes, float] = OrderedDict()
 
     def failed(self, delivery: Delivery, booking: Booking, error: EngineError, now_s: float) -> HealthChange | None:
@@ -66,24 +67,25 @@ class RequestFaults:
         ):
             return router.fail(booking, failure, now_s)
         router.fail(booking, None, now_s)
-        delivery.doubts += (Doubt(engine, booking, failure, _same((error.status, error.said))),)
+        doubt = Doubt(engine, booking, failure, _same((error.status, error.said)))
+        self._doubts.setdefault(delivery, []).append(doubt)
         router.health.doubt(engine)
         return None
 
-    def is_own(self, delivery: Delivery, said: tuple[int, str], now_s: float) -> bool:
+    def is_own(self, delivery: Delivery, engine_id: str, said: tuple[int, str], now_s: float) -> bool:
         """Whether an engine's answer, its status and message, is the request's own fault."""
-        engine = self._router.engines[delivery.engine_id]
+        engine = self._router.engines[engine_id]
         if not _may_be_own(said[0]) or engine.health.state is not HealthState.UP:
             return False
-        alike = [doubt.engine for doubt in delivery.doubts if doubt.said == _same(said)]
-        others = {one.view.engine_id for one in alike if one.health.state is HealthState.UP} - {delivery.engine_id}
+        alike = [doubt.engine for doubt in self._doubts.get(delivery, ()) if doubt.said == _same(said)]
+        others = {one.view.engine_id for one in alike if one.health.state is HealthState.UP} - {engine_id}
         if others:
             self._remember(delivery, now_s)
             log.info(
                 "request at fault",
                 request_id=delivery.call.call_id,
                 status=said[0],
-                engines=sorted({*others, delivery.engine_id}),
+                engines=sorted({*others, engine_id}),
                 said=said[1][:200],
             )
             self.forget(delivery)
@@ -92,27 +94,30 @@ class RequestFaults:
 
     def convict(self, delivery: Delivery, now_s: float) -> None:
         """The engines that have failed the call were at fault."""
-        doubts, router = delivery.doubts, self._router
-        self.forget(delivery)
-        for doubt in doubts:
+        router = self._router
+        for doubt in self.forget(delivery):
             if router.engines.get(doubt.engine.view.engine_id) is not doubt.engine:
                 continue  # it has left the fleet
             change = router.health.failed(doubt.engine, doubt.booking, doubt.failure, now_s)
             if change is not None:
                 self._on_change(change)
 
-    def unresolved(self, delivery: Delivery, now_s: float) -> None:
+    def unresolved(self, delivery: Delivery, now_s: float, *, client_gone: bool) -> None:
         """The call has ended without another engine's answer."""
-        if delivery.outcome == "client_gone":
+        if client_gone:
             self.forget(delivery)
         else:
             self.convict(delivery, now_s)
 
-    def forget(self, delivery: Delivery) -> None:
-        """Nothing is made of a call's failures: it is at fault, or its client did not wait for another engine."""
-        for doubt in delivery.doubts:
+    def forget(self, delivery: Delivery) -> Sequence[Doubt]:
+        """Nothing is made of a call's failures: it is at fault, or its client did not wait for another engine.
+
+        Returns what they were.
+        """
+        doubts = self._doubts.pop(delivery, ()) if self._doubts else ()
+        for doubt in doubts:
             self._router.health.no_doubt(doubt.engine)
-        delivery.doubts = ()
+        return doubts
 
     def _remember(self, delivery: Delivery, now_s: float) -> None:
         key = _hash(delivery)
@@ -139,5 +144,5 @@ def _same(said: tuple[int, str]) -> tuple[int, str]:
 
 
 def _hash(delivery: Delivery) -> bytes:
-    route = delivery.path.encode()
-    return blake2b(delivery.body.original, digest_size=16, key=blake2b(route, digest_size=16).digest()).digest()
+    route = delivery.asked.path.encode()
+    return blake2b(delivery.asked.body.original, digest_size=16, key=blake2b(route, digest_size=16).digest()).digest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.call import Asked
 
 MOST_SESSIONS = 10_000
 """The most sessions that are remembered."""
@@ -21,11 +21,11 @@ class SessionEngines:
         """Where the session's latest turn ran; None for one that is not known."""
         return self._engines.get((tenant, session, model))
 
-    def preferred(self, delivery: Delivery) -> str | None:
+    def preferred(self, asked: Asked) -> str | None:
         """The engine that has what a call continues, if its prompt does not tell."""
-        if delivery.continues_on is None and delivery.turn_of and not delivery.call.prompt_tokens:
-            return self.engine_of(delivery.tenant, delivery.turn_of, delivery.call.model)
-        return delivery.continues_on
+        if asked.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
+            return self.engine_of(asked.tenant, asked.turn_of, asked.call.model)
+        return asked.continues_on
 
     def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
         """A turn of the session runs on this engine."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from plait.gateway.calls.call import Attempt
+from plait.gateway.calls.commented_sink import CommentedSink
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.gate import Gate, HeldStream
+from plait.gateway.calls.gate import Gate
 from plait.gateway.timer import loop_time_s
 
 SILENT_S: Final = 10.0
@@ -28,10 +30,11 @@ class SilentStreams:
         self._gate = gate
         self._told_s: dict[Delivery, float] = {}  # when each arrived, or got its latest sign of life
 
-    def begin(self, delivery: Delivery) -> None:
-        """A client waits for a stream."""
-        delivery.held_stream = HeldStream(delivery.sink, delivery.form, delivery.call.call_id)
+    def begin(self, delivery: Delivery) -> CommentedSink:
+        """A client waits for a stream; returns the sink that it is told in."""
+        commented = CommentedSink(delivery.sink, delivery.asked.form, delivery.call.call_id)
         self._told_s[delivery] = delivery.arrived_s
+        return commented
 
     def end(self, delivery: Delivery) -> None:
         """The client waits no more."""
@@ -47,20 +50,24 @@ class SilentStreams:
         """Give a sign of life to the clients that have had no byte for `SILENT_S`."""
         silent_s = now_s - SILENT_S
         for delivery in [one for one, told_s in self._told_s.items() if told_s <= silent_s]:
-            booking, held = delivery.booking, delivery.held_stream
-            assert held is not None
-            if delivery.response_started and booking is not None and booking.byte_s > silent_s:
+            attempt = delivery.attempt
+            if delivery.is_told and attempt is not None and attempt.booking.byte_s > silent_s:
                 continue
             self._told_s[delivery] = now_s
-            if not delivery.response_started:
-                delivery.sink = held
-                if delivery.exchange is not None:
-                    delivery.exchange.redirect(held)
-                held.tell(self._gate.outlook(delivery) or WAITING)
-            elif _goes_on(delivery) and not delivery.sink.is_full:
-                delivery.sink.write(delivery.form.sign_of_life(WAITING, has_begun=True))
+            if not delivery.is_told:
+                self._tell(delivery)
+            elif attempt is not None and _goes_on(attempt) and not delivery.sink.is_full:
+                delivery.sink.write(delivery.asked.form.sign_of_life(WAITING, has_begun=True))
+
+    def _tell(self, delivery: Delivery) -> None:
+        """Tell a client that has had nothing of its answer that the call waits."""
+        commented, entry = delivery.commented, delivery.entry
+        assert commented is not None
+        delivery.redirect(commented)
+        commented.tell((entry and self._gate.outlook(entry)) or WAITING)
 
 
-def _goes_on(delivery: Delivery) -> bool:
+def _goes_on(attempt: Attempt) -> bool:
     """Whether more of a stream that has begun is to come."""
-    return delivery.ended is None and delivery.exchange is not None and not delivery.exchange.has_last_event
+    exchange = attempt.exchange
+    return attempt.is_open and attempt.answer.outcome is None and exchange is not None and not exchange.has_last_event

@@ -126,21 +126,21 @@ class Feed:
         self.watchers += 1
         if self.watchers == 1:
             self._clear(loop_time_s())
-            self._relay.watch = self
+            self._relay.holdings.watch = self
         try:
             yield Watcher(0, self._totals.calls)
         finally:
             self.watchers -= 1
             if not self.watchers:
-                self._relay.watch = None
+                self._relay.holdings.watch = None
                 self._clear(0.0)
 
     # What the relay tells. `ended` comes for every call, `placed` once for each attempt.
 
     def placed(self, delivery: Delivery) -> None:
         """The call is sent to an engine."""
-        booking = delivery.booking
-        assert booking is not None
+        assert delivery.attempt is not None
+        booking = delivery.attempt.booking
         row, hashes = self._row_of(delivery), delivery.call.block_hashes
         row.state = "running"
         _place(row, delivery, booking)
@@ -152,12 +152,13 @@ class Feed:
 
     def ended(self, delivery: Delivery, now_s: float) -> None:
         """The call has ended, however it did."""
-        row, booking, usage = self._row_of(delivery), delivery.booking, delivery.usage
+        row, attempt, ending, usage = self._row_of(delivery), delivery.attempt, delivery.ending, delivery.usage
+        assert ending is not None
         del self._open[delivery]
-        row.state, row.status = "ended", delivery.status
-        row.outcome = delivery.outcome
+        row.state, row.status, row.outcome = "ended", ending.status, ending.outcome
         row.e2e_s = round(now_s - delivery.arrived_s, 4)
-        if booking is not None:
+        if attempt is not None:
+            booking = attempt.booking
             _place(row, delivery, booking)  # nobody may have watched when it was sent
             first_s = booking.first_token_s
             row.ttft_s = None if first_s is None else round(first_s - delivery.arrived_s, 4)
@@ -174,7 +175,7 @@ class Feed:
             call = delivery.call
             model = call.model if call.model in self._router.models.names else ""  # else it is what a client wrote
             at = time() - (loop_time_s() - delivery.arrived_s)
-            row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.tenant), call.prompt_tokens)
+            row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.asked.tenant), call.prompt_tokens)
             self._open[delivery] = row
         return row
 

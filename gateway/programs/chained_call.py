@@ -18,8 +18,8 @@ from plait.backends.errors import CallerError, EngineError, LimitError, NoEngine
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Sink
+from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.programs.executor import Executor
@@ -163,9 +163,9 @@ class ChainedCall(ABC):
         """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
         return request if self.session.streaming(self.call.output) else unhurried(request)
 
-    async def generate(self, delivery: Delivery, sink: Sink) -> Generated:
+    async def generate(self, asked: Asked, sink: Sink) -> Generated:
         """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""
-        engine_id = await self.deliver(delivery, sink)
+        engine_id = await self.deliver(asked, sink)
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
         if self._was_cut and output.must_be_whole:
@@ -184,16 +184,16 @@ class ChainedCall(ABC):
             raise BrokenCallError(cause) from error
         return Generated(engine_id, text, value)
 
-    async def deliver(self, delivery: Delivery, sink: Sink) -> str:
+    async def deliver(self, asked: Asked, sink: Sink) -> str:
         """Deliver the call until an engine answers it in full; return that engine's id.
 
         The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
         on another engine if there is one. It is started at most `max_attempts` times, also across restarts of the
         gateway, and not again once a client has seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
         """
-        self.promise.begin(delivery)
+        self.promise.begin(asked)
         try:
-            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Delivery]()
+            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Ending]()
             while True:
                 try:
                     tried = await self._attempt(sink, failed)
@@ -204,30 +204,30 @@ class ChainedCall(ABC):
                 if tried.problem is None:
                     return tried.engine_id
                 failed.append(tried)
-                broke_off = isinstance(tried.problem, EngineError) and tried.response_started
+                broke_off = isinstance(tried.problem, EngineError) and tried.is_told
                 if not broke_off or self.call.attempts >= attempts or not self.take_back():
                     raise _broken(tried)
                 self.runner.executor.begin_anew(self.call)
-                self.runner.metrics.tried_again(delivery.call.model, tried.engine_id)
+                self.runner.metrics.tried_again(asked.call.model, tried.engine_id)
         finally:
             self.promise.end()
 
-    async def _attempt(self, sink: Sink, failed: Sequence[Delivery]) -> Delivery:
+    async def _attempt(self, sink: Sink, failed: Sequence[Ending]) -> Ending:
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # so that the log has counted it, whatever comes
             await self.session.record.settled()
-        delivery = msgspec.structs.replace(
-            self.promise.delivery,
-            held=self.answer_bytes,
+        asked = msgspec.structs.replace(
+            self.promise.asked,
+            answer_bytes=self.answer_bytes,
             avoids=frozenset([tried.engine_id for tried in failed]),
             output=None if output is None else output.variable,
-            held_s=self.call.held_s,
+            inputs_s=self.call.held_s,
             text=None if output is None else TextTap(self._on_text, self.space),
         )
-        await self.runner.relay.run(delivery, sink)
-        self._was_cut = delivery.text is not None and delivery.text.was_cut
-        return delivery
+        ending = await self.runner.relay.run(asked, sink)
+        self._was_cut = asked.text is not None and asked.text.was_cut
+        return ending
 
     def _on_text(self, text: str) -> None:
         """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
@@ -287,7 +287,7 @@ def _cause_of(error: PlaitError) -> FailureCause:
     return FailureCause(message=error.message, transient=is_transient)
 
 
-def _broken(tried: Delivery) -> BrokenCallError:
+def _broken(tried: Ending) -> BrokenCallError:
     """The error of a call that is not retried."""
     engine_id, problem = tried.engine_id, tried.problem
     if isinstance(problem, EngineError):

@@ -21,8 +21,8 @@ from plait.backends.errors import CallerError, ConflictError, GatewayStoppingErr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
@@ -92,29 +92,29 @@ class AnsweredCall(ChainedCall):
         )
         incoming = msgspec.structs.replace(asked.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
         with runner.prompts.of(asked.incoming.tenant, call) as prompt:
-            delivery = await prompt.read(incoming, unfilled, asked.annotations)
+            filled = await prompt.read(incoming, unfilled, asked.annotations)
             runner.executor.start(call, loop_time_s())
             if self._end is None:
-                await self._deliver(delivery, self.answer)
+                await self._deliver(filled, self.answer)
             else:
-                await self._deliver_stored(delivery, self._end)
+                await self._deliver_stored(filled, self._end)
 
-    async def _deliver(self, delivery: Delivery, sink: MessageSink) -> None:
+    async def _deliver(self, asked: Asked, sink: MessageSink) -> None:
         if not self.call.outputs:
-            await self.deliver(delivery, sink)
-        elif self.streams or not delivery.call.streamed:
-            await self.generate(delivery, sink)
+            await self.deliver(asked, sink)
+        elif self.streams or not asked.call.streamed:
+            await self.generate(asked, sink)
         else:
             unstreamed = UnstreamedAnswer(sink, OpenAnswer(self.answer_bytes, self.runner.relay.open_answers))
             try:
-                await self.generate(delivery, unstreamed)
+                await self.generate(asked, unstreamed)
             finally:
                 unstreamed.drop()
 
-    async def _deliver_stored(self, delivery: Delivery, end: HeldEnd) -> None:
+    async def _deliver_stored(self, asked: Asked, end: HeldEnd) -> None:
         """Deliver. The clients get the end of the answer when the value, or its failure, is stored."""
         try:
-            await self._deliver(delivery, end)
+            await self._deliver(asked, end)
         except (BrokenCallError, PlaitError):
             await end.release()
             raise

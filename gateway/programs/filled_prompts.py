@@ -19,8 +19,8 @@ from plait.backends.errors import BodyTooLargeError, LimitError, ValueTooLargeEr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.chat_messages import TEXT_KEYS
 from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader, Incoming
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import Fields
 from plait.gateway.ids import VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
@@ -241,7 +241,7 @@ class FilledPrompt:
             self._give_back()
             self.prompts.wake(self.tenant)
 
-    async def read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
+    async def read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
         """Fill the prompt and read it. Raises as `CallReader.read` does, and before anything is filled.
 
         Raises `BodyTooLargeError` for a prompt that no client could send, `LimitError` and `ValueTooLargeError` for
@@ -261,7 +261,7 @@ class FilledPrompt:
             if has_waited:
                 prompts.wake(self.tenant)  # there may be room for the next one, too
 
-    async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Delivery:
+    async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
         reader, own_bytes = self.prompts.reader, len(incoming.body)
         if unfilled.measure is not None:
             sizes = await in_turns(reader, self.tenant, unfilled.measure, own_bytes)

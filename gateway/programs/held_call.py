@@ -12,7 +12,7 @@ import msgspec
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Condition
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.relay import Relay
 from plait.gateway.transforms import Transform
 from plait.policy.types import NO_SLO, Objective, Slo, TaskGroup
@@ -158,41 +158,41 @@ class CallOwner(Protocol):
 
 
 class StandingPromise:
-    """The promise of a call that may run: each delivery gets what it is, also if it changes meanwhile.
+    """The promise of a call that may run: each of its steps gets what it is, also if it changes meanwhile.
 
-    A call has a delivery for each step; one at a time is on its way. `steps_left` counts the step that is on its way or
+    One step at a time is on its way, and may be delivered again. `steps_left` counts the step that is on its way or
     comes next, and those after it.
     """
 
-    __slots__ = ("_delivery", "_promise", "_relay", "steps_left")
+    __slots__ = ("_asked", "_promise", "_relay", "steps_left")
 
     def __init__(self, relay: Relay) -> None:
         self.steps_left = 1
         self._relay = relay
         self._promise: Promise
-        self._delivery: Delivery | None = None
+        self._asked: Asked | None = None
 
     @property
-    def delivery(self) -> Delivery:
-        """The delivery on its way."""
-        assert self._delivery is not None, "no delivery is on its way"
-        return self._delivery
+    def asked(self) -> Asked:
+        """The step on its way."""
+        assert self._asked is not None, "no step is on its way"
+        return self._asked
 
     def set(self, promise: Promise) -> None:
         """The call is promised this from now on. If it is on its way, its engine is told."""
         self._promise = promise
-        if self._delivery is not None:
-            self._delivery, handle = self._renewed(self._delivery, self._delivery.handle), self._delivery.handle
+        if self._asked is not None:
+            self._asked, handle = self._renewed(self._asked, self._asked.handle), self._asked.handle
             assert handle is not None
-            self._relay.refine(handle, self._delivery.call)
+            self._relay.refine(handle, self._asked.call)
 
-    def begin(self, delivery: Delivery) -> None:
-        """The delivery is on its way until `end`."""
-        self._delivery = self._renewed(delivery, token_hex(16))
+    def begin(self, asked: Asked) -> None:
+        """The step is on its way until `end`."""
+        self._asked = self._renewed(asked, token_hex(16))
 
     def end(self) -> None:
-        """No delivery is on its way."""
-        self._delivery = None
+        """No step is on its way."""
+        self._asked = None
 
     def slo_from(self, zero_s: float) -> Slo | None:
         """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
@@ -208,11 +208,11 @@ class StandingPromise:
             slo = slo._replace(jct_s=max(SHORTEST_JCT_S, left_s / self.steps_left))
         return slo.from_zero(since_s - zero_s)
 
-    def _renewed(self, delivery: Delivery, handle: str | None) -> Delivery:
-        """The delivery under this handle, with what the call is promised now."""
-        promise, slo = self._promise, self.slo_from(delivery.arrived_s) or NO_SLO
-        call = delivery.call._replace(slo=slo, objective=promise.objective, group=promise.group)
-        return msgspec.structs.replace(delivery, call=call, handle=handle)
+    def _renewed(self, asked: Asked, handle: str | None) -> Asked:
+        """The step under this handle, with what the call is promised now."""
+        promise, slo = self._promise, self.slo_from(asked.arrived_s) or NO_SLO
+        call = asked.call._replace(slo=slo, objective=promise.objective, group=promise.group)
+        return msgspec.structs.replace(asked, call=call, handle=handle)
 
 
 def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:

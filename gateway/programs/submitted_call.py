@@ -15,8 +15,8 @@ import msgspec
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.annotations import ACCEPTED, NO_ANNOTATIONS, Annotations, read_annotations, read_condition
+from plait.gateway.calls.call import NOWHERE
 from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming, PromptReader
-from plait.gateway.calls.delivery import NOWHERE
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.filled_prompts import Unfilled, in_turns
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall, with_condition, without_keys
@@ -73,10 +73,10 @@ class SubmittedCall(ChainedCall):
                     partial(submission.request, step, values, texts),
                     self.unless_watched,
                 )
-                delivery = await prompt.read(incoming, unfilled, annotations)
+                asked = await prompt.read(incoming, unfilled, annotations)
                 if number == 0:
                     self.runner.executor.start(self.call, loop_time_s())
-                of_session = msgspec.structs.replace(delivery, continues_on=engine_id, session=self.session.session_id)
+                of_session = msgspec.structs.replace(asked, continues_on=engine_id, session=self.session.session_id)
                 generated = await self.generate(of_session, NOWHERE)
             engine_id, texts[step.name], values[step.output.variable] = generated
 

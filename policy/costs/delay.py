@@ -76,7 +76,7 @@ class DelayCost:
 
 
 @dataclass(slots=True)
-class Asked:
+class CallToPlace:
     """A call to be placed: the length that is expected of its answer, and what is left of its TTFT and of its JCT.
 
     These are infinite if it has none, and negative once they are over. `rate_s` is how many calls come to an engine in
@@ -91,7 +91,7 @@ class Asked:
     jct_s: float = inf
 
     @classmethod
-    def of(cls, call: Call, situation: Situation) -> Asked:
+    def of(cls, call: Call, situation: Situation) -> CallToPlace:
         """`call` in this situation."""
         slo, age_s = call.slo or NO_SLO, situation.now_s - call.arrived_s
         ttft_s = inf if slo.ttft_s is None else slo.ttft_s - age_s
@@ -125,7 +125,7 @@ class Offer:
     cost: DelayCost
 
 
-def offer(asked: Asked, situation: Situation, engine: EngineView) -> Offer:
+def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     held_blocks = cached_blocks(asked.call, situation, engine)
     cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
@@ -151,7 +151,7 @@ def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks
 
 
 def delay_cost(
-    asked: Asked, engine: EngineView, held_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
+    asked: CallToPlace, engine: EngineView, held_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
 ) -> DelayCost:
     """The delay of placing the call on `engine`, which has `held_blocks` of its prompt.
 
@@ -172,7 +172,7 @@ def calls_beside(engine: EngineView, passed: Passed) -> int:
     return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.held)
 
 
-def cost_with_copy(asked: Asked, offer: Offer, held_blocks: int, passed: Passed) -> DelayCost:
+def cost_with_copy(asked: CallToPlace, offer: Offer, held_blocks: int, passed: Passed) -> DelayCost:
     """The delay on the engine of an offer if that had `held_blocks` of the prompt. Its queue and decodes are the same.
 
     What the engine drops for it is left out.
@@ -183,7 +183,7 @@ def cost_with_copy(asked: Asked, offer: Offer, held_blocks: int, passed: Passed)
     return DelayCost(cost.queue_s, prefill_s, cost.decode_s, stall_s, cost.slow_s, later_s)
 
 
-def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> DelayCost:
+def joined_cost(asked: CallToPlace, first: Offer, held_blocks: int, others: int) -> DelayCost:
     """The delay of a call like the one that took the `first` offer, which is the first of so many `others` there.
 
     All but the first have `held_blocks` of their prompts in the engine's cache.
@@ -196,7 +196,7 @@ def joined_cost(asked: Asked, first: Offer, held_blocks: int, others: int) -> De
 
 
 def delay_beside(
-    asked: Asked, engine: EngineView, held_blocks: int, calls: int, context_tokens: float, *, queue_s: float
+    asked: CallToPlace, engine: EngineView, held_blocks: int, calls: int, context_tokens: float, *, queue_s: float
 ) -> DelayCost:
     """The delay of a call on `engine` beside so many `calls` with `context_tokens` in all, after waiting `queue_s`.
 
@@ -217,7 +217,7 @@ def delay_beside(
 
 
 def _prompt_s(
-    asked: Asked, engine: EngineView, held_blocks: int, calls: int, queue_s: float
+    asked: CallToPlace, engine: EngineView, held_blocks: int, calls: int, queue_s: float
 ) -> tuple[float, float, float]:
     """What computing the prompt takes behind `queue_s`, and by how much it delays the `calls` there, and later ones."""
     call, slowness, costs = asked.call, engine.slowness, engine.cost_model
@@ -232,7 +232,7 @@ def _prompt_s(
 
 
 def change_gain_s(
-    asked: Asked, situation: Situation, there: EngineView, ahead_s: float, waits: tuple[int, Node]
+    asked: CallToPlace, situation: Situation, there: EngineView, ahead_s: float, waits: tuple[int, Node]
 ) -> tuple[float, Placement]:
     """How much less delay the call causes on the situation's one engine than `there`, where it waits; its placement.
 

@@ -26,7 +26,7 @@ from plait.policy.costs.delay import (
     FIRST_TOKEN_WEIGHT,
     LATER,
     STALLED_SHARE,
-    Asked,
+    CallToPlace,
     Offer,
     Rank,
     calls_beside,
@@ -64,7 +64,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
             engine.queue.expire(situation.now_s)
         return placed(call, engine, None, cached_blocks(call, situation, engine))
-    asked = Asked.of(call, situation)
+    asked = CallToPlace.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
     if situation.siblings and asked.ttft_s == inf:
@@ -78,7 +78,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 
 
 def with_copies(
-    asked: Asked, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer]
+    asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer]
 ) -> Sequence[Offer]:
     """The offers of all engines, with what a copy of the prompt's longest cached part would repay."""
     found = longest(asked, situation, engines, offers)
@@ -89,7 +89,7 @@ def with_copies(
     return [one if place in found.holders else copy.on(asked, passed, one) for place, one in enumerate(offers)]
 
 
-def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> Offer:
+def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> Offer:
     """The first of the best of all offers `with_copies`, without looking at every engine.
 
     An offer that misses the TTFT or the JCT is compared with all.
@@ -110,7 +110,7 @@ def best_of_many(asked: Asked, situation: Situation, engines: Sequence[EngineVie
 class _Search:
     """A branch and bound. `best` is the best offer so far and its place. `copy` is what the others would make."""
 
-    asked: Asked
+    asked: CallToPlace
     situation: Situation
     engines: Sequence[EngineView]
     best: tuple[int, Offer] | None = None
@@ -140,7 +140,7 @@ class _Search:
         return best[1]
 
 
-def _offers(asked: Asked, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
+def _offers(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
     """The offers of all engines; in a large fleet, of those with the lowest floors."""
     if len(engines) > MOST_FOR_GROUP:
         least = floors(asked, situation, engines).costs_s
@@ -165,7 +165,7 @@ class Longest(NamedTuple):
 
 
 def longest(
-    asked: Asked, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer] = ()
+    asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer] = ()
 ) -> Longest | None:
     """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less.
 
@@ -210,7 +210,7 @@ class Copy(NamedTuple):
             for cost_s, copy_s in zip(costs_s, with_copy_s, strict=True)
         ]
 
-    def on(self, asked: Asked, passed: Passed, offer: Offer) -> Offer:
+    def on(self, asked: CallToPlace, passed: Passed, offer: Offer) -> Offer:
         """The offer of an engine that has not this part of the prompt. What the copy repays is taken off its cost."""
         with_copy_s = cost_with_copy(asked, offer, self.blocks, passed).total_s
         repaid_s = self.uses * max(0.0, self.holder_s - with_copy_s)
@@ -242,7 +242,7 @@ class _Prefill(NamedTuple):
 _cost_model = attrgetter("cost_model")
 
 
-def floors(asked: Asked, situation: Situation, engines: Sequence[EngineView], copy_blocks: int = 0) -> Floors:
+def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], copy_blocks: int = 0) -> Floors:
     """The floors of all engines, the second ones only for a copy of some blocks.
 
     The loop is run for each call and each engine of a large fleet. So it calls nothing.
@@ -345,7 +345,7 @@ class Place:
     growth_s: float
 
 
-def best_for_group(asked: Asked, siblings: int, offers: Sequence[Offer]) -> Offer:
+def best_for_group(asked: CallToPlace, siblings: int, offers: Sequence[Offer]) -> Offer:
     """The offer that the call takes if it and so many more like it are divided best.
 
     Of the engines that are used, the call goes where it costs least once the prefix is there.
@@ -380,7 +380,7 @@ def least_sum_s(places: Sequence[Place], calls: float) -> float:
     return delays_s + sum(one.opening_s for one in places)
 
 
-def _place(asked: Asked, offer: Offer, shared_blocks: int) -> Place:
+def _place(asked: CallToPlace, offer: Offer, shared_blocks: int) -> Place:
     """An engine's place for calls that share the first `shared_blocks` of their prompts."""
     own_s = offer.cost.total_s
     second_s, third_s = (joined_cost(asked, offer, shared_blocks, others).total_s for others in (1, 2))

@@ -12,8 +12,8 @@ from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
 from plait.gateway.asgi import OnEnd, Sink
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, PromptReader
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.config.sections import SessionsConfig
@@ -38,22 +38,22 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 class FakeRelay:
-    """Takes every delivery and answers it, or fails as told."""
+    """Takes every call and answers it, or fails as told."""
 
     def __init__(self) -> None:
-        self.deliveries: list[Delivery] = []
+        self.deliveries: list[Asked] = []
         self.error: Exception | None = None
         self.answer = b"done"
 
-    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
-        self.deliveries.append(delivery)
+    async def deliver(self, asked: Asked, sink: Sink) -> None:
+        self.deliveries.append(asked)
         if self.error is not None:
             raise self.error
         sink.whole(200, [], self.answer)
         await sink.flush()
 
-    def begin(self, delivery: Delivery, sink: Sink, on_end: OnEnd) -> None:
-        self.deliveries.append(delivery)
+    def begin(self, asked: Asked, sink: Sink, on_end: OnEnd) -> None:
+        self.deliveries.append(asked)
         if self.error is None:
             sink.whole(200, [], self.answer)
         on_end(self.error)
@@ -102,7 +102,7 @@ class Api:
         answer = Read(b"".join(connection.transport.written))
         return httpx.Response(answer.status, headers=answer.headers, content=answer.body)
 
-    async def delivery(self, path: str, body: Any, **headers: str) -> Delivery:
+    async def asked(self, path: str, body: Any, **headers: str) -> Asked:
         """What the relay gets of a good request."""
         response = await self.post(path, body, **headers)
         assert (response.status_code, response.content) == (200, b"done"), response.text

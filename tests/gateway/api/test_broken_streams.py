@@ -78,7 +78,7 @@ async def clients(
 ) -> AsyncIterator[tuple[OpenRequests, openai.AsyncOpenAI, anthropic.AsyncAnthropic]]:
     """The released SDKs at a gateway whose engine has these routes, and answers so."""
     async with gateway(FakeHttp(Exchange(pieces=pieces))) as made:
-        made.relay._max_attempts = 1
+        made.relay._attempts._max_attempts = 1
         made.router.health.answered("a", {"m": 1_000}, routes=routes)
         api = Api(prompts)
         completions = replace(api.app.completions, calls=CallReader(made.router, prompts), relay=made.relay)

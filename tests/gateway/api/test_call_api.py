@@ -19,54 +19,54 @@ from tests.gateway.server.fake_connection import FakeConnection
 
 
 async def test_a_chat_becomes_a_call_over_the_models_own_tokens(api: Api) -> None:
-    delivery = await api.delivery(CHAT, {"messages": [{"role": "user", "content": "hello " * 400}]})
-    call = delivery.call
+    asked = await api.asked(CHAT, {"messages": [{"role": "user", "content": "hello " * 400}]})
+    call = asked.call
     assert (call.model, call.block_tokens, call.slo) == ("m", 64, Slo())
     assert call.prompt_tokens > 400
     assert len(call.block_hashes) == call.prompt_tokens // 64
-    assert delivery.path == CHAT
+    assert asked.path == CHAT
 
 
 async def test_token_ids_are_hashed_as_they_are(api: Api) -> None:
     ids = list(range(130))
-    delivery = await api.delivery(TEXT, {"prompt": ids})
-    assert delivery.call.prompt_tokens == 130
-    assert list(delivery.call.block_hashes) == list(chain(ids, 64, root_hash("m")))
+    asked = await api.asked(TEXT, {"prompt": ids})
+    assert asked.call.prompt_tokens == 130
+    assert list(asked.call.block_hashes) == list(chain(ids, 64, root_hash("m")))
 
 
 async def test_of_several_prompts_the_first_is_matched_and_all_are_counted(api: Api) -> None:
-    delivery = await api.delivery(TEXT, {"prompt": [list(range(130)), list(range(700)), list(range(900))]})
-    assert delivery.call.prompt_tokens == 1_730
-    assert list(delivery.call.block_hashes) == list(chain(range(130), 64, root_hash("m")))
+    asked = await api.asked(TEXT, {"prompt": [list(range(130)), list(range(700)), list(range(900))]})
+    assert asked.call.prompt_tokens == 1_730
+    assert list(asked.call.block_hashes) == list(chain(range(130), 64, root_hash("m")))
 
 
 async def test_a_large_body_is_read_the_same_way(api: Api) -> None:
     body = {"prompt": list(range(100)), "padding": "x" * OFF_LOOP_BYTES}
-    large = await api.delivery(TEXT, body)
-    small = await api.delivery(TEXT, {"prompt": list(range(100))})
+    large = await api.asked(TEXT, body)
+    small = await api.asked(TEXT, {"prompt": list(range(100))})
     assert list(large.call.block_hashes) == list(small.call.block_hashes)
 
 
 async def test_content_that_is_not_text_is_served_without_a_prefix(api: Api) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    delivery = await api.delivery(CHAT, {"messages": [{"role": "user", "content": [picture]}]})
-    assert (delivery.call.prompt_tokens, list(delivery.call.block_hashes)) == (0, [])
+    asked = await api.asked(CHAT, {"messages": [{"role": "user", "content": [picture]}]})
+    assert (asked.call.prompt_tokens, list(asked.call.block_hashes)) == (0, [])
 
 
 async def test_annotations_reach_the_call(api: Api) -> None:
     headers = {"plait_slo_ttft_ms": "250", "plait_objective": "latency", "plait_priority": "-3", "x_request_id": "mine"}
-    call = (await api.delivery(CHAT, {"messages": HI, "plait": {"slo_tpot_ms": 40}}, **headers)).call
+    call = (await api.asked(CHAT, {"messages": HI, "plait": {"slo_tpot_ms": 40}}, **headers)).call
     assert (call.slo, call.objective, call.priority, call.call_id) == (Slo(0.25, 0.04), Objective.LATENCY, -3, "mine")
 
 
 async def test_a_label_is_echoed_and_makes_no_session(api: Api) -> None:
-    delivery = await api.delivery(CHAT, {"messages": HI}, plait_session="s1")
-    assert delivery.session == "s1"
+    asked = await api.asked(CHAT, {"messages": HI}, plait_session="s1")
+    assert asked.session == "s1"
     assert list(api.executor.sessions) == []
 
 
 async def test_a_call_without_an_id_gets_one(api: Api) -> None:
-    ids = {(await api.delivery(CHAT, {"messages": HI})).call.call_id for _ in range(2)}
+    ids = {(await api.asked(CHAT, {"messages": HI})).call.call_id for _ in range(2)}
     assert len(ids) == 2
     assert all(len(request_id) == 32 for request_id in ids)
 
@@ -144,10 +144,10 @@ async def test_a_bad_request_never_reaches_an_engine(
     ],
 )
 async def test_what_placement_does_not_need_is_left_to_the_engine(api: Api, path: str, body: Any) -> None:
-    delivery = await api.delivery(path, body)
-    assert delivery.choices == 1
-    assert delivery.call.output_limit in {None, 1, 5}
-    assert delivery.body.original == json.dumps({"model": "m", **body}).encode()
+    asked = await api.asked(path, body)
+    assert asked.choices == 1
+    assert asked.call.output_limit in {None, 1, 5}
+    assert asked.body.original == json.dumps({"model": "m", **body}).encode()
 
 
 async def test_a_missing_model_is_the_only_one(prompts: PromptReader) -> None:
@@ -158,18 +158,18 @@ async def test_a_missing_model_is_the_only_one(prompts: PromptReader) -> None:
         body = {"messages": HI} | named
         response = await api.http.post(CHAT, json={key: value for key, value in body.items() if value is not None})
         assert response.status_code == 200, response.text
-        delivery = api.relay.deliveries[-1]
+        asked = api.relay.deliveries[-1]
         placement = Placement("a", PlacementReason.EXPLORE, 0, 0)
-        assert delivery.call.model == "m"
-        assert json.loads(delivery.body.for_engine(None, delivery.call, placement, 0.0))["model"] == "m"
+        assert asked.call.model == "m"
+        assert json.loads(asked.body.for_engine(None, asked.call, placement, 0.0))["model"] == "m"
     await api.http.aclose()
 
 
 async def test_a_fallback_answers_while_no_engine_takes_calls_for_the_model(api: Api) -> None:
     assert (await api.post(CHAT, {"messages": HI, "model": "down"})).status_code == 503
     api.router.models.given = ModelNames(["down"], fallbacks={"down": ["other", "m"]})
-    delivery = await api.delivery(CHAT, {"messages": HI, "model": "down"})
-    assert delivery.call.model == "m"
+    asked = await api.asked(CHAT, {"messages": HI, "model": "down"})
+    assert asked.call.model == "m"
 
 
 async def test_only_posts(api: Api) -> None:
@@ -185,8 +185,8 @@ async def test_a_model_that_no_engine_serves_right_now_is_worth_a_retry(api: Api
 
 
 async def test_the_context_is_only_checked_over_tokens_that_are_the_engines(api: Api) -> None:
-    await api.delivery(TEXT, {"prompt": "x" * 5_000, "model": "bytes"})
-    await api.delivery(TEXT, {"prompt": list(range(999))})
+    await api.asked(TEXT, {"prompt": "x" * 5_000, "model": "bytes"})
+    await api.asked(TEXT, {"prompt": list(range(999))})
 
 
 async def test_an_engine_lost_before_the_first_byte_is_a_bad_gateway(api: Api) -> None:
@@ -225,7 +225,7 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
 ) -> None:
     """Its client goes, or the gateway stops, which does not have to be told."""
     api, ended, cancelled = Api(prompts, begins=True), list[BaseException | None](), list[object]()
-    monkeypatch.setattr(FakeRelay, "begin", lambda *_: None)
+    monkeypatch.setattr(FakeRelay, "begin", lambda *_: "a delivery")
     monkeypatch.setattr(FakeRelay, "cancel", lambda _, delivery: cancelled.append(delivery), raising=False)
     connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
@@ -236,7 +236,7 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
         connection.client.gone()
     else:
         call.cancel()
-    assert (ended, cancelled, api.bodies.bytes_of("")) == ([None] * leaves, [call.delivery], 0)
+    assert (ended, cancelled, api.bodies.bytes_of("")) == ([None] * leaves, ["a delivery"], 0)
     assert connection.client.on_gone is None
     await api.http.aclose()
 

@@ -41,9 +41,9 @@ async def test_a_request_is_relayed_to_engines_that_have_its_route(api: Api, sen
     api.relay.answer = json.dumps(CHAT_ANSWER).encode()
     response = await api.post(sent["path"], body_of(sent, api), **sent["headers"])
     assert response.status_code == 200, response.text
-    (delivery,) = api.relay.deliveries
-    assert delivery.call.model == "m"
-    assert delivery.call.streamed == bool(sent["body"].get("stream"))
+    (asked,) = api.relay.deliveries
+    assert asked.call.model == "m"
+    assert asked.call.streamed == bool(sent["body"].get("stream"))
 
 
 @pytest.mark.parametrize("sent", TRANSLATED)
@@ -52,7 +52,7 @@ async def test_a_request_is_translated_for_engines_that_have_chats_only(api: Api
     api.relay.answer = json.dumps(CHAT_ANSWER).encode()
     response = await api.post(sent["path"], body_of(sent, api), **sent["headers"])
     assert response.status_code == 200, response.text
-    assert [delivery.path for delivery in api.relay.deliveries] == ([] if sent["path"] == COUNT_PATH else [CHAT_PATH])
+    assert [asked.path for asked in api.relay.deliveries] == ([] if sent["path"] == COUNT_PATH else [CHAT_PATH])
 
 
 @pytest.mark.parametrize("routes", [frozenset(ROUTES), frozenset({CHAT_PATH})], ids=["forwarded", "translated"])

@@ -25,19 +25,19 @@ def has(api: Api, *routes: str) -> None:
 @pytest.mark.parametrize("path", ASK)
 async def test_engines_that_have_the_route_get_the_request_as_it_came(api: Api, path: str) -> None:
     has(api, path)
-    delivery = await api.delivery(path, ASK[path])
-    assert (delivery.path, delivery.route) == (path, path)
-    assert delivery.call.prompt_tokens > 200
-    assert len(delivery.call.block_hashes) == delivery.call.prompt_tokens // 64, "placed by its prefix"
-    sent = delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0)
+    asked = await api.asked(path, ASK[path])
+    assert (asked.path, asked.route) == (path, path)
+    assert asked.call.prompt_tokens > 200
+    assert len(asked.call.block_hashes) == asked.call.prompt_tokens // 64, "placed by its prefix"
+    sent = asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0)
     assert sent == json.dumps({"model": "m", **ASK[path]}).encode()
 
 
 @pytest.mark.parametrize("path", ASK)
 async def test_the_prompt_is_that_of_the_chat_that_it_stands_for(api: Api, path: str) -> None:
     has(api, path)
-    forwarded = await api.delivery(path, ASK[path])
-    chat = await api.delivery("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 200}]})
+    forwarded = await api.asked(path, ASK[path])
+    chat = await api.asked("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 200}]})
     assert forwarded.call.block_hashes == chat.call.block_hashes
 
 
@@ -51,9 +51,9 @@ async def test_else_it_is_translated(api: Api, path: str, routes: Any, more: dic
     if routes is not None:
         has(api, *([path] if routes == "all" else []))
     response = await api.post(path, ASK[path], **more)
-    (delivery,) = api.relay.deliveries
-    assert (delivery.path, delivery.route) == ("/v1/chat/completions", None)
-    assert json.loads(delivery.body.original)["messages"][0]["content"] == "hello " * 200
+    (asked,) = api.relay.deliveries
+    assert (asked.path, asked.route) == ("/v1/chat/completions", None)
+    assert json.loads(asked.body.original)["messages"][0]["content"] == "hello " * 200
     assert response.status_code == 502, "the fake relay's answer is no completion"
     shape = response.json()
     assert shape["error"]["message"]
@@ -62,11 +62,11 @@ async def test_else_it_is_translated(api: Api, path: str, routes: Any, more: dic
 
 async def test_vectors_are_placed_by_load_on_an_engine_that_has_the_route(api: Api) -> None:
     has(api, EMBEDDINGS)
-    delivery = await api.delivery(EMBEDDINGS, {"input": ["x" * 4_000], "plait": {"session": "s"}})
-    assert (delivery.route, list(delivery.call.block_hashes), delivery.session) == (EMBEDDINGS, [], "s")
-    assert delivery.call.prompt_tokens > 900
-    assert b"plait" not in delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0)
-    assert (await api.delivery("/tokenize", {"prompt": "x" * 4_000})).call.prompt_tokens == 0
+    asked = await api.asked(EMBEDDINGS, {"input": ["x" * 4_000], "plait": {"session": "s"}})
+    assert (asked.route, list(asked.call.block_hashes), asked.session) == (EMBEDDINGS, [], "s")
+    assert asked.call.prompt_tokens > 900
+    assert b"plait" not in asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)
+    assert (await api.asked("/tokenize", {"prompt": "x" * 4_000})).call.prompt_tokens == 0
 
 
 BUILT_IN: dict[str, list[dict[str, Any]]] = {
@@ -85,13 +85,13 @@ ANNOTATED: list[dict[str, str]] = [
 async def test_an_annotation_takes_nothing_away(api: Api, path: str, annotations: dict[str, str]) -> None:
     has(api, path)
     body = {**ASK[path], "tools": BUILT_IN[path]}
-    delivery = await api.delivery(path, body, **annotations, plait_session="s")
-    assert (delivery.path, delivery.call.session) == (path, "s")
-    assert delivery.call != (await api.delivery(path, body, plait_session="s")).call
+    asked = await api.asked(path, body, **annotations, plait_session="s")
+    assert (asked.path, asked.call.session) == (path, "s")
+    assert asked.call != (await api.asked(path, body, plait_session="s")).call
     given = json.dumps({"model": "m", **body}).encode()
-    stock, sglang = (delivery.body.for_engine(kind, delivery.call, PLACEMENT, 0.0) for kind in (None, "sglang"))
+    stock, sglang = (asked.body.for_engine(kind, asked.call, PLACEMENT, 0.0) for kind in (None, "sglang"))
     assert stock == sglang == given
-    told = json.loads(delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0))
+    told = json.loads(asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0))
     (name,) = (name.removeprefix("plait_slo_").removeprefix("plait_") for name in annotations)
     assert f"plait_{name}" in told.pop("vllm_xargs")
     assert told == json.loads(given)
@@ -99,9 +99,9 @@ async def test_an_annotation_takes_nothing_away(api: Api, path: str, annotations
 
 async def test_an_annotation_in_the_body_is_carried_too(api: Api) -> None:
     has(api, MESSAGES)
-    delivery = await api.delivery(MESSAGES, {**ASK[MESSAGES], "plait": {"priority": 3}})
-    assert (delivery.path, delivery.call.priority) == (MESSAGES, 3)
-    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0)) == {"model": "m", **ASK[MESSAGES]}
+    asked = await api.asked(MESSAGES, {**ASK[MESSAGES], "plait": {"priority": 3}})
+    assert (asked.path, asked.call.priority) == (MESSAGES, 3)
+    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)) == {"model": "m", **ASK[MESSAGES]}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_a_refusal_says_why(
 
 async def test_vectors_are_placed_as_they_are_annotated(api: Api) -> None:
     has(api, EMBEDDINGS)
-    call = (await api.delivery(EMBEDDINGS, {"input": "x"}, plait_slo_ttft_ms="5", plait_priority="2")).call
+    call = (await api.asked(EMBEDDINGS, {"input": "x"}, plait_slo_ttft_ms="5", plait_priority="2")).call
     assert (call.slo, call.priority) == (Slo(0.005), 2)
 
 
@@ -136,7 +136,7 @@ async def test_what_a_route_cannot_heed_is_refused(api: Api) -> None:
 async def test_tokens_are_counted_here_where_engines_do_not(api: Api) -> None:
     has(api, MESSAGES)
     response = await api.post(f"{MESSAGES}/count_tokens", {"messages": ASK[MESSAGES]["messages"]})
-    chat = await api.delivery("/v1/chat/completions", {"messages": ASK[MESSAGES]["messages"]})
+    chat = await api.asked("/v1/chat/completions", {"messages": ASK[MESSAGES]["messages"]})
     assert response.json() == {"input_tokens": chat.call.prompt_tokens}
 
 
@@ -176,12 +176,12 @@ async def test_an_engine_gets_what_was_said_before_a_response(api: Api) -> None:
     second = (await api.post(RESPONSES, {**body, "input": "and grass?", "previous_response_id": "resp_1"})).json()
     assert second == {"id": "resp_2", "status": "completed", "output": [], "previous_response_id": "resp_1"}
     assert json.loads(api.stored.get("", "resp_2", 0.0).answer) == second
-    delivery = api.relay.deliveries[-1]
-    asked = [{"type": "message", "role": "user", "content": text} for text in ("the sky is", "and grass?")]
-    assert delivery.path == RESPONSES
-    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0)) == {
+    asked = api.relay.deliveries[-1]
+    said = [{"type": "message", "role": "user", "content": text} for text in ("the sky is", "and grass?")]
+    assert asked.path == RESPONSES
+    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)) == {
         "model": "m",
-        "input": [asked[0], search, asked[1]],
+        "input": [said[0], search, said[1]],
         "tools": BUILT_IN[RESPONSES],
     }
 

@@ -48,8 +48,8 @@ async def test_a_prefix_is_found_by_its_tenant_only(api: Api) -> None:
     hashes = []
     for key, salt in (("one", None), ("one", None), ("two", None), ("one", "mine"), ("two", "mine")):
         body = {"prompt": list(range(64)), "cache_salt": salt}
-        delivery = await api.delivery(TEXT, body, authorization=bearer(key))
-        hashes.append(delivery.call.block_hashes[0])
+        asked = await api.asked(TEXT, body, authorization=bearer(key))
+        hashes.append(asked.call.block_hashes[0])
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 4
 
@@ -70,8 +70,8 @@ async def test_what_another_tenant_has_sent_is_tokenized_anew(api: Api, encoded:
 async def test_engines_separate_embedded_texts_too(api: Api) -> None:
     salts = []
     for key, salt in (("one", {}), ("two", {}), ("two", {"cache_salt": "mine"})):
-        delivery = await api.delivery(EMBEDDINGS, {"input": "x", **salt}, authorization=bearer(key))
-        sent = json.loads(delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0))
+        asked = await api.asked(EMBEDDINGS, {"input": "x", **salt}, authorization=bearer(key))
+        sent = json.loads(asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0))
         salts.append(sent.pop("cache_salt"))
         assert sent == {"model": "m", "input": "x"}
     assert salts[0] == salts[0].strip() != ""
@@ -80,8 +80,8 @@ async def test_engines_separate_embedded_texts_too(api: Api) -> None:
 
 
 async def test_what_engines_do_not_compute_goes_as_it_came(api: Api) -> None:
-    delivery = await api.delivery("/tokenize", {"prompt": "x"}, authorization=bearer("one"))
-    sent = delivery.body.for_engine("vllm", delivery.call, PLACEMENT, 0.0)
+    asked = await api.asked("/tokenize", {"prompt": "x"}, authorization=bearer("one"))
+    sent = asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0)
     assert sent == b'{"model": "m", "prompt": "x"}'
 
 
@@ -90,10 +90,10 @@ async def test_a_route_of_an_engine_separates_tenants_or_is_not_taken(api: Api, 
     api.router.health.answered("a", {"m": 10_000}, routes={"/v1/messages"}, fields=fields)
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     response = await api.post("/v1/messages", body, authorization=bearer("one"))
-    delivery = api.relay.deliveries[-1]
+    asked = api.relay.deliveries[-1]
     takes = "cache_salt" in fields.get("/v1/messages", {"cache_salt"})
-    assert (delivery.path, response.status_code) == (("/v1/messages", 200) if takes else (CHAT, 502))
-    assert json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0))["cache_salt"]
+    assert (asked.path, response.status_code) == (("/v1/messages", 200) if takes else (CHAT, 502))
+    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0))["cache_salt"]
     tool = {"type": "web_search_20250305", "name": "web_search"}
     response = await api.post("/v1/messages", {**body, "tools": [tool]}, authorization=bearer("one"))
     assert response.status_code == (200 if takes else 400)

@@ -30,8 +30,8 @@ async def test_half_a_pair_and_no_model(api: Api, path: str, lacking: set[str]) 
     api.relay.answer = json.dumps(CHAT_ANSWER).encode()
     response = await api.post(path, json.dumps({"model": None, **ANY_ROUTE, "x": "a \ud83d \\ud83d"}).encode())
     assert response.status_code == 200, response.text
-    delivery = api.relay.deliveries[-1]
-    got = json.loads(delivery.body.for_engine(None, delivery.call, PLACEMENT, 0.0))
+    asked = api.relay.deliveries[-1]
+    got = json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0))
     assert (got["model"], got["x"]) == ("m", "a \ufffd \\ud83d")
 
 
@@ -40,7 +40,7 @@ async def test_half_a_pair_in_a_prompt_is_counted_as_the_engine_gets_it(api: Api
         json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
         for text in ("x \udc00", "x \ufffd")
     )
-    deliveries = [await api.delivery(CHAT, body) for body in (half, whole)]
+    deliveries = [await api.asked(CHAT, body) for body in (half, whole)]
     assert deliveries[0].body.original == deliveries[1].body.original == whole
     assert deliveries[0].call.prompt_hash == deliveries[1].call.prompt_hash
 

@@ -58,10 +58,10 @@ async def test_all_of_the_first_stage_is_booked_with_its_group_and_objective(ser
     names = [f"m{number}" for number in range(16)]
     reduce = call("".join(f"{{{{{name}}}}}" for name in names) + " so {{r}}", "r", inputs=" ".join(names))
     got = await run(served, *maps, reduce, gets={"r": "latency"})
-    deliveries = {prompt: delivery for prompt, (delivery, _, _) in served.engine.running.items()}
+    deliveries = {prompt: asked for prompt, (asked, _, _) in served.engine.running.items()}
     assert len(deliveries) == 16
-    assert {delivery.call.objective for delivery in deliveries.values()} == {Objective.LATENCY}
-    groups = {delivery.call.group for delivery in deliveries.values()}
+    assert {asked.call.objective for asked in deliveries.values()} == {Objective.LATENCY}
+    groups = {asked.call.group for asked in deliveries.values()}
     assert [group.calls for group in groups if group is not None] == [16]
     for prompt in deliveries:
         await served.engine.answer(prompt, "x")
@@ -72,7 +72,7 @@ async def test_all_of_the_first_stage_is_booked_with_its_group_and_objective(ser
 async def test_annotations_and_figures_reach_the_calls(served: Served) -> None:
     calls = [call("A {{a}}", "a", plait={"slo_ttft_ms": 300, "priority": 3}), call("B {{b}}", "b")]
     await run(served, *calls, gets={"b": {"slo_ttft_ms": 200, "slo_tpot_ms": 30}})
-    sent = {prompt: delivery.call for prompt, (delivery, _, _) in served.engine.running.items()}
+    sent = {prompt: asked.call for prompt, (asked, _, _) in served.engine.running.items()}
     assert (sent["A "].slo, sent["A "].priority, sent["B "].slo) == (Slo(ttft_s=0.3), 3, Slo(0.2, 0.03))
 
 

@@ -11,7 +11,7 @@ from plait.gateway.answers.completions import COMPLETION
 from plait.gateway.api.call_api import RewrittenAnswer
 from plait.gateway.api.responses_api import ContinuedResponse
 from plait.gateway.asgi import AsgiSink
-from plait.gateway.calls.gate import HeldStream
+from plait.gateway.calls.commented_sink import CommentedSink
 
 STREAM = [(b"content-type", b"text/event-stream")]
 CHUNK = b'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "first"}}]}\n\n'
@@ -34,7 +34,7 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
 
     translation = TRANSLATIONS[path]
     translated = RewrittenAnswer(to_client, translation.answer({}), translation)
-    held = HeldStream(AsgiSink(translated.send), COMPLETION, "r1")
+    held = CommentedSink(AsgiSink(translated.send), COMPLETION, "r1")
     held.tell("waiting position=1 expected_s=4")
     held.start(200, [*STREAM, (b"plait-engine", b"a")])
     held.write(CHUNK)

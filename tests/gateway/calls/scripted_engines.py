@@ -17,6 +17,7 @@ from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, unless_gone
+from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
@@ -137,6 +138,19 @@ class Client:
         return [message.get("more_body", False) for message in self.sent[1:]][-1:] == [False]
 
 
+class Seen:
+    """Takes notice of all calls."""
+
+    def __init__(self) -> None:
+        self.ended_calls: list[Delivery] = []
+
+    def placed(self, delivery: Delivery) -> None:
+        pass
+
+    def ended(self, delivery: Delivery, _now_s: float) -> None:
+        self.ended_calls.append(delivery)
+
+
 class Gateway:
     """A relay over fake engines that all serve m and report empty caches."""
 
@@ -167,10 +181,18 @@ class Gateway:
             open_answers=self.open_answers,
             forward_client_key=forward_client_key,
         )
+        self.relay.holdings.watch = self.seen = Seen()
+
+    @property
+    def ending(self) -> Ending:
+        """How the latest call ended."""
+        ending = self.seen.ended_calls[-1].ending
+        assert ending is not None
+        return ending
 
     async def deliver(self, client: Client, *, headers: Headers = (), body: bytes = BODY) -> None:
         await unless_gone(
-            client.receive, self.relay.deliver(self.delivery(headers=headers, body=body), AsgiSink(client.send))
+            client.receive, self.relay.deliver(self.asked(headers=headers, body=body), AsgiSink(client.send))
         )
 
     async def deliver_whole(self, client: Client, *, prompt_tokens: int = 257) -> None:
@@ -179,13 +201,13 @@ class Gateway:
 
     async def deliver_call(self, client: Client, call: Call) -> None:
         """As `deliver`, of this call."""
-        await unless_gone(client.receive, self.relay.deliver(self.delivery(call=call), AsgiSink(client.send)))
+        await unless_gone(client.receive, self.relay.deliver(self.asked(call=call), AsgiSink(client.send)))
 
-    def delivery(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Delivery:
+    def asked(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Asked:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES))
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
         call = call._replace(arrived_s=asyncio.get_running_loop().time())
-        return Delivery(call, "/v1/completions", headers, outgoing, **more)
+        return Asked(call, "/v1/completions", headers, outgoing, **more)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""

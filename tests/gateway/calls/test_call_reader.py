@@ -11,8 +11,8 @@ from typing import Any
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
@@ -86,15 +86,15 @@ def test_a_short_call_is_read_at_once_and_a_long_one_in_turns() -> None:
         begun = chat.reader.begin(
             Incoming(CHAT_PATH, [], body, "c", 0.0, "t"), parse_request(body, ChatRequest), Annotations()
         )
-        assert isinstance(begun, Delivery) == is_short
-        if not isinstance(begun, Delivery):
+        assert isinstance(begun, Asked) == is_short
+        if not isinstance(begun, Asked):
             begun = asyncio.run(_finished(begun))
         assert begun.call.prompt_tokens == len(
             load_tokenizer("embedded").encode_chat([{"role": "user", "content": text}])
         )
 
 
-async def _finished(begun: Awaitable[Delivery]) -> Delivery:
+async def _finished(begun: Awaitable[Asked]) -> Asked:
     return await begun
 
 

@@ -10,7 +10,7 @@ import msgspec
 from plait.backends.errors import EngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
 from plait.gateway.asgi import AsgiSink
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.call import Asked
 from plait.policy.types import Objective, Slo
 from tests.gateway.calls.scripted_engines import (
     DONE,
@@ -52,18 +52,18 @@ def report(made: Gateway, engine: str, *, takes_objectives: bool = True) -> None
     made.router.report(engine, state, 0.0)
 
 
-def refine(made: Gateway, delivery: Delivery, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> None:
-    """Change the objectives of a delivery, or of the one that has its handle."""
-    assert delivery.handle is not None
-    made.relay.refine(delivery.handle, delivery.call._replace(slo=slo, objective=objective))
+def refine(made: Gateway, asked: Asked, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> None:
+    """Change the objectives of the call with this handle."""
+    assert asked.handle is not None
+    made.relay.refine(asked.handle, asked.call._replace(slo=slo, objective=objective))
 
 
 class Running:
-    """Deliveries with the handles h0, h1, ... that the engine has taken and not answered."""
+    """Calls with the handles h0, h1, ... that the engine has taken and not answered."""
 
     def __init__(self, made: Gateway, count: int = 1) -> None:
-        self.deliveries = [made.delivery(handle=f"h{number}") for number in range(count)]
-        self.tasks = [asyncio.create_task(made.relay.run(one, AsgiSink(Client().send))) for one in self.deliveries]
+        self.calls = [made.asked(handle=f"h{number}") for number in range(count)]
+        self.tasks = [asyncio.create_task(made.relay.run(one, AsgiSink(Client().send))) for one in self.calls]
 
     async def end(self) -> None:
         for task in self.tasks:
@@ -88,9 +88,9 @@ async def test_the_changes_of_one_event_go_in_one_request() -> None:
         await until_stuck()
         xargs = [msgspec.json.decode(body)["vllm_xargs"] for _, _, body in http.requests]
         assert [one["plait_handle"] for one in xargs] == ["h0", "h1"]
-        for delivery in running.deliveries:
-            refine(made, delivery, None)
-            refine(made, delivery, LATENCY)
+        for asked in running.calls:
+            refine(made, asked, None)
+            refine(made, asked, LATENCY)
         await until_stuck()
         (items,) = told(http)
         assert [item["plait_handle"] for item in items] == ["h0", "h1"]
@@ -108,7 +108,7 @@ async def test_while_an_engine_has_not_answered_changes_gather() -> None:
         running = Running(made)
         await until_stuck()
         for tpot_s in (1.0, 2.0, 3.0):
-            refine(made, running.deliveries[0], Slo(tpot_s=tpot_s))
+            refine(made, running.calls[0], Slo(tpot_s=tpot_s))
             await until_stuck()
         assert len(told(http)) == 1
         stuck.response.pieces.append(b'{"known":1}')
@@ -127,7 +127,7 @@ async def test_what_cannot_be_told_is_not_tried_again() -> None:
         running = Running(made)
         await until_stuck()
         for number in range(4):
-            refine(made, running.deliveries[0], Slo(tpot_s=1.0 + number))
+            refine(made, running.calls[0], Slo(tpot_s=1.0 + number))
             await until_stuck()
         assert len(told(http)) == 4
         assert (counted(made, "no"), counted(made, "yes")) == (3, 1), "an engine cannot know more than it was told"
@@ -140,9 +140,9 @@ async def test_an_engine_that_takes_no_changes_is_told_none() -> None:
     async with gateway(http) as made:
         running = Running(made)
         await until_stuck()
-        refine(made, running.deliveries[0], LATENCY)
+        refine(made, running.calls[0], LATENCY)
         report(made, "a", takes_objectives=False)
-        refine(made, running.deliveries[0], None)
+        refine(made, running.calls[0], None)
         await until_stuck()
         assert (told(http), counted(made, "no")) == ([], 2)
         await running.end()
@@ -154,13 +154,13 @@ async def test_only_news_for_the_engine_is_told() -> None:
         report(made, "a")
         running = Running(made)
         await until_stuck()
-        (delivery,) = running.deliveries
-        refine(made, delivery, Slo(), None)
-        refine(made, msgspec.structs.replace(delivery, handle="other"), LATENCY)
+        (asked,) = running.calls
+        refine(made, asked, Slo(), None)
+        refine(made, msgspec.structs.replace(asked, handle="other"), LATENCY)
         await until_stuck()
         assert told(http) == []
         await running.end()
-        refine(made, delivery, LATENCY)
+        refine(made, asked, LATENCY)
         await until_stuck()
         assert told(http) == [], "it has ended"
 
@@ -173,7 +173,7 @@ async def test_a_call_that_moves_takes_its_newest_objectives_along() -> None:
         report(made, "b")
         running = Running(made)
         await until_stuck()
-        refine(made, running.deliveries[0], LATENCY)
+        refine(made, running.calls[0], LATENCY)
         await until_stuck()
         held.response.fail(EngineError("engine lost"))
         await running.tasks[0]
@@ -190,7 +190,7 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         await until_stuck()
         queue = made.router.engines["a"].view.queue
         assert (queue.tokens > 0, queue.on_time_tokens) == (True, 0)
-        refine(made, running.deliveries[0], Slo(ttft_s=1e-9))
+        refine(made, running.calls[0], Slo(ttft_s=1e-9))
         assert queue.on_time_tokens == queue.tokens
         made.router.check()
         held.response.pieces.append(FINISH + DONE)
@@ -209,7 +209,7 @@ async def test_a_call_that_waits_is_sent_with_its_newest_objectives() -> None:
         running = Running(made)
         await until_stuck()
         assert http.requests == []
-        refine(made, running.deliveries[0], LATENCY)
+        refine(made, running.calls[0], LATENCY)
         view.slots = 0
         made.router.on_room("a")
         await until_stuck()

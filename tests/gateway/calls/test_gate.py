@@ -11,7 +11,7 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import Amounts, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import ClientGoneError
-from plait.gateway.calls.upstream import LEAST_WAIT_S
+from plait.gateway.calls.answer_headers import LEAST_WAIT_S
 from plait.gateway.store.event_log import Drawn
 from plait.gateway.timer import loop_time_s
 from tests.gateway.calls.scripted_engines import (

@@ -56,6 +56,6 @@ async def test_turns_without_known_tokens_stay_on_their_engine(tokens: int, stay
         for number in range(4):
             client = Client()
             call = Call(f"r{number}", "m", tokens, 64, ())
-            await fleet.relay.deliver(fleet.delivery(turn_of="s", call=call), AsgiSink(client.send))
+            await fleet.relay.deliver(fleet.asked(turn_of="s", call=call), AsgiSink(client.send))
         counts = sorted(len(engine.requests) for engine in fleet.engines.values())
         assert counts == ([0, 4] if stays else [2, 2])

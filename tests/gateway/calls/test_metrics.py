@@ -3,10 +3,11 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from plait.backends.protocol.openai import CompletionRequest
+from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics, FastCounter
 from plait.gateway.calls.outgoing import OutgoingBody
-from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -17,12 +18,13 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
 LABELS = 'engine="a",model="m"'
 
 
-def delivered(booking: Booking, usage: CallUsage | None, outcome: str = "ok") -> Delivery:
-    """A call that arrived at 9 s."""
-    body = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x"))
-    delivery = Delivery(booking.call._replace(arrived_s=9.0), "/v1/completions", (), body, tenant="t")
-    delivery.booking, delivery.engine_id = booking, booking.placement.engine_id
-    delivery.usage, delivery.outcome = usage, outcome
+def ended(
+    call: Call, attempt: Attempt | None, status: int = 200, outcome: Outcome = "ok", arrived_s: float = 9.0
+) -> Delivery:
+    """A call that has ended."""
+    body, call = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x")), call._replace(arrived_s=arrived_s)
+    delivery = Delivery(Asked(call, "/v1/completions", (), body, tenant="t"), call, NOWHERE, None)
+    delivery.attempt, delivery.ending = attempt, Ending(outcome, status, "a", is_told=True)
     return delivery
 
 
@@ -39,8 +41,8 @@ def test_predicted_and_reported_cache_hits_are_counted_where_both_are_known() ->
         if cached is not None:
             router.first_token(booking, 10.5)
         usage = CallUsage(call.prompt_tokens, 5, cached)
-        metrics.left_engine(delivered(booking, usage), booking, None, 12.0)
-    metrics.left_engine(delivered(booking, None, "client_gone"), booking, None, 99.0)
+        metrics.left_engine(Attempt(booking, Answer(usage=usage)), "ok", None, 9.0, 12.0)
+    metrics.left_engine(Attempt(booking, Answer()), "client_gone", None, 9.0, 99.0)
     found = samples(registry)
     assert found[f"plait_cached_tokens_predicted_total{{{LABELS}}}"] == 0 + 64 + 128
     assert found[f"plait_cached_tokens_reported_total{{{LABELS}}}"] == 0 + 128 + 0
@@ -64,12 +66,9 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
         call = Call("c", "m", 65, 64, [1])
         booking = router.book(call, router.select(call, 10.0), 10.0)
         router.first_token(booking, 10.5)
-        delivery = delivered(booking, CallUsage(65, 5, 0))
-        delivery.finish, delivery.status = finish, status
-        metrics.ended(delivery, 12.0)
-    metrics.ended(
-        Delivery(booking.call._replace(arrived_s=9.0), "/v1/completions", (), delivery.body, status=429), 12.0
-    )
+        attempt = Attempt(booking, Answer(usage=CallUsage(65, 5, 0), finish=finish))
+        metrics.ended(ended(call, attempt, status), 12.0)
+    metrics.ended(ended(call, None, 429, "refused"), 12.0)
     found = samples(registry)
     labels = 'model="m",status="{}",finish_reason="{}",tenant="blue"'
     calls = {name: value for name, value in found.items() if name.startswith("plait_tenant_calls_total{")}
@@ -95,7 +94,7 @@ def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -
     for is_deduced, jct_s in ((False, 5.0), (False, 1.0), (True, 5.0), (True, 1.0), (True, 1.0)):
         call = Call("c", "m", 65, 64, [1], slo=Slo(jct_s=jct_s, is_deduced=is_deduced))
         booking = router.book(call, router.select(call, 10.0), 10.0)
-        metrics.ended(delivered(booking, CallUsage(65, 5, 0)), 12.0)
+        metrics.ended(ended(booking.call, Attempt(booking, Answer(usage=CallUsage(65, 5, 0)))), 12.0)
     found = samples(registry)
     counts = {
         (source, met): found[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-import plait.gateway.calls.relay
+import plait.gateway.calls.attempts
 from plait.backends.errors import EngineError, ModelNotFoundError
 from plait.gateway.fleet.health import HealthState
 from plait.policy.types import Call
@@ -179,7 +179,7 @@ async def test_the_failure_of_the_longer_engine_is_the_clients_who_may_come_back
 
 
 async def test_a_refusal_is_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plait.gateway.calls.relay, "REPEAT_S", 0.0)
+    monkeypatch.setattr(plait.gateway.calls.attempts, "REPEAT_S", 0.0)
     client = Client()
     async with gateway(FakeHttp(refusal()), FakeHttp(LOST, LOST, answer()), FakeHttp(LOST, answer())) as made:
         offer(made, a=300, b=32_768, c=32_768)

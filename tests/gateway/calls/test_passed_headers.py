@@ -1,4 +1,4 @@
-from plait.gateway.calls.upstream import passed
+from plait.gateway.calls.answer_headers import passed
 from plait.gateway.config.values import NEVER_TO_CLIENTS, NEVER_TO_ENGINES
 from plait.gateway.membership.engine_link import BY_DEFAULT, TO_CLIENTS, TO_ENGINES, PassedHeaders
 

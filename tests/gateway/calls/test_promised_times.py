@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -32,9 +33,9 @@ async def answered(made: Gateway, slo: Slo | None, *, age_s: float = 0.0, stream
     """The client of a call that came so long ago, and is placed by its delay."""
     made.router._policy = POLICIES["plait"]
     client = Client()
-    delivery = made.delivery(call=Call("r1", "m", 257, 64, HASHES, slo=slo, streamed=streamed))
-    delivery.call = delivery.call._replace(arrived_s=delivery.arrived_s - age_s)
-    await made.relay.deliver(delivery, AsgiSink(client.send))
+    asked = made.asked(call=Call("r1", "m", 257, 64, HASHES, slo=slo, streamed=streamed))
+    late = msgspec.structs.replace(asked, call=asked.call._replace(arrived_s=asked.arrived_s - age_s))
+    await made.relay.deliver(late, AsgiSink(client.send))
     return client
 
 

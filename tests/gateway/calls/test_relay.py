@@ -308,8 +308,8 @@ async def test_a_call_that_avoids_all_other_engines_is_sent_to_one_without_a_pau
     too_long = Exchange(400, JSON, [b'{"error":{"message":"This model\'s maximum context length is 9 tokens"}}'])
     client = Client()
     async with gateway(FakeHttp(too_long), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
-        delivery = made.delivery(avoids=frozenset("b"))
-        await made.relay.deliver(delivery, AsgiSink(client.send))
+        asked = made.asked(avoids=frozenset("b"))
+        await made.relay.deliver(asked, AsgiSink(client.send))
         assert client.headers[b"plait-engine"] == b"b"
 
 

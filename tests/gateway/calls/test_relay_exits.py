@@ -180,7 +180,7 @@ async def test_an_answer_that_is_not_streamed_counts_while_it_comes() -> None:
     client, held = Client(), Held(1_000)
     exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
     async with gateway(FakeHttp(exchange)) as made:
-        task = asyncio.create_task(made.relay.run(made.delivery(held=held), AsgiSink(client.send)))
+        task = asyncio.create_task(made.relay.run(made.asked(answer_bytes=held), AsgiSink(client.send)))
         await until_stuck()
         assert held.size == 50
         exchange.response.pieces.append(WHOLE[50:])
@@ -193,7 +193,7 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
     held = Held(60)
     exchange = Exchange(headers=JSON, pieces=[WHOLE[:50], None])
     async with gateway(FakeHttp(exchange)) as made:
-        task = asyncio.create_task(made.relay.run(made.delivery(held=held), AsgiSink(Client().send)))
+        task = asyncio.create_task(made.relay.run(made.asked(answer_bytes=held), AsgiSink(Client().send)))
         await until_stuck()
         exchange.response.pieces.append(WHOLE[50:])
         exchange.response.wake()
@@ -207,7 +207,7 @@ async def test_an_answer_that_may_not_be_held_is_given_up() -> None:
 )
 async def test_a_call_whose_owner_is_cancelled_leaves_its_engine(sink: Sink) -> None:
     async with gateway(FakeHttp(None)) as made:
-        task = asyncio.create_task(made.relay.run(made.delivery(), sink))
+        task = asyncio.create_task(made.relay.run(made.asked(), sink))
         await until_stuck()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -235,11 +235,10 @@ async def test_what_a_client_cannot_be_sent_is_told_to_it() -> None:
         raise EngineGarbledError("no answer")
 
     async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
-        delivery = made.delivery()
         with pytest.raises(EngineGarbledError):
-            await made.relay.deliver(delivery, AsgiSink(send))
+            await made.relay.deliver(made.asked(), AsgiSink(send))
         assert made.outcomes() == {("a", "failed"): 1}
-        assert delivery.status == EngineGarbledError.status
+        assert made.ending.status == EngineGarbledError.status
 
 
 async def test_a_defect_as_a_call_is_placed_again_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,8 +247,7 @@ async def test_a_defect_as_a_call_is_placed_again_is_one(monkeypatch: pytest.Mon
         def defective(*_: Any, **__: Any) -> None:
             raise KeyError("a defect")
 
-        delivery = made.delivery()
-        delivered = asyncio.create_task(made.relay.deliver(delivery, AsgiSink(Client().send)))
+        delivered = asyncio.create_task(made.relay.deliver(made.asked(), AsgiSink(Client().send)))
         await asyncio.sleep(0)
         monkeypatch.setattr(made.router, "select", defective)
         with structlog.testing.capture_logs() as lines, pytest.raises(KeyError):
@@ -264,8 +262,8 @@ async def test_a_sink_that_takes_no_more_ends_the_call(end: bytes | EngineError)
         assert isinstance(exchange, Exchange)
         exchange.response.source = exchange
         exchange.response.pieces.append(FINISH)
-        sink, delivery = Refusing(), made.delivery()
-        running = asyncio.create_task(made.relay.run(delivery, sink))
+        sink = Refusing()
+        running = asyncio.create_task(made.relay.run(made.asked(), sink))
         await until_stuck()
         assert sink.taken == 2
         if isinstance(end, EngineError):
@@ -274,8 +272,7 @@ async def test_a_sink_that_takes_no_more_ends_the_call(end: bytes | EngineError)
             exchange.response.pieces.append(end)
             exchange.response.wake()
         if isinstance(end, EngineError):
-            await running
-            assert delivery.problem is end
+            assert (await running).problem is end
         else:
             with pytest.raises(LimitError):
                 await running
@@ -298,10 +295,9 @@ async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeyp
 
 async def test_a_defect_as_a_call_is_sent_ends_its_booking(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway(FakeHttp()) as made:
-        monkeypatch.setattr(made.relay, "_links", {})
-        delivery = made.delivery()
+        monkeypatch.setattr(made.relay._upstream, "_links", {})
         with pytest.raises(KeyError):
-            await made.relay.deliver(delivery, AsgiSink(Client().send))
+            await made.relay.deliver(made.asked(), AsgiSink(Client().send))
         assert made.seconds_booked("a") == 0
         assert made.outcomes() == {("a", "defect"): 1}
-        assert (delivery.status, delivery.outcome) == (500, "defect")
+        assert (made.ending.status, made.ending.outcome) == (500, "defect")

@@ -52,9 +52,8 @@ async def test_the_text_is_read_on_its_way_and_the_outcome_told(
     read: list[str] = []
     client = Client()
     async with gateway(FakeHttp(exchange)) as made:
-        delivery = made.delivery(text=TextTap(read.append), session="s1")
-        await made.relay.run(delivery, AsgiSink(client.send))
-        assert (delivery.engine_id, delivery.problem) == ("a", problem)
+        ending = await made.relay.run(made.asked(text=TextTap(read.append), session="s1"), AsgiSink(client.send))
+        assert (ending.engine_id, ending.problem) == ("a", problem)
         assert (read, client.headers[b"plait-session"], client.ended) == (texts, b"s1", True)
 
 
@@ -73,18 +72,16 @@ async def test_what_is_an_engines_fault_is_told_apart(
 ) -> None:
     client = Client()
     async with gateway(FakeHttp(*(copy.deepcopy(answer) for _ in range(3)))) as made:
-        delivery = made.delivery(text=TextTap(lambda _: None))
-        await made.relay.run(delivery, AsgiSink(client.send))
-        assert isinstance(delivery.problem, EngineError)
-        assert (delivery.engine_id, delivery.problem.message, delivery.response_started) == ("a", message, is_told)
+        ending = await made.relay.run(made.asked(text=TextTap(lambda _: None)), AsgiSink(client.send))
+        assert isinstance(ending.problem, EngineError)
+        assert (ending.engine_id, ending.problem.message, ending.is_told) == ("a", message, is_told)
         assert (client.sent != []) == is_told
 
 
 async def goes(made: Gateway, *avoids: str, continues_on: str | None = None) -> str:
     """Where a call went."""
-    delivery = made.delivery(avoids=frozenset(avoids), continues_on=continues_on)
-    await made.relay.run(delivery, AsgiSink(Client().send))
-    return delivery.engine_id
+    asked = made.asked(avoids=frozenset(avoids), continues_on=continues_on)
+    return (await made.relay.run(asked, AsgiSink(Client().send))).engine_id
 
 
 async def test_a_continuation_goes_where_its_beginning_ran_while_that_is_up() -> None:
@@ -107,21 +104,24 @@ async def test_a_call_avoids_the_engines_that_have_failed_it_while_there_are_oth
         assert await goes(made, "a", "b") == "a", "there is no other"
 
 
-async def test_a_copy_has_no_failures_of_another() -> None:
-    async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
-        kept = made.delivery()
-        sent = msgspec.structs.replace(kept)
-        await made.relay.run(sent, AsgiSink(Client().send))
-        assert ([engine_id for engine_id, _ in sent.failures], sent.problem, kept.failures) == (["a"], None, ())
+async def test_what_is_asked_can_be_delivered_again_without_the_failures_of_before() -> None:
+    async with gateway(
+        FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]), Exchange(headers=JSON, pieces=[WHOLE]))
+    ) as made:
+        asked = made.asked()
+        for failed_on in (["a"], []):
+            ending = await made.relay.run(asked, AsgiSink(Client().send))
+            failures = made.seen.ended_calls[-1].failures
+            assert ([engine_id for engine_id, _ in failures], ending.problem) == (failed_on, None)
 
 
 async def test_what_came_back_of_a_failed_attempt_is_not_the_calls() -> None:
     broken = Exchange(pieces=[FINISH + USAGE_EVENT + error_event(500) + b"\n\n"])
     async with gateway(FakeHttp(broken, EngineTimeoutError("silent"))) as made:
-        delivery = made.delivery()
-        await made.relay.run(delivery, AsgiSink(Client().send))
+        await made.relay.run(made.asked(), AsgiSink(Client().send))
+        (delivery,) = made.seen.ended_calls
         assert len(delivery.failures) == 2
-        assert (delivery.usage, delivery.finish, delivery.ended) == (None, None, None)
+        assert (delivery.attempt, delivery.usage) == (None, None)
 
 
 HALF = b'{"choices":[{"text":"a \\ud83d","finish_reason":"stop"}]}'
@@ -141,7 +141,7 @@ REFUSED_HALF = b'{"error":{"message":"no \\udc00"}}'
 async def test_half_a_surrogate_pair_in_an_answer_is_a_replacement(exchange: Exchange) -> None:
     client, texts = Client(), list[str]()
     async with gateway(FakeHttp(exchange)) as made:
-        await made.relay.run(made.delivery(text=TextTap(texts.append)), AsgiSink(client.send))
+        await made.relay.run(made.asked(text=TextTap(texts.append)), AsgiSink(client.send))
     assert client.body.count(b"\\ufffd") == 1
     assert not any(half in client.body for half in (b"\\ud", b"data: \n"))
     assert texts == (["a \ufffd"] if client.status == 200 else [])

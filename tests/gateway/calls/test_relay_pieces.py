@@ -109,9 +109,8 @@ async def served(
     """As `delivered`, over a connection's own sink and without a task."""
     exchange, reader, ended = Exchange(headers=headers, pieces=[None]), ServedReader(patience), asyncio.Event()
     async with gateway(FakeHttp(exchange, exchange, exchange)) as made:
-        delivery = made.delivery()
         reading = asyncio.create_task(reader.read())
-        made.relay.begin(delivery, reader.connection.client, lambda _error: ended.set())
+        delivery = made.relay.begin(made.asked(), reader.connection.client, lambda _error: ended.set())
         engine = asyncio.create_task(play(exchange, answer, cuts, is_lost=is_lost))
         if leaves_after is not None:
             await turns(leaves_after)
@@ -184,7 +183,7 @@ async def test_a_long_whole_answer_is_written_once(
     sent = [answer[at : at + step] for at in range(0, len(answer), step)]
     connection, ended = FakeConnection(), list[BaseException | None]()
     async with gateway(FakeHttp(Exchange(headers=JSON, pieces=sent))) as made:
-        made.relay.begin(made.delivery(), connection.client, ended.append)
+        made.relay.begin(made.asked(), connection.client, ended.append)
         await turns(9)
         assert (ended, connection.answered) == ([None], 1)
         assert made.outcomes() == {("a", "ok"): 1}
@@ -196,8 +195,7 @@ async def test_a_long_whole_answer_is_written_once(
 async def test_a_client_that_leaves_as_its_call_ends_ends_it_once(status: int) -> None:
     connection, ended = FakeConnection(), list[BaseException | None]()
     async with gateway(FakeHttp(Exchange(status, JSON, [WHOLE]))) as made:
-        delivery = made.delivery()
-        made.relay.begin(delivery, connection.client, ended.append)
+        delivery = made.relay.begin(made.asked(), connection.client, ended.append)
         await turns(9)
         outcomes = made.outcomes()
         made.relay.cancel(delivery)

@@ -103,13 +103,11 @@ async def test_nothing_follows_the_last_event_of_a_stream_that_its_engine_leaves
 async def test_a_sign_of_life_has_the_form_of_the_answer() -> None:
     exchange, client = Exchange(pieces=[None]), Client()
     async with gateway(FakeHttp(exchange)) as made:
-        delivery = made.delivery(form=MESSAGE)
-        call = asyncio.create_task(made.relay.deliver(delivery, AsgiSink(client.send)))
+        call = asyncio.create_task(made.relay.deliver(made.asked(form=MESSAGE), AsgiSink(client.send)))
         await until_stuck()
         look(made)
         await until_stuck()
         assert client.body == b': waiting\nevent: ping\ndata: {"type": "ping"}\n\n'
-        made.relay.cancel(delivery)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 

@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.backends.tokenization.rendered_fields import Renderers
 from plait.gateway.calls.annotations import Annotations
+from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.health import Offer
@@ -49,7 +49,7 @@ class Sent:
 
     text: str
     is_chat: bool
-    delivery: Delivery
+    wanted: Asked
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -57,8 +57,8 @@ class Sent:
 
     def body(self, server: Server, agreement: Agreement) -> dict[str, Any]:
         """What the engine gets."""
-        delivery = self.delivery
-        body = delivery.body.for_engine(server.kind, delivery.call, PLACEMENT, 0.0, agreement=agreement)
+        wanted = self.wanted
+        body = wanted.body.for_engine(server.kind, wanted.call, PLACEMENT, 0.0, agreement=agreement)
         decoded: dict[str, Any] = json.loads(body)
         return decoded
 
@@ -87,9 +87,9 @@ class Gateway:
         """Completions and, if the tokenizer has a template, chats."""
         requests = [(text, False) for text in TEXTS]
         requests += [(text, True) for text in TEXTS if model != "without a template"]
-        return [Sent(text, is_chat, await self._delivery(model, text, is_chat)) for text, is_chat in requests]
+        return [Sent(text, is_chat, await self._asked(model, text, is_chat)) for text, is_chat in requests]
 
-    async def _delivery(self, model: str, text: str, is_chat: bool) -> Delivery:
+    async def _asked(self, model: str, text: str, is_chat: bool) -> Asked:
         asked = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
         body = json.dumps({"model": model, **asked}).encode()
         request = parse_request(body, ChatRequest) if is_chat else parse_request(body, CompletionRequest)

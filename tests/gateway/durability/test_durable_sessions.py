@@ -43,8 +43,8 @@ async def test_an_interrupted_call_starts_again_with_its_values_and_id(path: Pat
         assert list(first.engine.running) == ["Test x = 1 "]
     async with durable(path, max_attempts=3) as second:
         assert list(second.engine.running) == ["Test x = 1 "]
-        delivery, *_ = second.engine.running["Test x = 1 "]
-        assert delivery.call.call_id == call_id
+        asked, *_ = second.engine.running["Test x = 1 "]
+        assert asked.call.call_id == call_id
         await second.engine.answer("Test x = 1 ", "fine")
         await second.stored()
         assert (await second.get("test")).json["value"] == "fine"

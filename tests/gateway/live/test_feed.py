@@ -108,7 +108,7 @@ async def test_a_call_without_an_engine_is_told_without_the_clients_words() -> N
         client = Client()
         with feed.watching() as watcher:
             with pytest.raises(NotFoundError):
-                await made.relay.deliver(made.delivery(call=call), AsgiSink(client.send))
+                await made.relay.deliver(made.asked(call=call), AsgiSink(client.send))
             (row,) = feed.news(watcher).calls
         assert (row.model, row.engine, row.status) == ("", None, 404)
 
@@ -123,8 +123,8 @@ async def test_no_text_of_a_client_or_an_engine_is_told(text: str) -> None:
     async with gateway(exchanges(1)) as made:
         feed = feed_of(made)
         with feed.watching() as watcher:
-            delivery = made.delivery(call=call, body=body, session=text, output=text, turn_of=text)
-            await made.relay.run(delivery, AsgiSink(client.send))
+            asked = made.asked(call=call, body=body, session=text, output=text, turn_of=text)
+            await made.relay.run(asked, AsgiSink(client.send))
             told = msgspec.json.encode(feed.news(watcher))
     assert msgspec.json.encode(text)[1:-1] not in told
     assert b"SECRET" not in told

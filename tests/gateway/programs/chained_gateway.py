@@ -16,7 +16,7 @@ from starlette.types import Scope
 from plait.backends.errors import EngineError, NoEngineError
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import Sink
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.call import Asked, Ending, Outcome
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config.file import parse_config
@@ -28,13 +28,13 @@ EVENT_STREAM = (b"content-type", b"text/event-stream")
 
 
 class Engine:
-    """Stands for relay and engines: holds every delivery until the test ends it, by the text at its end.
+    """Stands for relay and engines: holds every call until the test ends it, by the text at its end.
 
     It runs where it continues, or else on the first engine of `up`, unless it avoids that; `places` has where it did.
     """
 
     def __init__(self) -> None:
-        self.running: dict[str, tuple[Delivery, Sink, asyncio.Future[None]]] = {}
+        self.running: dict[str, tuple[Asked, Sink, asyncio.Future[Ending]]] = {}
         self.delivered: list[str] = []
         self.begun: set[str] = set()
         self.places: dict[str, str] = {}
@@ -42,18 +42,17 @@ class Engine:
         self.refined: list[tuple[str, Call]] = []
         self.open_answers = OpenAnswers(10**9)
 
-    async def run(self, delivery: Delivery, sink: Sink) -> None:
+    async def run(self, asked: Asked, sink: Sink) -> Ending:
         if not self.up:
             raise NoEngineError("no engine is up", retry_after_s=1.0)
-        text, wanted = prompt_of(delivery), [delivery.continues_on, *self.up]
+        text, wanted = prompt_of(asked), [asked.continues_on, *self.up]
         self.delivered.append(text)
-        self.places[text] = next(
-            (name for name in wanted if name in self.up and name not in delivery.avoids), self.up[0]
-        )
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running[text] = (delivery, sink, ended)
+        self.places[text] = next((name for name in wanted if name in self.up and name not in asked.avoids), self.up[0])
+        ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.running[text] = (asked, sink, ended)
         try:
             await sink.flush(ended)
+            return ended.result()
         finally:
             del self.running[text]
             self.begun.discard(text)
@@ -61,21 +60,21 @@ class Engine:
     def refine(self, handle: str, call: Call) -> None:
         self.refined.append((handle, call))
 
-    async def deliver(self, delivery: Delivery, sink: Sink) -> None:
-        await self.run(delivery, sink)
+    async def deliver(self, asked: Asked, sink: Sink) -> Ending:
+        return await self.run(asked, sink)
 
     async def answer(self, prompt: str, text: str, finish_reason: str = "stop") -> None:
         """A completion, in two pieces if it is streamed."""
-        delivery, sink, _ = self.running[prompt]
-        if delivery.text is not None:
-            delivery.text.was_cut = finish_reason == "length"
-        if json.loads(delivery.body.original).get("stream"):
+        asked, sink, _ = self.running[prompt]
+        if asked.text is not None:
+            asked.text.was_cut = finish_reason == "length"
+        if json.loads(asked.body.original).get("stream"):
             await self._stream(prompt, text[:2], text[2:])
             sink.end(b"data: [DONE]\n\n")
         else:
             body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-            if delivery.text is not None:
-                delivery.text.whole(body)
+            if asked.text is not None:
+                asked.text.whole(body)
             sink.whole(200, [(b"plait-engine", self.places[prompt].encode())], body)
         await self._end(prompt, None)
 
@@ -101,26 +100,25 @@ class Engine:
         await self._end(prompt, EngineError(f"engine {self.places[prompt]}: connection lost"), is_told=False)
 
     async def _stream(self, prompt: str, *pieces: str) -> None:
-        delivery, sink, _ = self.running[prompt]
+        asked, sink, _ = self.running[prompt]
         if prompt not in self.begun:
             self.begun.add(prompt)
             headers = [EVENT_STREAM, (b"plait-engine", self.places[prompt].encode())]
             sink.start(200, headers)
         for piece in pieces:
             event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
-            if delivery.text is not None:
-                delivery.text.feed(event)
+            if asked.text is not None:
+                asked.text.feed(event)
             sink.write(event)
 
     async def _end(self, prompt: str, problem: EngineError | str | None, *, is_told: bool = True) -> None:
-        delivery, _, ended = self.running[prompt]
-        delivery.engine_id, delivery.problem, delivery.response_started = self.places[prompt], problem, is_told
-        ended.set_result(None)
+        outcome: Outcome = "ok" if problem is None else "failed" if isinstance(problem, EngineError) else "refused"
+        self.running[prompt][2].set_result(Ending(outcome, 200, self.places[prompt], is_told, None, problem))
         await settle()
 
 
-def prompt_of(delivery: Delivery) -> str:
-    body = json.loads(delivery.body.original)
+def prompt_of(asked: Asked) -> str:
+    body = json.loads(asked.body.original)
     return "|".join(message["content"] for message in body["messages"]) if "messages" in body else str(body["prompt"])
 
 

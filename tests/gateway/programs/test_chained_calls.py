@@ -99,10 +99,10 @@ async def test_a_held_calls_time_counts_from_when_it_is_ready(served: Served) ->
     await served.chat("Test {{code}}", inputs="code", objective="latency")
     before_s = asyncio.get_running_loop().time()
     await served.value("code", "x")
-    delivery = served.engine.running["Test x"][0]
-    assert delivery.arrived_s >= before_s
-    assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, Slo(1.0, 0.04, is_deduced=True))
-    assert delivery.session == "s"
+    asked = served.engine.running["Test x"][0]
+    assert asked.arrived_s >= before_s
+    assert (asked.call.objective, asked.call.slo) == (Objective.LATENCY, Slo(1.0, 0.04, is_deduced=True))
+    assert asked.session == "s"
     assert samples(served.registry)["plait_hold_seconds_count"] == 1
 
 
@@ -122,7 +122,7 @@ async def test_two_calls_of_one_request_id_are_two(served: Served) -> None:
             plait_output=output,
             x_request_id="mine",
         )
-    assert [delivery.call.call_id for delivery, _, _ in served.engine.running.values()] == ["mine", "mine-2"]
+    assert [asked.call.call_id for asked, _, _ in served.engine.running.values()] == ["mine", "mine-2"]
 
 
 # Repeated.
@@ -367,10 +367,10 @@ async def test_a_text_beyond_the_limit_fails_the_variable_and_its_client_still_g
 async def test_a_text_beyond_the_limit_ends_a_call_that_nobody_reads() -> None:
     async with served_calls(max_value_bytes=10) as served:
         await served.submit("Do {{code}}", "code")
-        delivery, _, ended = served.engine.running["Do "]
-        assert delivery.text is not None
+        asked, _, ended = served.engine.running["Do "]
+        assert asked.text is not None
         with pytest.raises(ValueTooLargeError) as caught:
-            delivery.text.whole(b'{"choices":[{"message":{"content":"12345678901"}}]}')
+            asked.text.whole(b'{"choices":[{"message":{"content":"12345678901"}}]}')
         ended.set_exception(caught.value)
         refused = await served.get("code")
         assert refused.refusal == (424, "variable_failed")

@@ -249,9 +249,9 @@ async def test_a_call_that_nobody_joins_runs_when_the_moment_is_over(monkeypatch
         ((when_s, event),) = due
         event(when_s)
         await settle()
-        delivery = served.engine.running["Write"][0]
-        assert delivery.call.objective is None
-        assert delivery.arrived_s == pytest.approx(when_s - 0.010), "it counts from its arrival"
+        asked = served.engine.running["Write"][0]
+        assert asked.call.objective is None
+        assert asked.arrived_s == pytest.approx(when_s - 0.010), "it counts from its arrival"
 
 
 # An objective of the session.
@@ -285,7 +285,7 @@ async def test_sixteen_maps_and_a_reduce_by_headers_are_grouped_first_stage_incl
         maps = [await served.chat(f"Map {part}", output=part, plait=wanted) for part in parts]
         assert served.engine.running == {}
         reduce = await served.chat(" ".join(f"{{{{{part}}}}}" for part in parts), inputs=",".join(parts))
-        groups = {delivery.call.group for delivery, *_ in served.engine.running.values()}
+        groups = {asked.call.group for asked, *_ in served.engine.running.values()}
         assert [group.calls for group in groups if group is not None] == [16]
         for part in parts:
             await served.engine.answer(f"Map {part}", part)
@@ -297,7 +297,7 @@ async def test_a_plain_call_of_such_a_session_has_its_objective() -> None:
     async with served_calls() as served:
         await served.send("/v1/sessions", {"session_id": "s", "objective": "latency"})
         call = await served.chat("Say it")
-        (delivery,) = [delivery for delivery, *_ in served.engine.running.values()]
-        assert (delivery.call.objective, delivery.call.slo) == (Objective.LATENCY, LATENCY_SLO)
+        (asked,) = [asked for asked, *_ in served.engine.running.values()]
+        assert (asked.call.objective, asked.call.slo) == (Objective.LATENCY, LATENCY_SLO)
         await served.engine.answer("Say it", "it")
         assert call.text == "it"

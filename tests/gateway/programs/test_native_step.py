@@ -296,8 +296,8 @@ def program_of(**more: Any) -> dict[str, Any]:
 
 async def test_a_program_has_a_native_step_between_two_calls(served: Served) -> None:
     got = await served.send("/v1/programs", program_of(gets={"test": "latency", "parsed": None}))
-    delivery, _, _ = served.engine.running["Do it "]
-    assert delivery.call.objective is LATENCY
+    asked, _, _ = served.engine.running["Do it "]
+    assert asked.call.objective is LATENCY
     await served.engine.answer("Do it ", "x")
     again = await served.send("/v1/programs", program_of(gets={"parsed": None}))
     await served.value("parsed", "{x}")

@@ -19,9 +19,9 @@ async def served() -> AsyncIterator[Served]:
 
 def sent(served: Served) -> ChatRequest | CompletionRequest:
     """The request of the only running call."""
-    ((delivery, _, _),) = served.engine.running.values()
-    assert isinstance(delivery.body, OutgoingBody)
-    return delivery.body.request
+    ((asked, _, _),) = served.engine.running.values()
+    assert isinstance(asked.body, OutgoingBody)
+    return asked.body.request
 
 
 @pytest.mark.parametrize("submitted", [False, True])

@@ -31,8 +31,8 @@ async def test_the_space_that_the_model_writes_first_is_no_part_of_its_output(se
 
 async def test_the_steps_have_the_session_and_the_path(served: Served) -> None:
     await served.submit("Do {{code}}", "code")
-    delivery, *_ = served.engine.running["Do "]
-    assert (delivery.session, delivery.path) == ("s", CHAT)
+    asked, *_ = served.engine.running["Do "]
+    assert (asked.session, asked.path) == ("s", CHAT)
     await served.engine.answer("Do ", "x")
 
 

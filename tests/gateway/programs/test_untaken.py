@@ -236,8 +236,8 @@ def program_of(when: str = 'verdict == "yes"', **more: Any) -> dict[str, Any]:
 
 async def test_a_program_takes_one_side(served: Served) -> None:
     got = await served.send("/v1/programs", program_of())
-    delivery, _, _ = served.engine.running["Judge "]
-    assert delivery.call.objective is Objective.LATENCY, "deduced through the conditions"
+    asked, _, _ = served.engine.running["Judge "]
+    assert asked.call.objective is Objective.LATENCY, "deduced through the conditions"
     await served.engine.answer("Judge ", "yes")
     assert list(served.engine.running) == ["Praise "]
     await served.engine.answer("Praise ", "fine")

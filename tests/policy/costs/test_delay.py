@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.costs.delay import Asked, delay_cost, offer
+from plait.policy.costs.delay import CallToPlace, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.prefill_queue import Prefill
@@ -96,7 +96,7 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
     assert name
     (view,) = situation(engine).engines
     held_blocks = 6 if engine.cached else 0
-    cost = delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), view, held_blocks, 0.0)
+    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, held_blocks, 0.0)
     attention_s = 0.00061
     stalled = len(engine.contexts) / 2
     got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
@@ -110,7 +110,7 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
 def test_work_delays_the_calls_that_come_later_where_calls_wait(most_wait_s: float, wait_s: float) -> None:
     (view,) = situation(Engine(waiting=(50, 100), contexts=(50, 100))).engines
     none, some = (
-        delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s, most_wait_s), view, 0, 0.0)
+        delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s, most_wait_s), view, 0, 0.0)
         for rate_s in (0, 2.0)
     )
     assert some.later_s == pytest.approx(1.5 * 2.0 * (0.061 + 0.000_61) * wait_s)
@@ -123,15 +123,15 @@ def test_what_is_evicted_counts_as_far_as_it_is_used() -> None:
     (view,) = fleet.engines
     view.residency.resident.store(None, hashes("third"))
     view.free_tokens = 11 + view.ledger.mean_output_tokens
-    assert offer(Asked.of(call_of("prefix"), fleet), fleet, view).cost.evicted_s == 0.0, "nobody uses it"
+    assert offer(CallToPlace.of(call_of("prefix"), fleet), fleet, view).cost.evicted_s == 0.0, "nobody uses it"
     (node,) = [one for one in view.residency._tree.nodes() if one.hashes[0] == hashes("o")[0]]
     node.use(0.0)
     node.use(0.0)
     now = fleet._replace(now_s=60.0)
-    lost_s = offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s
+    lost_s = offer(CallToPlace.of(call_of("prefix"), now), now, view).cost.evicted_s
     assert lost_s == pytest.approx(8 * 0.050 * 2 / e), "each use of a minute ago counts 1 / e"
     view.free_tokens += 50
-    assert offer(Asked.of(call_of("prefix"), now), now, view).cost.evicted_s == 0.0, "it has room"
+    assert offer(CallToPlace.of(call_of("prefix"), now), now, view).cost.evicted_s == 0.0, "it has room"
 
 
 def used(fleet: Situation, uses: int) -> Situation:
@@ -164,7 +164,7 @@ def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
     """50 tokens were sent and 100 are held, in iterations of 100 tokens."""
     assert name
     (view,) = situation(Engine(waiting=(50,), held=(100,), contexts=(50, 100))).engines
-    cost = delay_cost(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), view, 0, 0.0, passed)
+    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, 0, 0.0, passed)
     iteration_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (context + 61 + 10)
     assert (cost.queue_s, cost.prefill_s) == pytest.approx((queue_s, 0.071 + 0.000_61))
     assert cost.decode_s == pytest.approx(20 * iteration_s)
@@ -332,14 +332,14 @@ def choice(
     uses: int,
     most_wait_s: float,
     prompt: str,
-) -> tuple[Asked, Situation]:
+) -> tuple[CallToPlace, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
     engines, passed = chosen
     fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=lambda: COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    return Asked(call_of(prompt), output_tokens, ttft_s, COMING.rate_s, most_wait_s), fleet
+    return CallToPlace(call_of(prompt), output_tokens, ttft_s, COMING.rate_s, most_wait_s), fleet
 
 
 @CHOICES

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.delay import Asked, DelayCost, change_gain_s
+from plait.policy.costs.delay import CallToPlace, DelayCost, change_gain_s
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Situation
@@ -65,7 +65,7 @@ class Change:
             there.residency.book(tree.insert(hashes(other)))
         before = there.calls, there.context_tokens, here.calls, len(tree)
         moment = Situation(tree.match(hashes(PROMPT)), [here], 0, 0.0, fleet.traffic)
-        asked = Asked.of(call_of(PROMPT)._replace(slo=self.slo, arrived_s=-self.age_s), moment)
+        asked = CallToPlace.of(call_of(PROMPT)._replace(slo=self.slo, arrived_s=-self.age_s), moment)
         found = change_gain_s(asked, moment, there, self.ahead_s, (held_blocks, leaf))
         assert (there.calls, there.context_tokens, here.calls, len(tree)) == before, "nothing has changed"
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.costs.delay import Asked, DelayCost
+from plait.policy.costs.delay import CallToPlace, DelayCost
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.types import Slo
 from tests.policy.costs.test_delay import OUTPUT_TOKENS, Engine, call_of, place, situation
@@ -27,7 +27,7 @@ def test_a_call_with_a_jct_goes_where_its_whole_answer_is_expected_in_time() -> 
 
 
 def test_a_call_with_both_is_late_by_what_it_is_late_most() -> None:
-    asked = Asked(call_of("prefix"), OUTPUT_TOKENS, 2.0, jct_s=5.0)
+    asked = CallToPlace(call_of("prefix"), OUTPUT_TOKENS, 2.0, jct_s=5.0)
     costs = [DelayCost(queue_s, 1.0, decode_s, 0.0, 0.0) for queue_s, decode_s in ((1, 3), (2, 3), (2, 1), (1, 6))]
     assert [asked.late_s(cost) for cost in costs] == [0.0, 1.0, 1.0, 3.0]
 

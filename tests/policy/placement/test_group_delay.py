@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.delay import Asked, offer
+from plait.policy.costs.delay import CallToPlace, offer
 from plait.policy.placement.least_delay import WORTH, Place, least_delay, least_sum_s, used
 from plait.policy.types import Slo
 from tests.policy.costs.test_delay import OUTPUT_TOKENS, Engine, call_of, situation
@@ -30,7 +30,8 @@ def searched(places: list[Place], calls: int) -> float:
     return best + sum(place.opening_s for place in places)
 
 
-NO_OFFER = offer(Asked(call_of("prefix"), OUTPUT_TOKENS, inf), situation(Engine()), situation(Engine()).engines[0])
+TO_PLACE = CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf)
+NO_OFFER = offer(TO_PLACE, situation(Engine()), situation(Engine()).engines[0])
 PLACES = st.builds(Place, st.just(NO_OFFER), st.floats(0, 10), st.floats(0, 10), st.floats(0.1, 5))
 
 

@@ -1,0 +1,69 @@
+"""The headers that are passed on, and those that the gateway adds to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from itertools import compress
+from typing import Final
+
+from plait.backends.http.client import Response
+from plait.gateway.asgi import NAME, Headers
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.fleet.booking import Booking
+from plait.gateway.timer import loop_time_s
+from plait.policy.types import NO_SLO
+
+LEAST_WAIT_S = 0.01
+"""A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
+
+_USUAL: Final = frozenset((b"keep-alive", b"close"))
+
+
+def answer_headers(
+    delivery: Delivery, booking: Booking, response: Response, names: AbstractSet[bytes]
+) -> list[tuple[bytes, bytes]]:
+    """Those of an engine's response with these `names`, and what is told of the call."""
+    placement, session = booking.placement, delivery.asked.session
+    headers = passed(response.headers, names)
+    headers += [
+        (b"x-request-id", booking.call.call_id.encode("latin-1")),
+        (b"plait-engine", placement.engine_id.encode("latin-1")),
+        (b"plait-placement", placement.reason.encode()),
+        (b"plait-cached-tokens", b"%d" % placement.cached_tokens),
+    ]
+    if session is not None:
+        headers.append((b"plait-session", session.encode("latin-1")))
+    waited_s = booking.sent_s - delivery.arrived_s
+    if waited_s >= LEAST_WAIT_S:
+        headers.append((b"plait-waited-s", b"%.3f" % waited_s))
+    is_promised = booking.call.slo is not None and response.status == 200
+    outlook = _outlook(booking, delivery.arrived_s) if is_promised else None
+    if outlook is not None:
+        headers.append((b"plait-slo", outlook))
+    return headers
+
+
+def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
+    """What is known of a call's TTFT and JCT at its first token, or when all of its answer is there at once.
+
+    None if neither was looked at when it was placed, and neither is missed.
+    """
+    slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
+    age_s = (loop_time_s() if first_s is None else first_s) - arrived_s
+    if slo.is_missed(age_s):
+        return b"missed"
+    if placement.meets_slo is None:
+        return None
+    rest_s = 0.0 if first_s is None else placement.decode_s
+    is_late = slo.jct_s is not None and age_s + rest_s > slo.jct_s
+    return b"at-risk" if is_late or not placement.meets_slo else b"expected"
+
+
+def passed(headers: Headers, names: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
+    given = list(map(NAME, headers))
+    found = list(compress(headers, map(names.__contains__, given)))
+    if b"connection" not in given or (dict(headers)[b"connection"] in _USUAL and given.count(b"connection") == 1):
+        return found
+    of_hop = {one.strip().lower() for name, value in headers if name == b"connection" for one in value.split(b",")}
+    return [item for item in found if item[0] not in of_hop]

@@ -1,0 +1,174 @@
+"""A call's parts: what is asked, one attempt on an engine, what that has answered, and how the call ended.
+
+`Delivery` puts them together.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from plait.backends.errors import EngineError
+from plait.gateway.answers.completion_text import TextTap
+from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, UsageBounds
+from plait.gateway.asgi import Headers, Nowhere, Sink
+from plait.gateway.calls.outgoing import EngineBody
+from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.policy.types import Call
+
+CLIENT_CLOSED: Final = 499
+"""The status of a call whose client went before its answer, as nginx has it."""
+
+NOWHERE: Final = Nowhere()
+
+Outcome = Literal["ok", "refused", "failed", "no_engine", "client_gone", "defect"]
+"""How a call, or an attempt, ended. `refused`: by the engine, or here. `defect`: the gateway is at fault."""
+
+
+class HeldBytes(Protocol):
+    """Where bytes count that are held for a call."""
+
+    def hold(self, size_bytes: int) -> None:
+        """Count this much more. Raises `PlaitError` beyond the limit."""
+
+    def free(self, size_bytes: int) -> None:
+        """Count this much less."""
+
+
+class Asked(msgspec.Struct, frozen=True, eq=False):
+    """What the client wants of one call. It can be delivered more than once."""
+
+    call: Call
+    """As policies see it, with the objectives that it arrived with."""
+
+    path: str
+
+    headers: Headers
+    """The client's."""
+
+    body: EngineBody
+
+    session: str | None = None
+    """The session of a program, which a header of the answer repeats."""
+
+    text: TextTap | None = None
+    """Reads the completion's text."""
+
+    answer_bytes: HeldBytes | None = None
+    """Where an answer that is not streamed counts while it comes."""
+
+    continues_on: str | None = None
+    """The engine that has most of the prompt in its cache."""
+
+    avoids: frozenset[str] = frozenset()
+    """Engines that get the call only if there is no other."""
+
+    tenant: str = ""
+
+    choices: int = 1
+    """Completions in all."""
+
+    bounds: UsageBounds = UNKNOWN
+    """The most tokens that it can use."""
+
+    handle: str | None = None
+    """Names a call whose objectives may change on its way."""
+
+    form: AnswerForm = COMPLETION
+
+    route: str | None = None
+    """Only engines that have this route may get the call."""
+
+    turn_of: str = ""
+    """Conversation id: `plait-session`, or the client's own header or field."""
+
+    output: str | None = None
+    """The variable that the text becomes."""
+
+    inputs_s: float | None = None
+    """The time until its inputs had values."""
+
+    @property
+    def arrived_s(self) -> float:
+        """The call's times count from here: its arrival, or when its inputs had values."""
+        return self.call.arrived_s
+
+
+class Answer(msgspec.Struct, eq=False):
+    """What an engine has answered to one attempt. The attempt's exchange writes it."""
+
+    outcome: Literal["ok", "refused"] | None = None
+    """Set once the engine has said all; the client may not have it yet."""
+
+    status: int = 200
+    """The status that the client gets with it."""
+
+    usage: CallUsage | None = None
+
+    is_corrected: bool = False
+    """Whether the engine's usage was out of bounds."""
+
+    finish: str | None = None
+    """Why the first choice ended."""
+
+    problem: EngineError | str | None = None
+    """Why the answer is none, by the caller's fault (a text), or by an engine's (an error)."""
+
+
+class OpenExchange(Protocol):
+    """An attempt's exchange with its engine."""
+
+    def advance(self) -> bool:
+        """Pass on what has come. Returns whether the client has all of the answer; raises what is wrong with it."""
+
+    def close(self) -> None:
+        """End it, or give it up."""
+
+    @property
+    def has_last_event(self) -> bool:
+        """Whether the client has the last event of a stream. Nothing may follow it."""
+
+    def redirect(self, sink: Sink) -> None:
+        """Nothing of the answer has come so far. From now on it goes to this sink."""
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """A call on one engine."""
+
+    booking: Booking
+
+    answer: Answer
+
+    exchange: OpenExchange | None = None
+    """None while it is being sent, or if that failed."""
+
+    is_open: bool = True
+    """Whether its booking has still to be settled, released or failed."""
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's id."""
+        return self.booking.placement.engine_id
+
+
+class Ending(msgspec.Struct, frozen=True, eq=False):
+    """How a call ended."""
+
+    outcome: Outcome
+
+    status: int
+    """What the client gets."""
+
+    engine_id: str
+    """Where it ended; empty if no engine had it."""
+
+    is_told: bool
+    """Whether the client was sent something of an answer."""
+
+    error: BaseException | None = None
+    """What is raised for it: an error that its client has not been told, or a defect."""
+
+    problem: EngineError | str | None = None
+    """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
+    that another one may succeed. A text: what is wrong by the caller's fault."""

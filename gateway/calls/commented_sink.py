@@ -1,0 +1,94 @@
+"""The sink of a stream that may be silent for long: its client gets comments meanwhile. `silent_streams` says when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from plait.backends.errors import EngineGarbledError, PlaitError
+from plait.gateway.answers.completions import AnswerForm
+from plait.gateway.answers.error_texts import error_of
+from plait.gateway.asgi import EVENT_STREAM, Headers, Sink
+
+OURS: Final = b"plait-"
+"""Headers with this prefix are told in a comment once the status has gone out."""
+
+
+class CommentedSink:
+    """The sink of a stream whose client may be told that it waits. `has_begun`: then the client has a status already.
+
+    Headers that are known only later come as a comment, and an error comes as an event.
+    """
+
+    def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
+        self.has_begun = False
+        self._sink = sink
+        self._form = form
+        self._call_id = call_id
+        self._failed_status: int | None = None
+        self._parts: list[bytes] = []
+        self.flush = sink.flush
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Of the client's sink."""
+        return self._sink.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._sink.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._sink.is_full
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self._sink.is_drained
+
+    def tell(self, comment: str) -> None:
+        """Tell the client that its call goes on."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._sink.start(200, [*EVENT_STREAM, (b"x-request-id", self._call_id.encode("latin-1"))])
+        self._sink.write(self._form.sign_of_life(comment, has_begun=False))
+
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer. Its client may have a status already, and expects events then."""
+        if self.has_begun and status == 200:
+            self.fail(EngineGarbledError("The engine answered without a stream."))
+        elif self.has_begun:
+            self.start(status, headers)
+            self.end(bytes(body))
+        else:
+            self._sink.whole(status, headers, body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """An answer begins. Its client may have a status already."""
+        if not self.has_begun:
+            self._sink.start(status, headers)
+        elif status != 200:
+            self._failed_status = status
+        else:
+            ours = [name + b"=" + value for name, value in headers if name.startswith(OURS)]
+            self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # on its own: the events may have to be translated
+
+    def write(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._failed_status is None:
+            self._sink.write(body)
+        else:
+            self._parts.append(body)
+
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of the body."""
+        if self._failed_status is None:
+            self._sink.end(body)
+        else:
+            self.fail(error_of(self._failed_status, b"".join([*self._parts, body])))
+
+    def fail(self, error: PlaitError) -> None:
+        """The call has failed. The status has gone out, so the error is an event, and the last one."""
+        self._sink.end(self._form.error_event(error))

@@ -1,0 +1,172 @@
+"""The states of a call: its table, who may write them, and that a call lets go of all that it holds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from plait.gateway.asgi import AsgiSink
+from plait.gateway.calls.call import NOWHERE
+from plait.gateway.calls.delivery import DELIVERY_TRANSITIONS, CallTransitionError, Delivery, DeliveryState
+from plait.gateway.calls.holdings import Holdings
+from plait.gateway.calls.upstream import Exchange as UpstreamExchange
+from plait.policy.types import Call
+from tests.gateway.calls.scripted_engines import (
+    HASHES,
+    JSON,
+    LOST,
+    WHOLE,
+    Client,
+    Exchange,
+    FakeHttp,
+    Gateway,
+    gateway,
+)
+from tests.gateway.exposed import samples
+from tests.source_tree import path_of, sources
+
+MACHINE = {f"gateway/calls/{name}.py" for name in ("delivery", "relay", "attempts", "upstream")}
+"""`upstream` writes what an engine has answered."""
+
+RECORDS = {"delivery", "attempt", "answer"}
+HOLDINGS = (
+    "_leave_streams", "_leave_objectives", "_leave_doubts", "_leave_admission", "_leave_retries", "_count", "_log",
+    "_leave_watch",
+)  # fmt: skip
+
+
+class DefectError(Exception):
+    """Raised by a part of the gateway."""
+
+
+def test_a_step_that_is_not_in_the_table_changes_nothing() -> None:
+    asked: Any = None
+    for state, steps in DELIVERY_TRANSITIONS.items():
+        for following in DeliveryState:
+            delivery = Delivery(asked, Call("r1", "m", 1, 64, HASHES), NOWHERE, None, state=state)
+            if following in steps:
+                delivery.enter(following)
+                assert delivery.state is following
+            else:
+                with pytest.raises(CallTransitionError, match=f"r1 is {state} and cannot become {following}"):
+                    delivery.enter(following)
+                assert delivery.state is state
+
+
+def written(file: Path) -> Iterator[str]:
+    """The attributes of records of calls that a module assigns to."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id in RECORDS:
+                    yield f"{one.value.id}.{one.attr}"
+
+
+def test_only_the_machine_writes_the_state_of_a_call() -> None:
+    found = {path_of(file): set(written(file)) for file in sources("gateway")}
+    assert {name for name, names in found.items() if names} <= MACHINE
+    assert all(name.startswith("answer.") for name in found["gateway/calls/upstream.py"])
+
+
+def test_what_a_call_holds_is_let_go_of_in_one_order() -> None:
+    parts: Any = None
+    order = Holdings(parts, parts, silent_streams=parts, objectives=parts, faults=parts, retries=parts).order
+    assert tuple(let_go.__name__ for let_go in order) == HOLDINGS
+
+
+def has_let_go(made: Gateway) -> None:
+    """Nothing is left of any call; a call that failed first has given back what it took for a retry."""
+    assert made.relay.silent_streams._told_s == {}
+    assert made.relay._objectives._deliveries == {}
+    assert made.relay._attempts._faults._doubts == {}
+    assert made.gate.admission.use("").running == 0
+    assert made.router.retries._retrying["m"] == 0
+    assert made.router.engines["a"].view.outstanding == 0
+    assert made.open_answers.held_bytes == 0
+
+
+@pytest.mark.parametrize("part", HOLDINGS)
+async def test_a_part_that_fails_as_a_call_ends_keeps_no_other_from_being_let_go(
+    part: str,
+) -> None:
+    """The call has failed once, and is streamed, held, counted, logged and watched."""
+    async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        holdings = made.relay.holdings
+        let_go = getattr(holdings, part)
+
+        def defective(delivery: Delivery) -> None:
+            let_go(delivery)
+            raise DefectError(part)
+
+        at = HOLDINGS.index(part)
+        holdings.order = (*holdings.order[:at], defective, *holdings.order[at + 1 :])  # type: ignore[assignment]
+        with structlog.testing.capture_logs() as lines, pytest.raises(DefectError, match=part):
+            await made.relay.deliver(made.asked(handle="h"), AsgiSink(Client().send))
+        has_let_go(made)
+        assert [line["outcome"] for line in lines if line["event"] == "call"] == ["ok"]
+        assert [made.ending.outcome, made.seen.ended_calls[0].state] == ["ok", DeliveryState.ENDED]
+        assert sum(n for name, n in samples(made.registry).items() if name.startswith("plait_tenant_calls_total{")) == 1
+
+
+@pytest.mark.parametrize("several", [True, False])
+async def test_all_parts_that_fail_are_passed_and_whoever_began_the_call_is_told_of_the_first(several: bool) -> None:
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        passed: list[str] = []
+
+        def defective(name: str, delivery: Delivery) -> None:
+            getattr(made.relay.holdings, name)(delivery)
+            passed.append(name)
+            raise DefectError(name)
+
+        def defect(name: str) -> Any:
+            return lambda delivery: defective(name, delivery)
+
+        failing = HOLDINGS if several else HOLDINGS[-1:]
+        order = tuple(defect(name) if name in failing else getattr(made.relay.holdings, name) for name in HOLDINGS)
+        made.relay.holdings.order = order
+        with pytest.raises(DefectError, match=failing[0]):
+            await made.relay.deliver(made.asked(), AsgiSink(Client().send))
+        assert tuple(passed) == failing
+        has_let_go(made)
+
+
+async def test_a_defect_is_raised_to_whoever_cancels_a_call() -> None:
+    async with gateway(FakeHttp(None)) as made:
+        ended: list[BaseException | None] = []
+
+        let_go, *others = made.relay.holdings.order
+
+        def defective(delivery: Delivery) -> None:
+            let_go(delivery)
+            raise DefectError
+
+        made.relay.holdings.order = (defective, *others)  # type: ignore[assignment]
+        delivery = made.relay.begin(made.asked(), NOWHERE, ended.append)
+        with pytest.raises(DefectError):
+            made.relay.cancel(delivery)
+        made.relay.cancel(delivery)
+        assert (ended, made.ending.outcome) == ([], "client_gone")
+        has_let_go(made)
+
+
+@pytest.mark.parametrize("part", ["close", "settle", "left_engine"])
+async def test_an_attempt_that_cannot_be_closed_ends_the_call_once(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
+        owners = {"close": UpstreamExchange, "settle": made.router, "left_engine": made.relay._attempts._metrics}
+        original = getattr(owners[part], part)
+
+        def defective(*arguments: Any) -> None:
+            original(*arguments)
+            raise DefectError(part)
+
+        monkeypatch.setattr(owners[part], part, defective)
+        with pytest.raises(DefectError, match=part):
+            await made.relay.deliver(made.asked(), AsgiSink(Client().send))
+        assert (made.ending.outcome, made.ending.status) == ("defect", 500)
+        has_let_go(made)

@@ -205,8 +205,7 @@ class Admission:
             if not call.is_sent:
                 self.queue.wait(call, now_s)
         except PlaitError as error:
-            call.error = error
-            self._given_up(call, now_s)
+            self.queue.give_up(call, error, now_s)
             return
         if call.is_sent:
             self._sent(call, now_s)

@@ -26,39 +26,84 @@ NEXT_S = 0.5
 
 
 class Waiting(msgspec.Struct, eq=False):
-    """A call on its way to an engine, and how it may be placed: `prefer`, `avoid` and `route` as in `Router.select`.
+    """A call on its way to an engine. A line knows it as a `Ticket`, a session gate as an `Arrival`.
 
-    A line knows it as a `Ticket`, a session gate as an `Arrival`. `tokens` is its prompt and its expected output.
-    `output_tokens` are expected of it. `booking` is set while it is placed. It is to be sent once `is_sent`, or has
-    failed with an `error`: then `tell` is called, unless it is sent at once. Its client has named a `session`, or that
-    is empty. One that `passes` is never held for its session's sake. One that `is_leased` is within its tenant's rates
-    over several gateways. `turn` is what its model's session gate knows it as. `before` calls of its tenant, with
-    `before_s` of work, have waited for its model before it.
+    Whoever makes one says what is asked. Then each field has one writer, in the module that is named.
     """
 
+    # What is asked.
+
     tenant: str
+
     tokens: int
+    """Its prompt, and the output that is expected."""
+
     call: Call
-    rank: Rank = Rank.NORMAL
-    priority: int = 0
-    precedence: Precedence = Precedence.REST
-    number: int = 0
-    work_s: float = 0.0
-    is_back: bool = False
+    """`admission` changes its objectives."""
+
     output_tokens: int = 0
+    """The output that is expected."""
+
     prefer: str | None = None
+    """As `avoid` and `route`, for `Router.select`."""
+
     avoid: Collection[str] = ()
+
     route: str | None = None
-    booking: Booking | None = None
-    is_sent: bool = False
-    error: PlaitError | None = None
-    tell: Callable[[], None] | None = None
+
     session: str = ""
+    """The session that its client has named."""
+
     passes: bool = False
+    """Whether it is never held for its session's sake."""
+
     is_leased: bool = False
-    turn: Turn | None = None
+    """Whether it is within its tenant's rates over several gateways: the gate asks."""
+
+    tell: Callable[[], None] | None = None
+    """Called when a call that has waited is to be sent, or has an error. Whoever lets it enter sets this."""
+
+    # Its place in a line.
+
+    number: int = 0
+    """Its place among all calls that came, set in `admission`."""
+
+    is_back: bool = False
+    """Whether it has the number that it had when it came first, set in `admission`."""
+
+    rank: Rank = Rank.NORMAL
+    """Set in `queue`; the `line` changes it while the call is there."""
+
+    priority: int = 0
+    """Set in `queue`."""
+
+    precedence: Precedence = Precedence.REST
+    """Set in `lines`; the `line` changes it while the call is there."""
+
+    work_s: float = 0.0
+    """The engine time that it counts with, set in `queue`."""
+
     before: int = 0
+    """The calls of its tenant that have waited for its model before it, set in `backlog`."""
+
     before_s: float = 0.0
+    """Their work, set in `backlog`."""
+
+    # Its session.
+
+    turn: Turn | None = None
+    """What its model's session gate knows it as, set in `admission`."""
+
+    # What has become of it.
+
+    booking: Booking | None = None
+    """Set in `lines` while it is placed."""
+
+    is_sent: bool = False
+    """Whether it is to be sent, or is: set in `lines`."""
+
+    error: PlaitError | None = None
+    """Why it is not sent, set in `queue`."""
 
     @property
     def is_held(self) -> bool:

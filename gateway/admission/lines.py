@@ -118,6 +118,7 @@ class Lines:
 
     def unsent(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone in the moment in which it was sent."""
+        call.is_sent = False
         self.room.left(call.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
         self._release(call, now_s)

@@ -102,7 +102,6 @@ class Queue:
 
     def unsent(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone in the moment in which it was sent."""
-        call.is_sent = False
         self._shares.correct(call.tenant, -call.tokens)
         self.lines.unsent(call, now_s)
         self.place_held(call.tenant, now_s)
@@ -131,7 +130,7 @@ class Queue:
             self.leave(victim, now_s)
             calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
             text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
-            self._give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
+            self.give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
 
     def check_limit(self, call: Waiting, waiting: int) -> None:
         """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
@@ -162,7 +161,7 @@ class Queue:
     def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
         """No engine takes a call that has waited."""
         self.backlogs[call.call.model].remove(call)
-        self._give_up(call, error, now_s)
+        self.give_up(call, error, now_s)
         self.place_held(call.tenant, now_s)
 
     def place_held(self, tenant: str, now_s: float) -> None:
@@ -174,11 +173,12 @@ class Queue:
                 self.lines.place(call, now_s)
             except PlaitError as error:
                 self.backlogs[call.call.model].remove(call)
-                self._give_up(call, error, now_s)
+                self.give_up(call, error, now_s)
                 continue
             self._sent(call, now_s) if call.is_sent else self.lines.join(call, now_s)
 
-    def _give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+    def give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
+        """A call that waits here no more is not to be sent."""
         call.error = error
         self._on_given_up(call, now_s)
 

@@ -18,7 +18,7 @@ CALL = Call("c", "m", 100, 64, [])
 
 
 def waiting(tenant: str = "a", work_s: float = 1.0, rank: Rank = Rank.NORMAL) -> Waiting:
-    return Waiting(tenant, 100, CALL, rank, work_s=work_s)
+    return Waiting(tenant, 100, CALL, rank=rank, work_s=work_s)
 
 
 def batch(tenant: str = "b", work_s: float = 1.0) -> Waiting:

@@ -28,6 +28,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 RETRY_AFTER_S = {429: 1.0, 503: 1.0}
 """What a client is asked to wait after these statuses if the error does not say. Nothing predicts a better time."""
 
+MOST_RETRY_AFTER_S: Final = 60.0
+"""No client is told to stay away for longer. The SDKs of OpenAI and Anthropic pay no heed to a longer time, and come
+again within seconds.
+"""
+
 PART_BYTES = 512 * 1024
 """A body is gathered in parts. As one it would be copied as it grows. As single pieces it could take 40 times its
 size, if a client sends single bytes.
@@ -425,7 +430,7 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json")]
     retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
     if retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+        headers.append((b"retry-after", str(max(1, round(min(retry_after_s, MOST_RETRY_AFTER_S)))).encode()))
     if not error.is_stored:
         headers.append(NOT_DURABLE)
     if isinstance(error, MethodNotAllowedError):

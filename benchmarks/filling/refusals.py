@@ -2,7 +2,7 @@
 what the fleet can take.
 
 A refused call is told how long the calls of its tenant take that wait already. That is compared with the time until the
-last of these was sent.
+last of these was sent. Both count up to the longest time that a client is told.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.filling.systems import ADMISSION, NONE, FleetSize, systems
 from benchmarks.filling.tenants import WEIGHTS
 from benchmarks.filling.workloads import workloads
 from benchmarks.placing.workloads import chat
+from plait.gateway.asgi import MOST_RETRY_AFTER_S
 from plait.gateway.simulation.simulate import Simulation
 
 CHAT: Final = "chat"
@@ -73,5 +74,5 @@ def _ratios(simulation: Simulation) -> Sequence[float]:
             if record.tenant == refused.tenant and record.arrived_s <= at_s < record.sent_s
         ]
         if waited:
-            ratios.append(max(waited) / refused.retry_after_s)
+            ratios.append(min(max(waited), MOST_RETRY_AFTER_S) / min(refused.retry_after_s, MOST_RETRY_AFTER_S))
     return ratios

@@ -21,6 +21,7 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.queue import Queue
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
+from plait.gateway.asgi import MOST_RETRY_AFTER_S
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
 from plait.policy.admission.fair_shares import FairShares
@@ -29,9 +30,6 @@ from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call
 
 KEPT = "It keeps its place: send it again."
-
-MOST_AWAY_S = 60.0
-"""No client is told to stay away for longer. SDKs do not wait longer for a retry."""
 
 GRACE_S: Final = 10.0
 """A place is kept so much longer than the client was told to stay away."""
@@ -168,7 +166,7 @@ class Admission:
     def leave(self, call: Waiting, now_s: float) -> LimitError:
         """A call that waits goes, and may come back to its place; returns what its client is to be told."""
         position, expected_s = self.outlook(call)
-        again_s = min(max(1.0, expected_s), MOST_AWAY_S)
+        again_s = min(max(1.0, expected_s), MOST_RETRY_AFTER_S)
         self._places.keep(call, now_s + again_s)
         is_held, where = call.is_held, f"at place {position} of this tenant's, for about {expected_s:.0f} s more"
         self.gone(call, now_s)

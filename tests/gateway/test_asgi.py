@@ -45,6 +45,7 @@ def test_a_request_whose_id_is_none_gets_one(given: bytes) -> None:
         (MethodNotAllowedError("no"), 405, {b"allow": b"POST"}),
         (NoEngineError("no", retry_after_s=1.0), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
         (NoEngineError("no", retry_after_s=0.2), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
+        (LimitError("no", retry_after_s=1_024.0), 429, {b"retry-after": b"60"}),
         (NoEngineError("no"), 503, {b"retry-after": b"1", b"x-should-retry": b"true"}),
         (LimitError("no"), 429, {b"retry-after": b"1"}),
     ],

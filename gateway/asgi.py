@@ -306,9 +306,6 @@ class Nowhere:
 ID: Final = "plait.id"
 """In the scope of a request whose id was asked for."""
 
-CLIENT: Final = "plait.client"
-"""In the scope of a request, if its server knows when its `Client` goes."""
-
 
 class Client(msgspec.Struct, eq=False, kw_only=True):
     """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""

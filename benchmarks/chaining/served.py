@@ -14,7 +14,7 @@ from plait.backends.errors import EngineError
 from plait.backends.http.client import HttpClient
 from plait.backends.http.connection import Response
 from plait.gateway.app import Gateway
-from plait.gateway.asgi import CLIENT, Client
+from plait.gateway.asgi import Client, WatchedReceive
 from plait.gateway.config.sections import (
     AdmissionConfig,
     Config,
@@ -148,8 +148,8 @@ class Request:
         self.status = 0
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope: Scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": raw}
-        scope[CLIENT] = Client()  # as the gateway's own server gives it
-        self.task = asyncio.ensure_future(gateway.app(scope, self._receive, self._send))
+        receive = WatchedReceive(self._receive, Client())  # as the gateway's own server gives it
+        self.task = asyncio.ensure_future(gateway.app(scope, receive, self._send))
 
     @property
     def body(self) -> bytes:

@@ -24,10 +24,11 @@ from plait.gateway.log.events import configure_logging, write_stderr_in_backgrou
 from plait.gateway.peers.namesake import has_namesake
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import PeerKey
-from plait.gateway.server.http_protocol import ClientBounds, SlowClients
+from plait.gateway.server.connection import ClientBounds
 from plait.gateway.server.http_server import Stops, run_draining_server
 from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
 from plait.gateway.server.request_bounds import RequestLimits
+from plait.gateway.server.slow_clients import SlowClients
 from plait.gateway.server.workers import Worker, WorkerProcesses
 
 LOOPBACK = "127.0.0.1"

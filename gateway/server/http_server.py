@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from types import FrameType
-from typing import Final, Protocol, cast
+from typing import Any, Protocol, cast
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from plait.gateway.server.balance import Share
+from plait.gateway.server.connection import ClientBounds, Connection, Server
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.server.http_protocol import ANY_CLIENT, BoundedProtocol, ClientBounds
 from plait.gateway.server.listening import ListeningServer, bound_sockets
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import bounds_by_descriptors
 from plait.gateway.server.signals import end_process
-
-KEEP_ALIVE_S = 75
-"""Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
 
 BACKLOG = 16_384
 """Connections that wait to be accepted, or fewer if the system allows fewer. Beyond, a client tries again after a
@@ -35,19 +31,6 @@ second."""
 
 AFTER_CUT_S = 2
 """Seconds that requests get to end once they were cut. Then uvicorn cancels them."""
-
-RELIED_ON: Final[Mapping[type, str]] = {
-    HttpToolsProtocol: (
-        "transport loop flow pipeline cycle headers parser connections client server_state timeout_keep_alive "
-        "on_headers_complete on_body on_message_complete on_response_complete _start_asgi_task "
-        "_unset_keepalive_if_required"
-    ),
-    RequestResponseCycle: (
-        "transport scope disconnected message_event keep_alive response_started response_complete on_response "
-        "default_headers chunked_encoding waiting_for_100_continue body more_body"
-    ),
-}
-"""Names of uvicorn that are no public interface: another version may lack one."""
 
 LINGER_S = 0.5
 """Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
@@ -106,7 +89,9 @@ class DrainingServer(ListeningServer):
         if self._stops.parent is not None:
             self._loop.add_reader(self._stops.parent, self._on_parent_gone, self._stops.parent)
         if self._stops.share is not None:
-            self._stops.share.open(self._new_protocol)
+            connect = cast("Callable[..., Connection]", self.config.http_protocol_class)
+            state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+            self._stops.share.open(partial(connect, **state, may_hand_on=False))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal asks to stop."""
@@ -115,13 +100,6 @@ class DrainingServer(ListeningServer):
             return
         self._is_stopping = True
         self._loop.call_soon_threadsafe(self._begin_stop, sig)
-
-    def _new_protocol(self) -> asyncio.Protocol:
-        """Of a connection that another worker has handed on."""
-        new = cast("Callable[..., BoundedProtocol]", self.config.http_protocol_class)
-        protocol = new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        protocol.may_hand_on = False
-        return protocol
 
     def _on_parent_gone(self, parent: int) -> None:
         assert self._loop is not None
@@ -151,25 +129,13 @@ class DrainingServer(ListeningServer):
         await super().shutdown(sockets)
 
 
-def check_uvicorn() -> None:
-    """Raise ValueError if the installed uvicorn lacks a name that Plait's protocol relies on."""
-    missing = [
-        f"{cls.__name__}.{name}"
-        for cls, names in RELIED_ON.items()
-        for name in names.split()
-        if name not in dir(cls) and name not in cls.__init__.__code__.co_names  # type: ignore[misc]
-    ]
-    if missing:
-        raise ValueError(
-            f"Plait does not support uvicorn {uvicorn.__version__}; it lacks: {', '.join(missing)}. Install a version "
-            "that Plait supports."
-        )
-
-
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError for its port."""
     sockets = bound_sockets(host, port)
-    _run(ListeningServer(_config(OpenRequests(app), host, port, max(1, round(grace_s)))), sockets)
+    config = new_config(
+        OpenRequests(app), ClientBounds(), host=host, port=port, timeout_graceful_shutdown=max(1, round(grace_s))
+    )
+    _run(ListeningServer(config), sockets)
 
 
 def run_draining_server(
@@ -182,29 +148,44 @@ def run_draining_server(
     """
     host, port = sockets[0].getsockname()[:2]
     bounds = replace(bounds, connections=bounds_by_descriptors(max_connections))
-    config = _config(app, host, port, ceil(stops.grace_s) + AFTER_CUT_S, bounds)
+    cancels_s = ceil(stops.grace_s) + AFTER_CUT_S
+    config = new_config(app, bounds, host=host, port=port, timeout_graceful_shutdown=cancels_s)
     _run(DrainingServer(config, stops), list(sockets))
 
 
 def _run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
-    check_uvicorn()
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
         server.run(sockets)
 
 
-def _config(app: ASGIApp, host: str, port: int, grace_s: int, bounds: ClientBounds = ANY_CLIENT) -> uvicorn.Config:
+def new_config(app: ASGIApp, bounds: ClientBounds, **options: Any) -> uvicorn.Config:
+    """The configuration of a server whose connections are ours, with further `options` of uvicorn's."""
+    connect = partial(_connect, app, bounds)
     return uvicorn.Config(
         app,
         interface="asgi3",
-        host=host,
-        port=port,
-        http=partial(BoundedProtocol, bounds=bounds),  # type: ignore[arg-type]
+        http=connect,  # type: ignore[arg-type]  # it is called as the class of a protocol is
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing asks for a client's address or scheme
-        timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=grace_s,
+        **options,
     )
+
+
+def _connect(
+    app: ASGIApp,
+    bounds: ClientBounds,
+    *,
+    server_state: Server,
+    app_state: dict[str, Any],
+    may_hand_on: bool = True,
+    **_uvicorn: object,
+) -> Connection:
+    """A client's connection. uvicorn calls this as the class of a protocol, also with its `config` and `_loop`.
+
+    uvicorn changes the `server_state`, and calls `shutdown` of each connection in there when it stops.
+    """
+    return Connection(app, bounds, server_state, app_state, may_hand_on=may_hand_on)

@@ -16,8 +16,10 @@ import pytest
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.server.request_bounds import RequestLimits
 from tests.gateway.api.fake_relay import HI, Api
 from tests.gateway.calls.scripted_engines import Exchange, FakeHttp, gateway
+from tests.gateway.server.serving import serving
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 CHAT = b"""data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":\
@@ -83,13 +85,12 @@ async def clients(
         api = Api(prompts)
         completions = replace(api.app.completions, calls=CallReader(made.router, prompts), relay=made.relay)
         app = replace(api.app, completions=completions, others=replace(api.app.others, completions=completions))
-        requests = OpenRequests(app)
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(requests)) as http:
+        async with serving(RequestLimits(), application=app) as running, httpx2.AsyncClient() as http:
             given: dict[str, Any] = {"api_key": "k", "max_retries": 0, "http_client": http}
             yield (
-                requests,
-                openai.AsyncOpenAI(base_url="http://gateway/v1", **given),
-                anthropic.AsyncAnthropic(base_url="http://gateway", **given),
+                running.requests,
+                openai.AsyncOpenAI(base_url=f"{running.url}/v1", **given),
+                anthropic.AsyncAnthropic(base_url=running.url, **given),
             )
 
 

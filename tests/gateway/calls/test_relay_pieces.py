@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.asgi import PART_BYTES, ClientGoneError
-from plait.gateway.server.served_client import JOINED_BYTES
+from plait.gateway.server.served_request import JOINED_BYTES
 from tests.gateway.calls import scripted_engines
 from tests.gateway.calls.scripted_engines import (
     DONE,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Any, cast
+from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from plait.gateway.server.served_client import ServedClient
+from plait.gateway.server.served_request import ServedRequest, Stage
 
 
 class FakeTransport(asyncio.Transport):
@@ -35,43 +32,34 @@ class FakeTransport(asyncio.Transport):
 class FakeConnection:
     """A connection whose client reads when the test says so."""
 
-    def __init__(self, body: bytes = b"", *, keep_alive: bool = True, version: str = "1.1") -> None:
+    def __init__(
+        self, body: bytes = b"", *, keep_alive: bool = True, version: str = "1.1", method: str = "POST", **changes: Any
+    ) -> None:
         self.transport = FakeTransport()
-        self.flow = FlowControl(self.transport)
+        self.room: asyncio.Event | None = None
+        self.default_headers = [(b"date", b"today")]
         self.answered = 0
-        self.closes_later = False
-        self.cycle = RequestResponseCycle(
-            scope=cast("Any", {"type": "http", "http_version": version, "method": "POST", "headers": []}),
-            transport=self.transport,
-            flow=self.flow,
-            logger=logging.getLogger("test"),
-            access_logger=logging.getLogger("test"),
-            access_log=False,
-            default_headers=[(b"date", b"today")],
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
-            keep_alive=keep_alive,
-            on_response=self._on_response,
+        scope = {"type": "http", "http_version": version, "method": method, "path": "/", "headers": []}
+        self.client = ServedRequest(
+            self, {**scope, **changes}, keep_alive, stage=Stage.SERVED, body=body, more_body=False
         )
-        self.cycle.body += body
-        self.cycle.more_body = False
-        self.client = ServedClient(served=self, cycle=self.cycle)
 
-    def close_after_request(self) -> None:
-        """The request is still on its way."""
-        self.closes_later = True
-
-    def _on_response(self) -> None:
+    def on_answered(self, _request: ServedRequest) -> None:
+        """All of an answer is written."""
         self.answered += 1
+
+    def resume_reading(self) -> None:
+        """The client's bytes are there."""
 
     def pause(self) -> None:
         """The client does not read."""
-        self.flow.pause_writing()
-        self.client.has_no_room()
+        self.room = asyncio.Event()
 
     def resume(self) -> None:
         """The client has read what was written."""
-        self.flow.resume_writing()
+        if self.room is not None:
+            self.room.set()
+            self.room = None
         self.client.has_room()
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.backends.errors import PlaitError
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.intake.open_bodies import OpenBodies
-from plait.gateway.server.http_protocol import BoundedProtocol, ClientBounds
+from plait.gateway.server.connection import ClientBounds
+from plait.gateway.server.http_server import new_config
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
 
@@ -68,6 +69,11 @@ class Running:
     server: uvicorn.Server
     port: int
     refused: list[PlaitError]
+    requests: OpenRequests
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     async def ask(self, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         """All that comes back for these bytes until the server closes the connection."""
@@ -86,23 +92,15 @@ async def serving(
     limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0, application: ASGIApp = app
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
-    settings = uvicorn.Config(
-        OpenRequests(application),
-        port=0,
-        http=partial(BoundedProtocol, bounds=ClientBounds(limits, refused.append, connections=ConnectionBounds(3))),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        proxy_headers=False,  # whose wrapper would hide what an application can begin
-        log_config=None,
-        timeout_graceful_shutdown=grace_s,
-        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]  # a test does not wait for a second
-    )
-    server = uvicorn.Server(settings)
+    bounds = ClientBounds(limits, refused.append, connections=ConnectionBounds(3), idle_s=keep_alive_s)
+    options: dict[str, Any] = {"port": 0, "lifespan": "off", "timeout_graceful_shutdown": grace_s}
+    requests = OpenRequests(application)
+    server = uvicorn.Server(new_config(requests, bounds, **options))
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     try:
-        yield Running(server, server.servers[0].sockets[0].getsockname()[1], refused)
+        yield Running(server, server.servers[0].sockets[0].getsockname()[1], refused, requests)
     finally:
         server.should_exit = True
         await task

@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from plait.gateway.asgi import OnEnd
-from plait.gateway.server.served_client import ServedClient
+from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import ROOMY, app, serving
 
 
@@ -19,7 +19,7 @@ class Begins:
         self.begun = 0
         self.cancelled = asyncio.Event()
 
-    def begin(self, scope: Scope, body: bytes, client: ServedClient, on_end: OnEnd) -> Begins | None:
+    def begin(self, scope: Scope, body: bytes, client: ServedRequest, on_end: OnEnd) -> Begins | None:
         self.begun += 1
         if scope["path"] == "/waits":
             client.on_gone = self.cancelled.set

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import structlog
 
-from plait.gateway.asgi import CLIENT, OnEnd, id_of, sink_of
+from plait.gateway.asgi import OnEnd, id_of, sink_of
 from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.server.served_request import ServedReceive
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
-UNNAMED: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
-SCOPE = {**UNNAMED, "headers": [(b"x-request-id", b"r-1")]}
+NAMED = [(b"x-request-id", b"r-1")]
 STREAM = [(b"content-type", b"text/event-stream")]
 JSON = [(b"content-type", b"application/json")]
 
@@ -43,9 +43,9 @@ class Begun:
 
 
 def begun(**options: Any) -> tuple[Begun, OpenRequests, FakeConnection]:
-    app, made = Begun(**options), FakeConnection()
+    app, made = Begun(**options), FakeConnection(headers=NAMED)
     requests = OpenRequests(app)
-    assert requests.begin(SCOPE, made.client) == options.get("takes", True)
+    assert requests.begin(made.client) == options.get("takes", True)
     return app, requests, made
 
 
@@ -89,11 +89,11 @@ def test_one_that_has_ended_is_not_cut() -> None:
     assert (requests.cut(), app.cancelled, made.transport.written) == (0, 0, [])
 
 
-def test_one_that_is_not_taken_leaves_nothing() -> None:
+async def test_one_that_is_not_taken_leaves_nothing() -> None:
     made, requests = FakeConnection(b"a body"), OpenRequests(Begun(takes=False))
-    assert not requests.begin(SCOPE, made.client)
-    assert (requests.cut(), made.transport.written, bytes(made.cycle.body)) == (0, [], b"a body")
-    assert made.cycle.message_event.is_set(), "it is received as ASGI has it"
+    assert not requests.begin(made.client)
+    assert (requests.cut(), made.transport.written) == (0, [])
+    assert (await made.client.receive())["body"] == b"a body", "it is received as ASGI has it"
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -111,20 +111,20 @@ def test_a_defect_is_logged_and_answered(is_late: bool) -> None:
 
 
 def test_a_request_without_a_name_has_one_in_the_log_and_in_its_answer() -> None:
-    app, made, scope = Begun(defect=RuntimeError("a defect")), FakeConnection(), {**UNNAMED}
+    app, made = Begun(defect=RuntimeError("a defect")), FakeConnection()
     with structlog.testing.capture_logs() as lines:
-        assert OpenRequests(app).begin(scope, made.client)
+        assert OpenRequests(app).begin(made.client)
     name, answer = lines[0]["request_id"].encode(), read(made)
     assert (b"x-request-id", name) in answer.headers
     assert name in answer.body
-    assert id_of(scope).encode() == name
+    assert id_of(made.client.scope).encode() == name
 
 
 def test_a_call_that_cannot_be_cancelled_keeps_no_other_from_its_end() -> None:
     app, made = Begun(breaks_at=1), [FakeConnection() for _ in range(3)]
     requests = OpenRequests(app)
     for one in made:
-        assert requests.begin({**UNNAMED}, one.client)
+        assert requests.begin(one.client)
     with structlog.testing.capture_logs() as lines:
         assert requests.cut() == 3
     assert [read(one).status for one in made] == [503] * 3
@@ -141,8 +141,8 @@ async def test_only_who_sends_to_the_server_itself_may_write_to_its_connection(i
     async def changed(_message: Any) -> None:
         """As a middleware that adds headers."""
 
-    receive, send = cast("Any", (made.cycle.receive, changed if is_changed else made.cycle.send))
-    await OpenRequests(app)({**SCOPE, CLIENT: made.client}, receive, send)
+    receive, send = ServedReceive(made.client.receive, made.client), changed if is_changed else made.client.send
+    await OpenRequests(app)(made.client.scope, receive, send)
     assert (sinks == [made.client]) == (not is_changed)
 
 

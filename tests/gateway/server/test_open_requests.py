@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import structlog
@@ -12,9 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import LimitError
 from plait.gateway.asgi import WatchedReceive
 from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.server.served_request import ServedReceive, Stage
+from tests.gateway.server.fake_connection import FakeConnection, Read
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 WHOLE = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}
+TEXT = {"type": "http.response.body", "body": b"text"}
 
 
 def answering(*messages: Message, then_waits: bool = True) -> ASGIApp:
@@ -27,45 +29,51 @@ def answering(*messages: Message, then_waits: bool = True) -> ASGIApp:
     return app
 
 
-async def nothing() -> Any:
-    await asyncio.Event().wait()
+def connected() -> FakeConnection:
+    return FakeConnection(headers=[(b"x-request-id", b"r-1")])
 
 
-async def cut(app: ASGIApp) -> tuple[OpenRequests, list[Message]]:
-    """The messages of a request that is cut once it waits."""
-    requests, sent = OpenRequests(app), list[Message]()
+async def served(requests: OpenRequests, made: FakeConnection, send: Send | None = None) -> None:
+    await requests(made.client.scope, ServedReceive(made.client.receive, made.client), send or made.client.send)
 
-    async def send(message: Message) -> None:
-        sent.append(message)
 
-    scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
-    task = asyncio.create_task(requests(scope, nothing, send))
+def read(made: FakeConnection) -> Read:
+    return Read(b"".join(made.transport.written))
+
+
+async def cut(app: ASGIApp) -> tuple[OpenRequests, FakeConnection]:
+    """The connection of a request that is cut once it waits."""
+    requests, made = OpenRequests(app), connected()
+    task = asyncio.create_task(served(requests, made))
     for _ in range(3):
         await asyncio.sleep(0)
     requests.cut()
     await task
     assert task.cancelling() == 0
-    return requests, sent
+    return requests, made
 
 
 async def test_a_request_without_an_answer_gets_a_503() -> None:
-    requests, sent = await cut(answering())
-    assert sent[0]["status"] == 503
-    headers = dict(sent[0]["headers"])
+    requests, made = await cut(answering())
+    answer = read(made)
+    assert (answer.status, answer.has_ended) == (503, True)
+    headers = dict(answer.headers)
     assert (headers[b"retry-after"], headers[b"x-request-id"]) == (b"1", b"r-1")
-    assert b'"gateway_stopping"' in sent[1]["body"]
+    assert b'"gateway_stopping"' in answer.body
     assert requests.cut() == 0, "none is left"
 
 
 async def test_a_stream_that_has_begun_ends_with_an_error_event() -> None:
-    _, sent = await cut(answering(HEAD, {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True}))
-    assert sent[-1]["body"].startswith(b'data: {"error":')
-    assert not sent[-1].get("more_body", False)
+    _, made = await cut(answering(HEAD, {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True}))
+    answer = read(made)
+    assert answer.body.startswith(b'data: x\n\ndata: {"error":')
+    assert answer.has_ended
 
 
-@pytest.mark.parametrize("messages", [[WHOLE], [WHOLE, {"type": "http.response.body", "body": b"text"}]])
+@pytest.mark.parametrize("messages", [[WHOLE], [WHOLE, TEXT]])
 async def test_an_answer_that_is_not_a_stream_stays_as_it_is(messages: list[Message]) -> None:
-    assert (await cut(answering(*messages)))[1] == messages
+    answer = read((await cut(answering(*messages)))[1])
+    assert (answer.status, answer.body, answer.has_ended) == (200, *((b"text", True) if messages[1:] else (b"", False)))
 
 
 async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +83,7 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest
     async def stuck(_message: Message) -> None:
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(requests({"type": "http", "path": "/", "headers": []}, nothing, stuck))
+    task = asyncio.create_task(served(requests, connected(), stuck))
     await asyncio.sleep(0)
     requests.cut()
     async with asyncio.timeout(1):
@@ -83,44 +91,62 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest
 
 
 async def test_a_request_that_the_server_cancels_is_answered_too() -> None:
-    sent = list[Message]()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    task = asyncio.create_task(OpenRequests(answering())({"type": "http", "path": "/", "headers": []}, nothing, send))
+    made = connected()
+    task = asyncio.create_task(served(OpenRequests(answering()), made))
     await asyncio.sleep(0)
     task.cancel()
     await task
     assert task.cancelling() == 0
-    assert sent[0]["status"] == 503
+    assert read(made).status == 503
 
 
 @pytest.mark.parametrize("messages", [[], [HEAD], [WHOLE]])
 async def test_a_defect_is_answered_unless_a_whole_answer_has_begun(messages: list[Message]) -> None:
-    sent = list[Message]()
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
     async def broken(_scope: Scope, _receive: Receive, send: Send) -> None:
         for message in messages:
             await send(message)
         raise KeyError("a defect")
 
+    made = connected()
     with structlog.testing.capture_logs() as logged:
-        await OpenRequests(broken)({"type": "http", "method": "GET", "path": "/", "headers": []}, nothing, send)
-    assert [line["event"] for line in logged] == ["defect"]
-    told = b"".join(message.get("body", b"") for message in sent)
-    assert (b'"internal_error"' in told) == (messages != [WHOLE])
+        await served(OpenRequests(broken), made)
+    assert [(line["event"], type(line["exc_info"])) for line in logged] == [("defect", KeyError)]
+    assert (b'"internal_error"' in b"".join(made.transport.written)) == (messages != [WHOLE])
+    assert made.transport.closed == (messages == [WHOLE])
 
 
-async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:
+async def test_a_defect_is_answered_on_the_way_of_the_answer() -> None:
+    """So a middleware outside, as for CORS, can add its headers."""
     sent = list[Message]()
 
     async def send(message: Message) -> None:
         sent.append(message)
 
+    async def broken(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise KeyError("a defect")
+
+    with structlog.testing.capture_logs():
+        await served(OpenRequests(broken), connected(), send)
+    assert [message.get("status") for message in sent] == [500, None]
+
+
+async def test_an_application_that_does_not_answer_has_a_defect() -> None:
+    made = connected()
+    with structlog.testing.capture_logs() as logged:
+        await served(OpenRequests(answering(then_waits=False)), made)
+    assert [line["event"] for line in logged] == ["defect"]
+    assert read(made).status == 500
+
+
+async def test_whose_client_has_gone_need_not_be_answered() -> None:
+    made = connected()
+    made.client.gone()
+    with structlog.testing.capture_logs() as logged:
+        await served(OpenRequests(answering(then_waits=False)), made)
+    assert (logged, made.transport.written) == ([], [])
+
+
+async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:
     async def refusing(_scope: Scope, receive: Receive, send: Send) -> None:
         assert isinstance(receive, WatchedReceive)
         assert not receive.has_answer
@@ -128,20 +154,32 @@ async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:
         assert receive.has_answer
         raise LimitError("no more")
 
+    made = connected()
     with structlog.testing.capture_logs() as logged:
-        await OpenRequests(refusing)({"type": "http", "method": "POST", "path": "/", "headers": []}, nothing, send)
+        await served(OpenRequests(refusing), made)
     assert [(line["event"], line["status"]) for line in logged] == [("refused", 429)]
-    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
-    assert sent[-1]["body"].startswith(b'data: {"error":')
+    assert read(made).has_ended
+    assert read(made).body.startswith(b'data: {"error":')
 
 
 async def test_while_stopping_each_answer_closes_its_connection() -> None:
-    requests, sent = OpenRequests(answering(WHOLE, {"type": "http.response.body", "body": b""}, then_waits=False)), []
+    requests = OpenRequests(answering(WHOLE, TEXT, then_waits=False))
+    for stopping in (False, True):
+        requests.stopping = stopping
+        made = connected()
+        await served(requests, made)
+        assert made.client.stage is Stage.COMPLETE
+        assert ((b"connection", b"close") in read(made).headers, made.client.keep_alive) == (stopping, not stopping)
+
+
+async def test_the_requests_of_another_server_are_passed_on() -> None:
+    sent = list[Message]()
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    for stopping in (False, True):
-        requests.stopping = stopping
-        await requests({"type": "http", "path": "/", "headers": []}, nothing, send)
-    assert [(b"connection", b"close") in message["headers"] for message in sent[::2]] == [False, True]
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    await OpenRequests(answering(WHOLE, TEXT, then_waits=False))({"type": "http", "path": "/"}, receive, send)
+    assert sent == [WHOLE, TEXT]

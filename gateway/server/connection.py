@@ -1,0 +1,451 @@
+"""One client's connection: HTTP/1.1 within bounds, parsed by httptools, for a server that accepts connections.
+
+The connection has three sides, each with its own state:
+
+- What the client sends next is the `Part` of its `RequestBounds`, which know how long that may take. The parser fills
+  the `_latest` request until its body has ended.
+- The first request without a whole answer is `_first`, at its `Stage`. Those that were sent behind it wait. Once it is
+  answered, the next one is served, or the connection is idle, or it closes.
+- What the client has not read is the transport's. Above the high-water mark there is a `room` to wait for.
+
+| event | first request | behind it |
+|---|---|---|
+| a head | becomes it, if there is none | waits, and nothing more is read |
+| its body, or the end of it | served once it is whole, or long | - |
+| an answer is whole | none, or the next; the last one closes the connection | - |
+| a request breaks a bound, or is no HTTP | answered with the error if it is that one, else the last one | forgotten |
+| the client goes | gone | forgotten |
+
+A request is served once all that has come with it was parsed. Nothing is closed while bytes of a request may be under
+way: the system would discard the answer with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, cast
+from urllib.parse import unquote
+
+import httptools
+import structlog
+from starlette.types import ASGIApp
+
+from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
+from plait.backends.http.connection import Deadline
+from plait.gateway.asgi import new_id, write_error
+from plait.gateway.server.balance import Share
+from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
+from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage
+from plait.gateway.server.slow_clients import Patience, SlowClients
+
+MAX_PIPELINED: Final = 8
+"""Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""Nothing more is read while so much of a body waits for the application."""
+
+LINGER_S: Final = 1.0
+"""Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
+make the system discard the answer."""
+
+MAX_CONNECTIONS: Final = 10_000
+
+IDLE_S: Final = 75.0
+"""Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
+
+UNREAD: Final = {"http_version": "1.1", "method": ""}
+"""The scope of a request that could not be read."""
+
+ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBounds:
+    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow.
+
+    A `share` hands connections on to other workers.
+    """
+
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    on_refused: Callable[[PlaitError], None] = lambda _error: None
+    slow_clients: SlowClients | None = None
+    connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
+    share: Share | None = None
+    idle_s: float = IDLE_S
+
+
+class Server(Protocol):
+    """What the connections of a server share."""
+
+    connections: set[Any]
+    """Those that are open. The server waits for their end, and calls `shutdown` of each before."""
+
+    tasks: set[asyncio.Task[None]]
+    """Those that answer requests. The server cancels them at its end."""
+
+    default_headers: list[Header]
+    """The first headers of each answer: the date."""
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection. Its requests are answered by `app`; a new one `may_hand_on` itself to another worker."""
+
+    __slots__ = (
+        "_app", "_asks_upgrade", "_begin", "_bounds", "_deadline", "_first", "_headers", "_in_head", "_is_counted",
+        "_is_refused", "_latest", "_loop", "_may_hand_on", "_now_s", "_of_client", "_parser", "_patience",
+        "_reading_paused", "_scope", "_server", "_url", "_waiting", "room", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, app: ASGIApp, bounds: ClientBounds, server: Server, state: dict[str, Any], *, may_hand_on: bool = True
+    ) -> None:
+        self._app = app
+        self._begin: Callable[[ServedRequest], bool] | None = getattr(app, "begin", None)
+        self._of_client = bounds
+        self._server = server
+        self._scope: dict[str, Any] = {"type": "http", "asgi": ASGI, "root_path": "", "state": state}  # of any request
+        self._may_hand_on = may_hand_on
+        self._is_counted = False
+        self.transport: asyncio.Transport  # from `connection_made` on, which is the first event
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._now_s = self._loop.time()  # when bytes came last
+        self._bounds = RequestBounds(bounds.limits, self._now_s)
+        self._in_head = False
+        self._url = b""  # of the head that was read last, with its `_headers`
+        self._headers: list[Header] = []
+        self._asks_upgrade = False  # that head, which is read again without that
+        self._latest: ServedRequest | None = None  # whose body is coming
+        self._first: ServedRequest | None = None  # without a whole answer
+        self._waiting: deque[ServedRequest] = deque()
+        self._is_refused = False  # nothing more is read
+        self._reading_paused = False
+        self.room: asyncio.Event | None = None
+        self._patience: Patience | None = None
+        self._deadline = Deadline(self._loop, self._on_deadline)
+
+    def __repr__(self) -> str:
+        first = "idle" if self._first is None else self._first.stage.value
+        return f"<Connection {first} waiting={len(self._waiting)} reads {self._bounds.part.value}>"
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has come. asyncio and uvloop have set TCP_NODELAY."""
+        self.transport = cast("asyncio.Transport", transport)
+        connections, bounds, info = self._server.connections, self._of_client, transport.get_extra_info
+        connections.add(self)
+        self._scope["scheme"] = "https" if info("sslcontext") else "http"
+        self._scope["client"], self._scope["server"] = _address(info("peername")), _address(info("sockname"))
+        if bounds.slow_clients is not None:
+            self._patience = Patience(bounds.slow_clients, self.transport)
+        if bounds.share is not None and bounds.share.is_for_all(self.transport):
+            if self._may_hand_on and bounds.share.hand_on(self.transport):
+                return
+            self._is_counted = True
+            bounds.share.came()
+        try:
+            bounds.connections.check(len(connections), info("socket").fileno(), self._now_s)
+        except TooManyConnectionsError as error:
+            if bounds.connections.is_far_above(len(connections)):
+                self.transport.abort()
+            else:
+                self._refuse(error)
+            return
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._is_refused:
+            return  # until the connection closes
+        self._now_s = self._loop.time()
+        self._parse(data)
+        try:
+            self._bounds.parsed(len(data), self._now_s, begun=self._in_head)
+        except CallerError as error:
+            self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
+        self._serve()
+        self._look()
+
+    def eof_received(self) -> None:
+        """The client sends no more. It counts as gone, as nothing else tells that it is; the transport closes."""
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The connection is closed, by either side."""
+        first, self._first, self._latest = self._first, None, None
+        self._waiting.clear()
+        try:
+            if first is not None:
+                first.gone()
+        finally:
+            self._end()
+
+    def pause_writing(self) -> None:
+        """The client has not read so much that no more should be written."""
+        self.room = asyncio.Event()
+        if self._patience is not None:
+            self._patience.start()
+
+    def resume_writing(self) -> None:
+        """The client has read most of what was written."""
+        self._make_room()
+        if self._first is not None:
+            self._first.has_room()
+
+    # Called by the server.
+
+    def shutdown(self) -> None:
+        """Close once all requests that have come are answered."""
+        last = self._waiting[-1] if self._waiting else self._first
+        if last is None:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+    # Called by the request.
+
+    @property
+    def default_headers(self) -> list[Header]:
+        """The first headers of each answer."""
+        return self._server.default_headers
+
+    def resume_reading(self) -> None:
+        """Read what the client sends."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def on_answered(self, request: ServedRequest) -> None:
+        """All of the first request's answer is written: serve the next one, or wait for it, or close."""
+        self._first = None
+        if self.transport.is_closing():
+            return
+        if not request.keep_alive:
+            self._waiting.clear()
+            if self._is_refused or not request.more_body:
+                self._close()
+                return
+        self.resume_reading()
+        now_s = self._loop.time()
+        if self._waiting:
+            self._first = self._waiting.popleft()
+            self._loop.call_soon(self._serve)
+        elif self._bounds.part is Part.BODY:
+            self._bounds.answered(now_s)
+        elif self._bounds.part is Part.NOTHING:
+            self._bounds.deadline_s = now_s + self._of_client.idle_s
+        self._look()
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._in_head, self._url, self._headers = True, b"", []
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. Trailers are counted and forgotten."""
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+        else:
+            self._bounds.trailer(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head has ended."""
+        parser, method = self._parser, self._parser.get_method()
+        is_tunnel = method == b"CONNECT"
+        if parser.should_upgrade() and not is_tunnel:
+            self._asks_upgrade = True
+            return
+        if len(self._waiting) >= MAX_PIPELINED:
+            raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
+        version = parser.get_http_version()
+        self._bounds.head(version, self._url, self._headers, self._now_s)
+        self._in_head = False
+        keep_alive = version != "1.0" and not is_tunnel and parser.should_keep_alive()
+        request = self._latest = ServedRequest(self, self._scope_of(method, version), keep_alive)
+        if self._first is None:
+            self._first = request
+        else:
+            self._waiting.append(request)
+            self._pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._bounds.body_bytes += len(body)
+        latest = self._latest
+        if latest is not None and latest.stage is not Stage.COMPLETE:
+            latest.add(body)
+            if len(latest.body) > HIGH_WATER_BYTES:
+                self._pause_reading()
+
+    def on_chunk_complete(self) -> None:
+        """A chunk of a body has ended."""
+        self._bounds.chunk_ended()
+
+    def on_message_complete(self) -> None:
+        """A request has ended."""
+        latest, self._latest = self._latest, None
+        if latest is None:  # it asks for another protocol
+            return
+        self._bounds.part = Part.NOTHING
+        latest.end_body()
+        if latest.stage is Stage.COMPLETE and not latest.keep_alive:
+            self.transport.close()
+
+    # What a request comes to.
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read bytes.
+
+        It stops behind a head that asks for another protocol. RFC 9110 (7.8) has a server ignore that, but a parser
+        that has stopped reads no body: the head is read again as one that asks for nothing.
+        """
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
+                    return
+                self._asks_upgrade = False
+                data = self._head_again() + data[stop.args[0] :]
+            except httptools.HttpParserError as fault:
+                over_limit = fault.__context__  # raised by a method here, or None
+                self._refuse(over_limit if isinstance(over_limit, PlaitError) else _no_http())
+                return
+            else:
+                return
+
+    def _head_again(self) -> bytes:
+        """The head that was read last, without its request for another protocol."""
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+    def _scope_of(self, method: bytes, version: str) -> dict[str, Any]:
+        """ASGI's scope of a request. A target may be a whole URL, which need not have a path (RFC 9112, 3.2.2)."""
+        url = httptools.parse_url(self._url)
+        raw_path = url.path or b"/"
+        return {
+            **self._scope,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "state": self._scope["state"].copy(),
+        }
+
+    def _serve(self) -> None:
+        """Have the application answer the first request: without a task if it can, once a short one is whole."""
+        request = self._first
+        if request is None or request.stage is not Stage.READ:
+            return
+        if (
+            self._begin is not None and request.more_body and request.is_awaited
+        ):  # many clients send head and body apart
+            return
+        request.stage = Stage.SERVED
+        if self._begin is not None and not request.more_body and self._begin(request):
+            return
+        task = self._loop.create_task(self._run(request))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
+
+    async def _run(self, request: ServedRequest) -> None:
+        """Have the application answer as ASGI has it. An answer that it leaves half done ends with the connection."""
+        try:
+            await self._app(request.scope, ServedReceive(request.receive, request), request.send)
+        finally:
+            if request.stage is not Stage.COMPLETE and not request.is_gone:
+                self.transport.close()
+
+    def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
+        """Answer with the error unless an answer is under way, and close the connection. The first error counts.
+
+        The error is that of a request that does not end, or `of_whole`: of the latest one, which has ended.
+        """
+        if self._is_refused:
+            return
+        self._is_refused = True
+        first, part = self._first, self._bounds.part
+        is_of_first = not self._waiting and (of_whole or part is Part.BODY)
+        self._waiting.clear()
+        if first is not None:
+            if first.answer_headers is not None or not is_of_first:
+                first.keep_alive = False  # its answer is the last one
+                return
+            self._first = None
+            first.gone()
+        elif part is Part.BODY:  # of a request that has its answer
+            self._close()
+            return
+        request_id = new_id()
+        log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
+        self._of_client.on_refused(error)
+        write_error(ServedRequest(self, UNREAD, keep_alive=False), error, request_id)
+
+    # Time, room and the end.
+
+    def _look(self) -> None:
+        """Look at the bounds when their deadline is over."""
+        if self._bounds.deadline_s is not None:
+            self._deadline.move_to(self._bounds.deadline_s)
+
+    def _on_deadline(self) -> None:
+        if self._is_refused or self._bounds.deadline_s is None or self.transport.is_closing():
+            return
+        if self._reading_paused:
+            self._bounds.excuse(self._loop.time())
+            self._look()
+        elif (error := self._bounds.overdue()) is None:
+            self.transport.close()
+        else:
+            self._refuse(error)
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def _make_room(self) -> None:
+        if self._patience is not None:
+            self._patience.stop()
+        if self.room is not None:
+            self.room.set()
+            self.room = None
+
+    def _close(self) -> None:
+        """Close behind what is written; in a while, if the client may still be sending."""
+        if self._is_refused and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _end(self) -> None:
+        """Give back what the connection has."""
+        self._make_room()
+        self._deadline.cancel()
+        self._server.connections.discard(self)
+        if self._is_counted and self._of_client.share is not None:
+            self._of_client.share.went()
+        del self._parser, self._deadline  # which hold the connection
+
+
+def _address(address: Any) -> tuple[str, int] | None:
+    """Host and port, of an address of IPv4 or IPv6."""
+    return tuple(address[:2]) if isinstance(address, tuple) else None
+
+
+def _no_http() -> CallerError:
+    return CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")

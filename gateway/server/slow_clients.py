@@ -1,0 +1,60 @@
+"""Clients that do not read their answers are dropped, so that none holds an engine's place for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+SLOWEST_BYTES: Final = 64 * 1024
+"""A client has to take this much in each time-out while as much waits for it: asyncio's high-water mark.
+
+So a client that reads one byte a minute is dropped too.
+"""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowClients:
+    """Drop a client that takes less than `SLOWEST_BYTES` in `timeout_s`. `on_dropped` is told of each."""
+
+    timeout_s: float
+    on_dropped: Callable[[], None]
+
+
+class Patience:
+    """The patience with the client of one connection. It costs nothing while the client reads."""
+
+    __slots__ = ("_slow_clients", "_timer", "_transport", "_unread_bytes")
+
+    def __init__(self, slow_clients: SlowClients, transport: asyncio.Transport) -> None:
+        self._slow_clients = slow_clients
+        self._transport = transport
+        self._unread_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """The client has not read so much that nothing more should be written."""
+        self.stop()
+        self._unread_bytes = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._slow_clients.timeout_s, self._on_time)
+
+    def stop(self) -> None:
+        """The client has read most of it, or has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._unread_bytes - self._transport.get_write_buffer_size() >= SLOWEST_BYTES:
+            self.start()
+            return
+        peer = self._transport.get_extra_info("peername")
+        log.info("slow client dropped", client=peer and peer[0], unread_bytes=self._unread_bytes)
+        self._slow_clients.on_dropped()
+        self._transport.abort()

@@ -268,10 +268,11 @@ class Connection(asyncio.Protocol):
         if len(self._waiting) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
         version = parser.get_http_version()
+        scope = self._scope_of(method, version)
         self._bounds.head(version, self._url, self._headers, self._now_s)
-        self._in_head = False
         keep_alive = version != "1.0" and not is_tunnel and parser.should_keep_alive()
-        request = self._latest = ServedRequest(self, self._scope_of(method, version), keep_alive)
+        request = self._latest = ServedRequest(self, scope, keep_alive)
+        self._in_head = False
         if self._first is None:
             self._first = request
         else:
@@ -314,6 +315,8 @@ class Connection(asyncio.Protocol):
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
                 if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
+                    if self._in_head:  # its target is no URL
+                        self._refuse(_no_http())
                     return
                 self._asks_upgrade = False
                 data = self._head_again() + data[stop.args[0] :]
@@ -350,10 +353,8 @@ class Connection(asyncio.Protocol):
         request = self._first
         if request is None or request.stage is not Stage.READ:
             return
-        if (
-            self._begin is not None and request.more_body and request.is_awaited
-        ):  # many clients send head and body apart
-            return
+        if self._begin is not None and request.more_body and request.is_awaited:
+            return  # many clients send head and body apart
         request.stage = Stage.SERVED
         if self._begin is not None and not request.more_body and self._begin(request):
             return

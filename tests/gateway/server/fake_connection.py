@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -14,8 +15,10 @@ class FakeTransport(asyncio.Transport):
     """Keeps what it is written."""
 
     def __init__(self) -> None:
-        super().__init__()
+        fake = SimpleNamespace(fileno=lambda: 9)
+        super().__init__({"socket": fake, "peername": ("127.0.0.1", 5), "sockname": ("::1", 80, 0, 0)})
         self.written: list[bytes] = []
+        self._reads = True
         self.closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -27,6 +30,21 @@ class FakeTransport(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
+    def is_reading(self) -> bool:
+        return self._reads
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        self._reads = True
 
 
 class FakeConnection:

@@ -1,1 +1,1 @@
-"""The HTTP server of the gateway and the embedded engine: uvicorn with bounds. It says how each request ends."""
+"""The HTTP server of the gateway and the embedded engine: uvicorn with connections of our own, within bounds."""

@@ -12,4 +12,4 @@ import plait.gateway.commands.engine
 import plait.gateway.commands.serve  # noqa: F401
 from plait.backends.tokenization.file_tokenizer import shipped_tokenizer
 
-LOADED = shipped_tokenizer(), shipped_tokenizer().common_words, shipped_tokenizer().fingerprint
+LOADED = shipped_tokenizer(), shipped_tokenizer().encoder, shipped_tokenizer().fingerprint

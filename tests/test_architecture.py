@@ -51,6 +51,9 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/calls/relay.py: _take": "an event has no caller to raise to: whoever began the call is told",
     "gateway/api/call_api.py: begin": "a defect in a request has to be answered, and its body given back",
     "backends/http/client.py: _open": "a task has no caller to raise to: whoever waits for the response is told",
+    "backends/tokenization/checked_encoder.py: _unless_it_fails": (
+        "a panic in Rust is no Exception, and texts are encoded in another way then"
+    ),
     "backends/adapter/engine_tokenizer.py: render_probe": "a chat template is a program: it refuses by any error",
     "backends/adapter/engine_tokenizer.py: render_requested": "validators of the engine raise what they like",
     "backends/adapter/engine_tokenizer.py: read_tokenizer": (

@@ -129,8 +129,8 @@ NO_TOKENIZER: Final = TokenizerFingerprint("", "", "", "", "")
 
 def fingerprint(tokenizer: Fingerprinted) -> TokenizerFingerprint:
     """The tokenizer's fingerprint. Takes up to a second for 256,000 tokens. Raises what the tokenizer raises."""
-    vocabulary = sorted((token_id, token) for token, token_id in tokenizer.vocabulary().items())
-    texts = [*TEXTS, *_texts_of(vocabulary), *_texts_around(sorted(tokenizer.added_tokens()))]
+    vocabulary = _by_id(tokenizer.vocabulary())
+    texts = probe_texts(tokenizer.vocabulary(), tokenizer.added_tokens())
     return TokenizerFingerprint(
         tokenizer.name[:SHOWN_CHARACTERS],
         digest(vocabulary),
@@ -138,6 +138,15 @@ def fingerprint(tokenizer: Fingerprinted) -> TokenizerFingerprint:
         digest([list(tokenizer.encode(text)) for text in TEXTS]),
         digest([_rendered(tokenizer, *chat) for chat in CHATS]),
     )
+
+
+def probe_texts(vocabulary: Mapping[str, int], added: Iterable[str]) -> list[str]:
+    """Texts that two tokenizers with this vocabulary and these added tokens encode alike if any are."""
+    return [*TEXTS, *_texts_of(_by_id(vocabulary)), *_texts_around(sorted(added))]
+
+
+def _by_id(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
+    return sorted((token_id, token) for token, token_id in vocabulary.items())
 
 
 def _texts_of(vocabulary: Sequence[tuple[int, str | bytes]]) -> Iterator[str]:

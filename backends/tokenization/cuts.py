@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from plait.backends.tokenization.vocabulary import Files, added_tokens, normalizers, pre_tokenizers
@@ -69,20 +69,6 @@ So a message's last word ends before the `<` of the token that follows. The lett
 Japanese and Korean, whose texts may have no spaces.
 """
 
-WORDS_BEFORE_SPACES: Final = re.compile(r" *+[^ ]++(?:(?<=\s) ++[^ ]*+)*+| ++")
-"""A word with the spaces before it, up to a place of `BEFORE_SPACES`. White space at its end goes on with the next."""
-
-WORDS_BETWEEN: Final = re.compile(r""" ?[0-9A-Za-z]++(?=[ \r\n",.;?<)}])""" + "|" + WORDS_BEFORE_SPACES.pattern)
-"""A word up to a place of `BETWEEN_WORDS`, though not to each: English ends before punctuation, too."""
-
-PLAIN_WORD: Final = re.compile(r" ?(?:[A-Z]?[a-z]{1,32}|[0-9]{1,32})")
-"""An English word or a number, as most words are that no text had before."""
-
-_DIGITS: Final = {QWEN_2: 1, QWEN_3_5: 1, TEKKEN: 1, r"\p{N}": 1, LLAMA_3: 3, CL100K: 3, O200K: 3, r"\p{N}{1,3}": 3}
-"""The most digits that a pattern leaves together. It takes the space before them for another word."""
-
-_ALNUM: Final = re.compile(r"\A[ 0-9A-Za-z]+\Z")
-
 _WINDOW_CHARACTERS: Final = 16 * 1024
 """Searched at a time: some 0.5 ms, for which the interpreter's lock is held."""
 
@@ -95,15 +81,11 @@ class Cuts:
     """The cuts of any text for one tokenizer. `place` matches nothing but the place.
 
     With `restores_space` the tokenizer puts a space before each text, so a part is encoded without the space that it
-    begins with. `words` matches all of a text, from cut to cut, in words that come again; None if a word's ids depend
-    on where it stands. `pieces` divides a PLAIN_WORD as the tokenizer does before it merges bytes, so that merging them
-    is all that is left to do; None if that is not known.
+    begins with.
     """
 
     place: re.Pattern[str]
     restores_space: bool = False
-    words: re.Pattern[str] | None = None
-    pieces: re.Pattern[str] | None = None
 
     def to_encode(self, text: str, begin: int, end: int) -> str:
         """What to give to the tokenizer for the ids of a part."""
@@ -135,8 +117,8 @@ def cuts_of_words(pattern: str, added: Collection[str]) -> Cuts | None:
     if pattern not in WORDS:
         return None
     if not _any_has(BETWEEN_WORDS, added):
-        return Cuts(BETWEEN_WORDS, words=WORDS_BETWEEN)
-    return None if _any_has(BEFORE_SPACES, added) else Cuts(BEFORE_SPACES, words=WORDS_BEFORE_SPACES)
+        return Cuts(BETWEEN_WORDS)
+    return None if _any_has(BEFORE_SPACES, added) else Cuts(BEFORE_SPACES)
 
 
 def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
@@ -150,23 +132,12 @@ def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
     if last["add_prefix_space"]:
         # A text gets a space unless it has one, so each part has to begin with one.
         alone = not first and last["use_regex"] and not _any_has(BEFORE_SPACES, added)
-        return Cuts(BEFORE_SPACES, words=WORDS_BEFORE_SPACES) if alone else None
+        return Cuts(BEFORE_SPACES) if alone else None
     patterns = [_pattern(part) for part in first] + ([GPT2] if last["use_regex"] else [])
     if not all(pattern in WORDS | RUNS for pattern in patterns):
         return None
     words = next((pattern for pattern in patterns if pattern in WORDS), None)
-    cuts = None if words is None else cuts_of_words(words, added)
-    return None if cuts is None else replace(cuts, pieces=_pieces(patterns, added))
-
-
-def _pieces(patterns: Collection[str | None], added: Collection[str]) -> re.Pattern[str] | None:
-    """How the patterns divide a PLAIN_WORD, one after the other. None of them divides its letters."""
-    if _any_has(_ALNUM, added):
-        return None  # it may be a part of the word
-    most = min((_DIGITS[pattern] for pattern in patterns if pattern in _DIGITS), default=None)
-    if most is not None:
-        return re.compile(rf"[0-9]{{1,{most}}}| (?=[0-9])| ?[A-Za-z]+")
-    return None if DEEPSEEK in patterns else re.compile(r" ?[0-9]+| ?[A-Za-z]+")
+    return None if words is None else cuts_of_words(words, added)
 
 
 def _pattern(part: Files) -> str | None:
@@ -188,8 +159,7 @@ def _cuts_of_marked_spaces(files: Files, added: Collection[str]) -> Cuts | None:
     if _any_has(re.compile(rf"[^\s{mark}][ {mark}]"), added):
         return None
     if not found.puts_first:
-        words = rf" *+[^ ]++(?:(?<=[\s{mark}]) ++[^ ]*+)*+| ++"
-        return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"), words=re.compile(words))
+        return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"))
     # A text that begins with an added token gets no space, and one behind an added token gets one more.
     begins, ends = ("".join(sorted({text[at] for text in added})) for at in (0, -1))
     if found.mark in begins or " " in begins:

@@ -134,6 +134,7 @@ def load_offered(
         tokenizer = kind(str(folder), folder)
         undo.callback(tokenizer.close)
         found, _ = tokenizer.fingerprint, tokenizer.requested  # both take their time, which this thread has
+        tokenizer.prepare()
         _check(found, offer.fingerprint, PARTS if chat_template is None else PARTS[:-1])
         undo.pop_all()
     return tokenizer, found

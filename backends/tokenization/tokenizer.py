@@ -58,6 +58,15 @@ class Tokenizer(Protocol):
     ids_around: tuple[Sequence[int], Sequence[int]]
     special_ids: frozenset[int]
 
+    @property
+    def differences(self) -> int:
+        """How often ids that were given before turned out to be wrong."""
+        ...
+
+    def prepare(self) -> None:
+        """Load what encoding needs. For 256,000 tokens this takes up to a second, or the first prompt does."""
+        ...
+
     def __hash__(self) -> int: ...  # caches are keyed by tokenizers
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -102,11 +111,6 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
-        ...
-
-    @property
-    def common_words(self) -> Mapping[str, bytes]:
-        """The ids of words that many texts have, as bytes of an array, where texts may be encoded word by word."""
         ...
 
     # What a tokenizer is told apart by (`plait.backends.protocol.tokenizer_fingerprint`).
@@ -188,9 +192,12 @@ class ChatTokenizer(ABC):
         """The tokens that are found in a text before all else."""
 
     @property
-    def common_words(self) -> Mapping[str, bytes]:
-        """No words, as texts are encoded whole."""
-        return {}
+    def differences(self) -> int:
+        """None, as there is one way to encode a text."""
+        return 0
+
+    def prepare(self) -> None:  # noqa: B027 - most kinds load all at once
+        """Nothing is left to load."""
 
     @cached_property
     def fingerprint(self) -> TokenizerFingerprint:

@@ -152,7 +152,7 @@ class PromptReader:
             return _begun(self._turns(request, given, encoder, salt, context_tokens))
         if context_tokens is not None and 4 * len(text) > context_tokens:  # a token has a byte or more
             self._check_fits(request, text, tokenizer, context_tokens)
-        ids = encoder.encode(text, salt, add_special_tokens=adds)
+        ids = tokenizer.encode_array(text, add_special_tokens=adds)
         hashes, root = array("Q"), root_hash(request.model, salt)
         whole = extend_chain(hashes, ids, encoder.block_tokens, root)
         return TokenizedPrompt(len(ids), hashes, tokenizer.exact, (ids,), root, whole, turn_ends)
@@ -192,10 +192,10 @@ class PromptReader:
             if len(prompt) < encoder.part_characters:
                 if len(given) > 1:
                     yield len(prompt)
-                prompts.append(encoder.encode(prompt, salt, add_special_tokens=adds))
+                prompts.append(encoder.tokenizer.encode_array(prompt, add_special_tokens=adds))
                 continue
             scope = request.model, salt
-            encoded = yield from encoder.steps(prompt, scope, root, add_special_tokens=adds, salt=salt)
+            encoded = yield from encoder.steps(prompt, scope, root, add_special_tokens=adds)
             hashes = hashes if prompts else encoded.hashes
             prompts.append(encoded.ids)
         if not prompts:

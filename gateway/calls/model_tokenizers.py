@@ -11,16 +11,13 @@ from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import AUTO, load_tokenizer
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
-from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config, ModelConfig
 
 ESTIMATED = "estimated"
 """The tokenizer of a model of which none has been found."""
-
-WORDS_PART = 8
-"""One in so many bytes of `server.token_cache_bytes` keeps words, which is 8 MiB by default: some 40,000 words."""
 
 ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", ESTIMATED, ESTIMATED, ESTIMATED, ESTIMATED)
 
@@ -37,9 +34,7 @@ class ModelTokenizers:
         self._config = config
         self._base = base
         self._block_tokens = block_tokens
-        words_bytes = config.server.token_cache_bytes // WORDS_PART
-        self._parts = PartCache(config.server.token_cache_bytes - words_bytes)
-        self._words = WordMemo(words_bytes) if words_bytes else None
+        self._parts = PartCache(config.server.token_cache_bytes)
         self.encoders: dict[str, PromptEncoder] = {}
         self._fingerprints: dict[str, TokenizerFingerprint] = {}
         self._workers: dict[str, TemplateWorker] = {}
@@ -134,6 +129,5 @@ class ModelTokenizers:
         if tokenizer.exact:
             self._fingerprints[model] = found or tokenizer.fingerprint
         self.specifications[model] = specification
-        if self._words is not None:
-            self._words.prepare(tokenizer)
-        self.encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts, words=self._words)
+        tokenizer.prepare()
+        self.encoders[model] = PromptEncoder(tokenizer, self._block_tokens, self._parts)

@@ -61,7 +61,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     each 64 KiB of it (default 60). trust_request_chat_template: take a request's own `chat_template`, as vLLM's
     --trust-request-chat-template does; it is rendered in a process with limits (default false). trust_engine_templates:
     render the chat templates that engines offer in the gateway itself, which is faster (default false: as those of
-    requests). token_cache_bytes: memory for the ids of prompts' beginnings and words, 0 for none (default 64 MiB).
+    requests). token_cache_bytes: memory for the ids of prompts' beginnings, 0 for none (default 64 MiB).
     api_keys: keys clients may present, each a tenant of its own (default none). secret: makes the tenants' identities
     and labels; several gateways need the same (default: the one in `plait.secret` beside the file, which is made if
     needed). isolate_tenants: give each tenant's prompts cached prefixes of their own (by a cache salt, needs keys,

@@ -178,6 +178,7 @@ class TokenizerSearch:
                 template = self._learner.chat_template(model)
                 load = partial(HuggingFaceTokenizer, pinned(name, folder), folder, template)
                 found = await asyncio.to_thread(_without_panic, load)
+                await asyncio.to_thread(found.prepare)
         except Exception as error:  # noqa: BLE001 - as above
             log.warning("tokenizer of the hub not used", model=model, problem=repr(error))
             return False

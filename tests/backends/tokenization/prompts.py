@@ -6,7 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder, WordMemo
+from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from tests.backends.tokenization.test_cuts import PARTS
 from tests.backends.tokenization.trained import TEXT
@@ -58,20 +60,18 @@ class Checked:
     """A small cache in front of a tokenizer. `check` compares a prompt's ids with the tokenizer's own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.encoder = PromptEncoder(tokenizer, 16, PartCache(CACHE_BYTES), PART_CHARACTERS, WordMemo(CACHE_BYTES // 4))
-
-        assert self.encoder.words is not None
-        self.encoder.words.prepare(tokenizer)
+        self.encoder = PromptEncoder(tokenizer, 16, PartCache(CACHE_BYTES), PART_CHARACTERS)
+        assert isinstance(tokenizer, FileTokenizer)
+        self.native = tokenizer.encoder
+        self.native.equal = PROVING_PROMPTS  # so that its own ids are compared
 
     def check(self, prompt: str, salt: str) -> None:
         """Raises AssertionError for other ids, or if more memory is held than was given."""
-        steps = self.encoder.steps(prompt, ("m", salt), 0, add_special_tokens=False, salt=salt)
+        steps = self.encoder.steps(prompt, ("m", salt), 0, add_special_tokens=False)
         try:
             while True:
                 next(steps)
         except StopIteration as end:
             ids = end.value.ids
-        assert ids == self.encoder.tokenizer.encode_array(prompt, add_special_tokens=False), repr(prompt)
-        assert self.encoder.words is not None
+        assert ids.tolist() == self.encoder.tokenizer.encode(prompt, add_special_tokens=False), repr(prompt)
         assert self.encoder.cache.held_bytes <= CACHE_BYTES
-        assert self.encoder.words.held_bytes <= CACHE_BYTES // 4

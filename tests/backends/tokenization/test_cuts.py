@@ -16,7 +16,6 @@ from plait.backends.tokenization.cuts import (
     BEFORE_SPACES,
     BETWEEN_WORDS,
     CL100K,
-    PLAIN_WORD,
     R50K,
     RUNS,
     WORDS,
@@ -31,7 +30,6 @@ from tests.backends.tokenization.trained import (
     REPLACE,
     SPECIAL,
     VARIANTS,
-    Files,
     bytes_of,
     files_of,
     metaspace,
@@ -121,37 +119,6 @@ def test_every_short_text_has_the_same_words_wherever_it_is_cut(pattern: str) ->
         for found in BETWEEN_WORDS.finditer(text):
             place = found.start()
             assert words(text[:place]) + words(text[place:]) == words(text), (text, place)
-
-
-@pytest.mark.parametrize("variant", [name for name, (merges_bytes, _) in VARIANTS.items() if merges_bytes])
-def test_every_short_plain_word_is_divided_as_the_tokenizer_does(variant: str) -> None:
-    pieces, tokenizer = cuts_of(files_of(variant)).pieces, raw(files_of(variant))
-    assert (pieces is None) == (variant == "prefix space")
-    if pieces is None:
-        return
-    words = ["".join(characters) for length in range(1, 7) for characters in itertools.product(" aZ09", repeat=length)]
-    for word in filter(PLAIN_WORD.fullmatch, [*words, " Hello", "world", " 1234567890", f" {'9' * 32}", "a" * 32]):
-        split = tokenizer.pre_tokenizer.pre_tokenize_str(word)
-        assert pieces.findall(word) == [piece.replace("\u0120", " ") for piece, _ in split], word
-
-
-@pytest.mark.parametrize("ignore_merges", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_plain_words_have_the_ids_that_the_tokenizer_gives_them(variant: str, ignore_merges: bool) -> None:
-    files = files_of(variant)
-    changed = files | {"model": files["model"] | {"ignore_merges": ignore_merges}}
-    tokenizer = Files(variant, raw(changed), frozenset())
-
-    @given(words=st.lists(st.from_regex(r" ?([A-Z]?[a-z]{1,12}|[0-9]{1,12})[.é]?", fullmatch=True)))
-    def are_exact(words: list[str]) -> None:
-        assert tokenizer.encode_parts(words) == [tokenizer.encode_array(w, add_special_tokens=False) for w in words]
-
-    are_exact()
-
-
-@pytest.mark.parametrize("added", ["mask", "7", " the", "\u212a"])
-def test_a_word_that_may_have_an_added_token_in_it_is_not_plain(added: str) -> None:
-    assert cuts_of(with_added(files_of("llama 3"), AddedToken(added.strip()))).pieces is None
 
 
 @pytest.mark.parametrize("text", ["語。" * 40, "a b" * 40, "12\n" * 40, '{"a":"b"},' * 40, "한국어, " * 20])

@@ -26,7 +26,6 @@ from plait.backends.tokenization.prompt_encoder import (
     EncodedPrompt,
     PartCache,
     PromptEncoder,
-    WordMemo,
 )
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import chain, extend_chain, root_hash
@@ -60,7 +59,7 @@ def load(kind: str, folder: Path) -> Tokenizer:
 
 
 def encoder_of(tokenizer: Tokenizer, max_bytes: int = 2**20, part_characters: int = 8) -> PromptEncoder:
-    return PromptEncoder(tokenizer, BLOCK_TOKENS, PartCache(max_bytes), part_characters, WordMemo(max_bytes // 8))
+    return PromptEncoder(tokenizer, BLOCK_TOKENS, PartCache(max_bytes), part_characters)
 
 
 def encoded(encoder: PromptEncoder, text: str, scope: Hashable = "m", *, adds: bool = False) -> EncodedPrompt:
@@ -172,15 +171,6 @@ def test_only_what_is_new_is_encoded(counting: Any) -> None:
     counting.characters = 0
     encoded(encoder, DOCUMENT + "Where was it written?")
     assert counting.characters < 1.5 * PART_CHARACTERS / SMALL_PARTS, "a small part at most, and the question"
-
-
-def test_a_long_turn_is_left_to_the_tokenizer_which_frees_the_lock(counting: Any) -> None:
-    encoder = PromptEncoder(counting, BLOCK_TOKENS, PartCache(2**22), words=WordMemo(2**20))
-    encoded(encoder, DOCUMENT)
-    assert counting.characters == len(DOCUMENT)
-    counting.characters = 0
-    encoded(encoder, f"Something else. {DOCUMENT[:20_000]}")
-    assert counting.characters < 10_000, "words repeat"
 
 
 def test_a_chat_that_grows_is_encoded_as_far_as_it_grew(counting: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from plait.backends.tokenization.prompt_encoder import PromptEncoder
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.gateway.calls.call_reader import PromptReader
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT, TEXT, Api
@@ -30,13 +30,18 @@ async def api(prompts: PromptReader) -> AsyncIterator[Api]:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The characters that were tokenized, not found in the cache of known beginnings."""
     counted: list[int] = []
-    encode = PromptEncoder.encode
+    encode_array, encode_parts = FileTokenizer.encode_array, FileTokenizer.encode_parts
 
-    def counting(encoder: PromptEncoder, text: str, salt: Hashable, **options: bool) -> array[int]:
+    def counting(tokenizer: FileTokenizer, text: str, **options: bool) -> array[int]:
         counted.append(len(text))
-        return encode(encoder, text, salt, **options)
+        return encode_array(tokenizer, text, **options)
 
-    monkeypatch.setattr(PromptEncoder, "encode", counting)
+    def counting_parts(tokenizer: FileTokenizer, texts: Sequence[str]) -> list[array[int]]:
+        counted.append(sum(map(len, texts)))
+        return encode_parts(tokenizer, texts)
+
+    monkeypatch.setattr(FileTokenizer, "encode_array", counting)
+    monkeypatch.setattr(FileTokenizer, "encode_parts", counting_parts)
     return counted
 
 

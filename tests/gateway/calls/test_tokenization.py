@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +11,6 @@ from plait.backends.errors import CallerError, ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.prompt_encoder import PromptEncoder
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.call_reader import PromptReader
 from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
@@ -33,13 +32,13 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that were tokenized."""
     lengths: list[int] = []
     tokenizer = READER.tokenizers.encoder("m").tokenizer
-    encode = tokenizer.encode
+    encode = tokenizer.encode_array
 
-    def counting(text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def counting(text: str, *, add_special_tokens: bool = True) -> array[int]:
         lengths.append(len(text))
         return encode(text, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(tokenizer, "encode", counting)
+    monkeypatch.setattr(tokenizer, "encode_array", counting)
     return lengths
 
 
@@ -47,17 +46,17 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the parts that were tokenized."""
     lengths: list[int] = []
-    encode, encode_parts = PromptEncoder.encode, FileTokenizer.encode_parts
+    encode_array, encode_parts = FileTokenizer.encode_array, FileTokenizer.encode_parts
 
-    def counting(encoder: PromptEncoder, text: str, salt: Hashable, **options: bool) -> array[int]:
+    def counting(tokenizer: FileTokenizer, text: str, **options: bool) -> array[int]:
         lengths.append(len(text))
-        return encode(encoder, text, salt, **options)
+        return encode_array(tokenizer, text, **options)
 
     def counting_parts(tokenizer: FileTokenizer, texts: Sequence[str]) -> list[array[int]]:
         lengths.append(sum(map(len, texts)))
         return encode_parts(tokenizer, texts)
 
-    monkeypatch.setattr(PromptEncoder, "encode", counting)
+    monkeypatch.setattr(FileTokenizer, "encode_array", counting)
     monkeypatch.setattr(FileTokenizer, "encode_parts", counting_parts)
     return lengths
 
@@ -109,21 +108,6 @@ def test_a_shared_document_is_tokenized_once_for_each_salt(
         assert list(prompt.prompts[0]) == ids
         assert prompt.block_hashes == chain(ids, 64, root_hash("m", salt or ""))
     assert (sum(parts) > len(DOCUMENT)) == again
-
-
-def test_a_word_is_tokenized_once_for_each_salt(monkeypatch: pytest.MonkeyPatch) -> None:
-    words: list[str] = []
-    reader, encode_parts = PromptReader(Config(models=MODELS), 64), FileTokenizer.encode_parts
-
-    def counting(tokenizer: FileTokenizer, parts: Sequence[str]) -> list[array[int]]:
-        words.extend(parts)
-        return encode_parts(tokenizer, parts)
-
-    monkeypatch.setattr(FileTokenizer, "encode_parts", counting)
-    for salt, new in ((None, True), (None, False), ("one", True), ("two", True), ("one", False)):
-        words.clear()
-        read(reader, text("This is the name of a zyxwvut and of the other qpwoeir in the file"), salt)
-        assert (" zyxwvut" in words, " the" in words) == (new, False), salt
 
 
 def test_the_hashes_of_several_prompts_are_those_of_the_first() -> None:

@@ -37,6 +37,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
+from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.durability.durability import new_durability
@@ -105,7 +106,7 @@ class Gateway:
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = self._new_executor(programs)
         self._stored = self._new_stored()
-        for collector in (LogCollector(), FleetCollector(self.router)):
+        for collector in (LogCollector(), FleetCollector(self.router), TokenizerCollector(self._prompts.tokenizers)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self._recovery = self._new_recovery()

@@ -2,8 +2,9 @@
 
 All routers run over the same two engines, which answer from memory, and take turns row by row and round by round. CPU
 is the kernel's accounting of a router's processes. The minimum of the rounds is the figure, because other processes can
-only add to it. No body repeats. Plait runs as it ships, with a BPE of 48,000 entries. `--counts` counts Python calls
-instead, `--instructions` those of the processor, `--memory N` shows Plait's memory over N requests.
+only add to it. No body repeats. Plait runs as it ships, with a BPE of 48,000 entries, once its encoder has proved
+itself. `--counts` counts Python calls instead, `--instructions` those of the processor, `--memory N` shows Plait's
+memory over N requests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,11 +30,15 @@ from benchmarks.plain.peers import NGINX, PEERS, environment, has_nginx, nginx_c
 from benchmarks.plain.routers import Router, plait_command, running_engine, running_router
 from benchmarks.plain.rows import ROWS, TEMPLATES, Row
 from e2e.faults.raw_client import CHAT, Answer, Client
+from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
 
 ENGINES: Final = 2
 BASELINES: Final = ("sglang-router, cache aware", "vllm-router, cache aware")
 OURS: Final = "plait"
 WORKERS: Final = f"{OURS}, in workers"
+LINE: Final = f"{OURS}, in the line"
+RUNNING: Final = 4
+"""Calls at once, of the 8 of most rows."""
 SPREAD_REQUESTS, SPREAD_PER_S = 200, 100.0
 
 
@@ -44,6 +50,9 @@ def main() -> int:
     parser.add_argument("--routers", default="", metavar="TEXT", help="beside ours, those whose name contains this")
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another Plait to measure beside")
     parser.add_argument("--workers", type=int, metavar="N", help="ours in so many processes, too")
+    parser.add_argument(
+        "--line", action="store_true", help=f"ours, too, where all but {RUNNING} calls wait in the line"
+    )
     parser.add_argument("--counts", action="store_true", help="count functions, files and rooms of a request, and end")
     parser.add_argument("--instructions", action="store_true", help="count ours of a request with valgrind, and end")
     parser.add_argument("--memory", type=int, metavar="N", help="show our memory over N requests, and end")
@@ -62,7 +71,7 @@ def main() -> int:
             stack.enter_context(running_engine(Path(folder) / f"engine-{number}.log")) for number in range(ENGINES)
         ]
         routers = list(_started(stack, engines, arguments, Path(folder)))
-        uvloop.run(_measure(routers, rows, arguments.rounds))
+        uvloop.run(_measure(routers, rows, arguments.rounds, arguments.workers or 1))
     print("\n".join(_table(routers, rows)))
     claims = list(_claims({router.name: router for router in routers}))
     for name, value, most in claims:
@@ -84,6 +93,9 @@ def _started(stack: ExitStack, engines: Sequence[str], arguments: argparse.Names
     if arguments.workers:
         command = partial(plait_command, "short", engines, folder, workers=arguments.workers)
         yield stack.enter_context(running_router(WORKERS, command, folder, here))
+    if arguments.line:
+        command = partial(plait_command, "short", engines, folder, settings=f"[admission]\nmax_running = {RUNNING}\n")
+        yield stack.enter_context(running_router(LINE, command, folder, here))
     for name, peer in PEERS.items():
         if arguments.routers in name:
             yield stack.enter_context(running_router(name, partial(peer.command, engines), folder, here))
@@ -91,9 +103,13 @@ def _started(stack: ExitStack, engines: Sequence[str], arguments: argparse.Names
         yield stack.enter_context(running_router(NGINX, partial(nginx_command, engines, folder), folder, here))
 
 
-async def _measure(routers: Sequence[Router], rows: Sequence[Row], rounds: int) -> None:
+async def _measure(routers: Sequence[Router], rows: Sequence[Row], rounds: int, processes: int) -> None:
     clients = [Client(router.port) for router in routers]
     numbers = count()
+    for router, client in zip(routers, clients, strict=True):
+        if router.name.startswith(OURS):
+            workers = processes if router.name == WORKERS else 1
+            await _load(client, replace(ROWS[0], requests=PROVING_PROMPTS * workers), numbers)
     for number in range(rounds + 1):  # the first warms up
         for row in rows:
             for place in range(len(routers)):
@@ -116,7 +132,7 @@ async def _load(client: Client, row: Row, numbers: Iterator[int]) -> None:
 
     async def work() -> None:
         for _ in left:
-            _check(await client.post(CHAT, row.body(next(numbers))))
+            _check(await client.post(CHAT, row.body(next(numbers)), row.headers))
 
     await asyncio.gather(*(work() for _ in range(row.concurrency)))
 

@@ -17,12 +17,16 @@ from typing import Any, Final
 
 from benchmarks.plain.answering_engine import MODEL
 from benchmarks.plain.routers import answers, running_engine
-from benchmarks.plain.rows import text
+from benchmarks.plain.rows import SLO, text
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
 from e2e.servers import eventually
 
 WARM_UP, REPEATS = 20, 9
+ENGINES: Final = 4
+"""With one engine there is nothing to choose."""
+GATEWAYS: Final = (("any", ""), ("one at a time", "[admission]\nmax_running = 1\n"))
+"""A folder for each, and what its configuration has besides models and engines."""
 PAUSE_S: Final = 0.03
 Send = Callable[[Client, str], Awaitable[None]]
 """Sends one request of a kind, which the text makes another one than all others."""
@@ -50,9 +54,12 @@ def main() -> int:
     """Count, and print a table."""
     print("| | calls | functions | files | rooms | changes of room |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        gateway = _gateway(stack, Path(name))
+        engines = [stack.enter_context(running_engine(Path(name) / f"engine-{n}.log")) for n in range(ENGINES)]
+        gateway, one_at_a_time = (
+            _gateway(stack, Path(name) / folder, engines, settings) for folder, settings in GATEWAYS
+        )
         for kind, send in KINDS.items():
-            found = asyncio.run(gateway.count(kind, send))
+            found = asyncio.run((one_at_a_time if send is _waiting else gateway).count(kind, send))
             print(f"| {kind} | {found.calls} | {found.functions} | {found.files} | {found.rooms} | {found.changes} |")
     return 0
 
@@ -86,12 +93,11 @@ class _Gateway:
         return Counts.of([(file, function) for file, function in json.loads(_last_line(self.noted))])
 
 
-def _gateway(stack: ExitStack, folder: Path) -> _Gateway:
-    engine, port, noted = stack.enter_context(running_engine(folder / "engine.log")), free_port(), folder / "noted"
-    config = folder / "config.toml"
-    config.write_text(
-        f'[[models]]\nname = "{MODEL}"\ntokenizer = "embedded"\n[[engines]]\nname = "e"\nurl = "{engine}"\n'
-    )
+def _gateway(stack: ExitStack, folder: Path, engines: Sequence[str], settings: str) -> _Gateway:
+    folder.mkdir()
+    config, port, noted = folder / "config.toml", free_port(), folder / "noted"
+    named = "".join(f'[[engines]]\nname = "e{number}"\nurl = "{url}"\n' for number, url in enumerate(engines))
+    config.write_text(f'[[models]]\nname = "{MODEL}"\ntokenizer = "embedded"\n{named}{settings}')
     command = [sys.executable, "-m", "benchmarks.plain.counted_gateway", str(noted)]
     log = stack.enter_context((folder / "log").open("wb"))
     process = subprocess.Popen([*command, "serve", "--config", str(config), "--port", str(port)], stderr=log)  # noqa: S603
@@ -122,6 +128,16 @@ async def _streamed(client: Client, seed: str) -> None:
     assert (await client.post(CHAT, _body(seed, stream=True))).status == 200
 
 
+async def _with_slo(client: Client, seed: str) -> None:
+    assert (await client.post(CHAT, _body(seed), SLO)).status == 200
+
+
+async def _waiting(client: Client, seed: str) -> None:
+    """Two calls, of which one waits in the line until the other has ended."""
+    answers = await asyncio.gather(*(client.post(CHAT, _body(f"{seed} {which}")) for which in range(2)))
+    assert [answer.status for answer in answers] == [200, 200], answers
+
+
 async def _pair(client: Client, seed: str) -> None:
     session = seed.replace(" ", "-")
     await client.post("/v1/sessions", {"session_id": session})
@@ -149,5 +165,6 @@ def _place(name: str, *, is_output: bool = False) -> dict[str, Any]:
 
 
 KINDS: Final[Mapping[str, Send]] = {
-    "a plain call": _plain, "a streamed call": _streamed, "a chained pair": _pair, "a program of two calls": _program
+    "a plain call": _plain, "a streamed call": _streamed, "a call with an SLO": _with_slo,
+    "two calls, one in the line": _waiting, "a chained pair": _pair, "a program of two calls": _program,
 }  # fmt: skip

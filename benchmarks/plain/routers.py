@@ -86,11 +86,13 @@ async def answers(port: int) -> bool:
         return (await client.post(CHAT, ROWS[0].body(-1))).status == 200
 
 
-def plait_command(template: str, engines: Sequence[str], folder: Path, port: int, *, workers: int = 1) -> list[str]:
-    """Plait as it ships, with a realistic tokenizer and a template of `TEMPLATES`, in so many workers."""
+def plait_command(
+    template: str, engines: Sequence[str], folder: Path, port: int, *, workers: int = 1, settings: str = ""
+) -> list[str]:
+    """Plait as it ships but for `settings`, with a realistic tokenizer and a template of `TEMPLATES`."""
     config = folder / f"{port}.toml"
     lines = "".join(f'[[engines]]\nname = "e{number}"\nurl = "{url}"\n' for number, url in enumerate(engines))
-    config.write_text(f'[[models]]\nname = "{MODEL}"\ntokenizer = "{_tokenizer(template)}"\n{lines}')
+    config.write_text(f'[[models]]\nname = "{MODEL}"\ntokenizer = "{_tokenizer(template)}"\n{lines}{settings}')
     command = [sys.executable, "-m", "plait.gateway.cli", "serve", "--config", str(config), "--port", str(port)]
     return command if workers == 1 else [*command, "--workers", str(workers)]
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pydoc_data import topics
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from benchmarks.plain.answering_engine import MODEL, PACED
+from benchmarks.train_tokenizer import docstrings, stdlib_sources
 
 QUESTION_CHARACTERS: Final = 150
+SLO: Final = {"plait-slo-ttft-ms": "2000", "plait-slo-tpot-ms": "100"}
+
+Source = Literal["prose", "code"]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One kind of request. `shared_characters` come first and are the same; `new_characters` never come twice.
 
-    `requests` are sent in a round by `concurrency` clients.
+    `requests` are sent in a round by `concurrency` clients. With `source`, all text is cut out of it at random places.
     """
 
     name: str
@@ -32,6 +36,8 @@ class Row:
     paced: bool = False
     tools: int = 0
     turns: int = 1
+    source: Source | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self, number: int) -> dict[str, Any]:
         """The request with this number; two numbers have different questions."""
@@ -46,12 +52,17 @@ class Row:
         }
 
     def _messages(self, number: int) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": text(f"shared {self.name}", self.shared_characters // self.turns)}]
+        messages = [{"role": "system", "content": self._text(f"shared {self.name}", number, self.shared_characters)}]
         for turn in range(1, self.turns):
             role = "user" if turn % 2 else "assistant"
-            messages.append({"role": role, "content": text(f"turn {turn}", self.shared_characters // self.turns)})
+            messages.append({"role": role, "content": self._text(f"turn {turn}", number, self.shared_characters)})
         question = f"Question {number}. {text(f'question {number}', self.new_characters)}"
         return [*messages, {"role": "user", "content": question}]
+
+    def _text(self, seed: str, number: int, characters: int) -> str:
+        """A turn's share of so many characters; the same for each request unless there is a source."""
+        share = characters // self.turns
+        return text(seed, share) if self.source is None else cut_out(self.source, f"{seed} of {number}", share)
 
 
 ROWS: Final = (
@@ -59,10 +70,29 @@ ROWS: Final = (
     Row("B", "24 KB, 2,000 characters new", 120, 8, 22_000, 2_000),
     Row("C", "100 KB, 4,000 characters new", 60, 8, 96_000, 4_000),
     Row("T", "8 tools, 17 messages, 24 KB, 500 characters new", 100, 8, 18_000, 500, tools=8, turns=16),
+    Row("P", "24 KB of prose, all new", 60, 8, 24_000, source="prose"),
+    Row("K", "24 KB of code, all new", 60, 8, 24_000, source="code"),
+    Row("U", "8 tools, 17 messages, 24 KB of prose, all new", 60, 8, 18_000, 500, tools=8, turns=16, source="prose"),
+    Row("H", "400 KB of code, all new, alone", 6, 1, 400_000, source="code"),
+    Row("J", "300 B, with a TTFT and a TPOT", 300, 8, headers=SLO),
     Row("L", "100,000 tokens, 4,000 characters new", 12, 4, 420_000, 4_000),
     Row("O", "a stream of 1,000 tokens at once", 60, 8, tokens=1_000, stream=True),
     Row("S", "100 streams of 50 tokens, one each 10 ms", 100, 100, tokens=50, stream=True, paced=True),
 )
+
+
+@cache
+def _library(source: Source) -> str:
+    """Python's standard library: its docstrings, or all of it."""
+    files = stdlib_sources()
+    return "\n".join(files if source == "code" else [text for file in files for text in docstrings(file)])
+
+
+def cut_out(source: Source, seed: str, characters: int) -> str:
+    """So many characters of a source, from a place that the seed gives."""
+    library = _library(source)
+    begin = random.Random(seed).randrange(len(library) - characters)
+    return library[begin : begin + characters]
 
 
 @cache

@@ -137,6 +137,7 @@ nightly: export PLAIT_NIGHTLY = 1
 nightly: test
 	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
 		e2e-sglang
+	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -42,12 +42,15 @@ LIMIT_BYTES: Final = 54_000_000
 
 UNNEEDED: Final = frozenset(
     (
-        *("cryptography", "fastapi-cli", "fastsafetensors", "flashinfer-cubin", "flashinfer-python"),
+        *("cryptography", "fastapi-cli", "fastokens", "fastsafetensors", "flashinfer-cubin", "flashinfer-python"),
         *("humming-kernels", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "nvtx", "outlines-core"),
         *("pynvvideocodec", "quack-kernels", "tilelang", "tokenspeed-mla", "torchcodec"),
     )
 )
-"""Packages that vLLM and its packages name, and import only for other models, other attention, media or tools."""
+"""Packages that vLLM and its packages name, and import only for other models, other attention, media or tools.
+
+Plait names fastokens, and does without it.
+"""
 
 DROPPED: Final = (
     *("*.pyi", "*.a", "bin", "mistral_common/data", "pycountry/locales", "tvm_ffi/3rdparty", "xgrammar/lib"),

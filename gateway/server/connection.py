@@ -268,10 +268,9 @@ class Connection(asyncio.Protocol):
         if len(self._waiting) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
         version = parser.get_http_version()
-        scope = self._scope_of(method, version)
         self._bounds.head(version, self._url, self._headers, self._now_s)
         keep_alive = version != "1.0" and not is_tunnel and parser.should_keep_alive()
-        request = self._latest = ServedRequest(self, scope, keep_alive)
+        request = self._latest = ServedRequest(self, self._scope_of(method, version), keep_alive)
         self._in_head = False
         if self._first is None:
             self._first = request
@@ -378,8 +377,8 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         self._is_refused = True
-        first, part = self._first, self._bounds.part
-        is_of_first = not self._waiting and (of_whole or part is Part.BODY)
+        first = self._first
+        is_of_first = not self._waiting and (of_whole or self._latest is first)
         self._waiting.clear()
         if first is not None:
             if first.answer_headers is not None or not is_of_first:
@@ -387,7 +386,7 @@ class Connection(asyncio.Protocol):
                 return
             self._first = None
             first.gone()
-        elif part is Part.BODY:  # of a request that has its answer
+        elif self._latest is not None:  # which has its answer
             self._close()
             return
         request_id = new_id()

@@ -171,6 +171,13 @@ async def test_a_target_becomes_path_and_query(target: bytes, path: str, raw_pat
     assert client.server.scopes[1]["state"] == {"from": "lifespan"}
 
 
+@pytest.mark.parametrize("target", [b"/" + b"a" * 70_000, b"/?" + b"a" * 70_000])
+async def test_a_target_that_is_too_long_is_told(target: bytes) -> None:
+    client = Client()
+    await client.sends(b"GET " + target + HOST + b"\r\n")
+    assert (client.statuses, client.transport.closed) == ([431], True)
+
+
 async def test_a_head_may_come_in_any_pieces() -> None:
     client, request = Client(), POST + b"Content-Length: 5\r\n\r\nhello"
     answer = await client.sends(*[request[at : at + 1] for at in range(len(request))])

@@ -3,7 +3,7 @@
 The connection has three sides, each with its own state:
 
 - What the client sends next is the `Part` of its `RequestBounds`, which know how long that may take. The parser fills
-  the `_latest` request until its body has ended.
+  the reader's `latest` request until its body has ended.
 - The first request without a whole answer is `_first`, at its `Stage`. Those that were sent behind it wait. Once it is
   answered, the next one is served, or the connection is idle, or it closes.
 - What the client has not read is the transport's. Above the high-water mark there is a `room` to wait for.
@@ -27,9 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
-from urllib.parse import unquote
 
-import httptools
 import structlog
 from starlette.types import ASGIApp
 
@@ -38,14 +36,12 @@ from plait.backends.http.connection import Deadline
 from plait.gateway.asgi import new_id, write_error
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
+from plait.gateway.server.request_reader import RequestReader
 from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage
 from plait.gateway.server.slow_clients import Patience, SlowClients
 
 MAX_PIPELINED: Final = 8
 """Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
-
-HIGH_WATER_BYTES: Final = 64 * 1024
-"""Nothing more is read while so much of a body waits for the application."""
 
 LINGER_S: Final = 1.0
 """Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
@@ -96,9 +92,9 @@ class Connection(asyncio.Protocol):
     """One client's connection. Its requests are answered by `app`; a new one `may_hand_on` itself to another worker."""
 
     __slots__ = (
-        "_app", "_asks_upgrade", "_begin", "_bounds", "_deadline", "_first", "_headers", "_in_head", "_is_counted",
-        "_is_refused", "_latest", "_loop", "_may_hand_on", "_now_s", "_of_client", "_parser", "_patience",
-        "_reading_paused", "_scope", "_server", "_url", "_waiting", "room", "transport",
+        "_app", "_begin", "_bounds", "_deadline", "_first", "_is_counted", "_is_refused", "_loop", "_may_hand_on",
+        "_now_s", "_of_client", "_patience", "_reader", "_reading_paused", "_scope", "_server", "_waiting", "room",
+        "transport",
     )  # fmt: skip
 
     def __init__(
@@ -113,14 +109,9 @@ class Connection(asyncio.Protocol):
         self._is_counted = False
         self.transport: asyncio.Transport  # from `connection_made` on, which is the first event
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
         self._now_s = self._loop.time()  # when bytes came last
         self._bounds = RequestBounds(bounds.limits, self._now_s)
-        self._in_head = False
-        self._url = b""  # of the head that was read last, with its `_headers`
-        self._headers: list[Header] = []
-        self._asks_upgrade = False  # that head, which is read again without that
-        self._latest: ServedRequest | None = None  # whose body is coming
+        self._reader = RequestReader(self, self._bounds, self._scope)
         self._first: ServedRequest | None = None  # without a whole answer
         self._waiting: deque[ServedRequest] = deque()
         self._is_refused = False  # nothing more is read
@@ -164,9 +155,12 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return  # until the connection closes
         self._now_s = self._loop.time()
-        self._parse(data)
         try:
-            self._bounds.parsed(len(data), self._now_s, begun=self._in_head)
+            self._reader.read(data, self._now_s)
+        except PlaitError as error:
+            self._refuse(error)
+        try:
+            self._bounds.parsed(len(data), self._now_s, begun=self._reader.in_head)
         except CallerError as error:
             self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
         self._serve()
@@ -177,7 +171,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """The connection is closed, by either side."""
-        first, self._first, self._latest = self._first, None, None
+        first, self._first, self._reader.latest = self._first, None, None
         self._waiting.clear()
         try:
             if first is not None:
@@ -241,111 +235,30 @@ class Connection(asyncio.Protocol):
             self._bounds.deadline_s = now_s + self._of_client.idle_s
         self._look()
 
-    # Called by the parser.
+    # Called by the reader.
 
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        self._in_head, self._url, self._headers = True, b"", []
-
-    def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Trailers are counted and forgotten."""
-        if self._in_head:
-            self._headers.append((name.lower(), value))
-        else:
-            self._bounds.trailer(name, value)
-
-    def on_headers_complete(self) -> None:
-        """A head has ended."""
-        parser, method = self._parser, self._parser.get_method()
-        is_tunnel = method == b"CONNECT"
-        if parser.should_upgrade() and not is_tunnel:
-            self._asks_upgrade = True
-            return
+    def on_request(self, request: ServedRequest) -> None:
+        """A head has ended. Raises `CallerError` if too many requests wait."""
         if len(self._waiting) >= MAX_PIPELINED:
             raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
-        version = parser.get_http_version()
-        self._bounds.head(version, self._url, self._headers, self._now_s)
-        keep_alive = version != "1.0" and not is_tunnel and parser.should_keep_alive()
-        request = self._latest = ServedRequest(self, self._scope_of(method, version), keep_alive)
-        self._in_head = False
         if self._first is None:
             self._first = request
         else:
             self._waiting.append(request)
-            self._pause_reading()
+            self.pause_reading()
 
-    def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
-        self._bounds.body_bytes += len(body)
-        latest = self._latest
-        if latest is not None and latest.stage is not Stage.COMPLETE:
-            latest.add(body)
-            if len(latest.body) > HIGH_WATER_BYTES:
-                self._pause_reading()
-
-    def on_chunk_complete(self) -> None:
-        """A chunk of a body has ended."""
-        self._bounds.chunk_ended()
-
-    def on_message_complete(self) -> None:
-        """A request has ended."""
-        latest, self._latest = self._latest, None
-        if latest is None:  # it asks for another protocol
-            return
-        self._bounds.part = Part.NOTHING
-        latest.end_body()
-        if latest.stage is Stage.COMPLETE and not latest.keep_alive:
+    def on_whole(self, request: ServedRequest) -> None:
+        """All of a request has come."""
+        if request.stage is Stage.COMPLETE and not request.keep_alive:
             self.transport.close()
 
+    def pause_reading(self) -> None:
+        """Leave what the client sends in the system."""
+        if not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
     # What a request comes to.
-
-    def _parse(self, data: bytes) -> None:
-        """Have the parser read bytes.
-
-        It stops behind a head that asks for another protocol. RFC 9110 (7.8) has a server ignore that, but a parser
-        that has stopped reads no body: the head is read again as one that asks for nothing.
-        """
-        while data:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as stop:
-                if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
-                    if self._in_head:  # its target is no URL
-                        self._refuse(_no_http())
-                    return
-                self._asks_upgrade = False
-                data = self._head_again() + data[stop.args[0] :]
-            except httptools.HttpParserError as fault:
-                over_limit = fault.__context__  # raised by a method here, or None
-                self._refuse(over_limit if isinstance(over_limit, PlaitError) else _no_http())
-                return
-            else:
-                return
-
-    def _head_again(self) -> bytes:
-        """The head that was read last, without its request for another protocol."""
-        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
-        headers = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
-        return b"\r\n".join([line, *headers, b"", b""])
-
-    def _scope_of(self, method: bytes, version: str) -> dict[str, Any]:
-        """ASGI's scope of a request. A target may be a whole URL, which need not have a path (RFC 9112, 3.2.2)."""
-        url = httptools.parse_url(self._url)
-        raw_path = url.path or b"/"
-        return {
-            **self._scope,
-            "http_version": version,
-            "method": method.decode("ascii"),
-            "path": unquote(raw_path.decode("ascii")),
-            "raw_path": raw_path,
-            "query_string": url.query or b"",
-            "headers": self._headers,
-            "state": self._scope["state"].copy(),
-        }
 
     def _serve(self) -> None:
         """Have the application answer the first request: without a task if it can, once a short one is whole."""
@@ -378,7 +291,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_refused = True
         first = self._first
-        is_of_first = not self._waiting and (of_whole or self._latest is first)
+        is_of_first = not self._waiting and (of_whole or self._reader.latest is first)
         self._waiting.clear()
         if first is not None:
             if first.answer_headers is not None or not is_of_first:
@@ -386,7 +299,7 @@ class Connection(asyncio.Protocol):
                 return
             self._first = None
             first.gone()
-        elif self._latest is not None:  # which has its answer
+        elif self._reader.latest is not None:  # which has its answer
             self._close()
             return
         request_id = new_id()
@@ -412,11 +325,6 @@ class Connection(asyncio.Protocol):
         else:
             self._refuse(error)
 
-    def _pause_reading(self) -> None:
-        if not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
-
     def _make_room(self) -> None:
         if self._patience is not None:
             self._patience.stop()
@@ -439,13 +347,10 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._is_counted and self._of_client.share is not None:
             self._of_client.share.went()
-        del self._parser, self._deadline  # which hold the connection
+        self._reader.end()
+        del self._deadline  # which holds the connection
 
 
 def _address(address: Any) -> tuple[str, int] | None:
     """Host and port, of an address of IPv4 or IPv6."""
     return tuple(address[:2]) if isinstance(address, tuple) else None
-
-
-def _no_http() -> CallerError:
-    return CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")

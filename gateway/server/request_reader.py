@@ -1,0 +1,156 @@
+"""Reads the requests of one client off the bytes that come, with httptools and within bounds."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from plait.backends.errors import CallerError, PlaitError
+from plait.gateway.server.request_bounds import Header, Part, RequestBounds
+from plait.gateway.server.served_request import Line, ServedRequest, Stage
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+"""Nothing more is read while so much of a body waits for the application."""
+
+
+class Reading(Line, Protocol):
+    """The connection, as its reader sees it."""
+
+    def on_request(self, request: ServedRequest) -> None:
+        """A head has ended. Raises `CallerError` if too many requests wait."""
+
+    def pause_reading(self) -> None:
+        """Leave what the client sends in the system: much of a body waits for the application."""
+
+    def on_whole(self, request: ServedRequest) -> None:
+        """All of a request has come."""
+
+
+class RequestReader:
+    """The parser of one `connection`, whose requests have what is in `scope`. `bounds` judge what comes."""
+
+    __slots__ = (
+        "_asks_upgrade", "_bounds", "_connection", "_headers", "_now_s", "_parser", "_scope", "_url", "in_head",
+        "latest",
+    )  # fmt: skip
+
+    def __init__(self, connection: Reading, bounds: RequestBounds, scope: dict[str, Any]) -> None:
+        self._bounds = bounds
+        self._scope = scope
+        self.latest: ServedRequest | None = None  # whose body is coming
+        self._connection = connection
+        self._parser = httptools.HttpRequestParser(self)
+        self._now_s = 0.0
+        self.in_head = False
+        self._url = b""  # of the head that was read last, with its `_headers`
+        self._headers: list[Header] = []
+        self._asks_upgrade = False  # that head, which is read again without that
+
+    def read(self, data: bytes, now_s: float) -> None:
+        """Have the parser read bytes. Raises `PlaitError` for a request that breaks a bound, or is no HTTP.
+
+        The parser stops behind a head that asks for another protocol. RFC 9110 (7.8) has a server ignore that, but a
+        parser that has stopped reads no body: the head is read again as one that asks for nothing.
+        """
+        self._now_s = now_s
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
+                    if self.in_head:  # its target is no URL
+                        raise _no_http() from None
+                    return
+                self._asks_upgrade = False
+                data = self._head_again() + data[stop.args[0] :]
+            except httptools.HttpParserError as fault:
+                over_limit = fault.__context__  # raised by a method here, or None
+                raise over_limit if isinstance(over_limit, PlaitError) else _no_http() from None
+            else:
+                return
+
+    def end(self) -> None:
+        """No more comes. Nothing is left here that holds the connection."""
+        del self._parser, self._connection
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self.in_head, self._url, self._headers = True, b"", []
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. Trailers are counted and forgotten."""
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+        else:
+            self._bounds.trailer(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A head has ended."""
+        parser, method = self._parser, self._parser.get_method()
+        is_tunnel = method == b"CONNECT"
+        if parser.should_upgrade() and not is_tunnel:
+            self._asks_upgrade = True
+            return
+        version = parser.get_http_version()
+        self._bounds.head(version, self._url, self._headers, self._now_s)
+        keep_alive = version != "1.0" and not is_tunnel and parser.should_keep_alive()
+        request = self.latest = ServedRequest(self._connection, self._scope_of(method, version), keep_alive)
+        self.in_head = False
+        self._connection.on_request(request)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._bounds.body_bytes += len(body)
+        latest = self.latest
+        if latest is not None and latest.stage is not Stage.COMPLETE:
+            latest.add(body)
+            if len(latest.body) > HIGH_WATER_BYTES:
+                self._connection.pause_reading()
+
+    def on_chunk_complete(self) -> None:
+        """A chunk of a body has ended."""
+        self._bounds.chunk_ended()
+
+    def on_message_complete(self) -> None:
+        """A request has ended."""
+        latest, self.latest = self.latest, None
+        if latest is None:  # it asks for another protocol
+            return
+        self._bounds.part = Part.NOTHING
+        latest.end_body()
+        self._connection.on_whole(latest)
+
+    # Heads.
+
+    def _head_again(self) -> bytes:
+        """The head that was read last, without its request for another protocol."""
+        line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        return b"\r\n".join([line, *headers, b"", b""])
+
+    def _scope_of(self, method: bytes, version: str) -> dict[str, Any]:
+        """ASGI's scope of a request. A target may be a whole URL, which need not have a path (RFC 9112, 3.2.2)."""
+        url = httptools.parse_url(self._url)
+        raw_path = url.path or b"/"
+        return {
+            **self._scope,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "path": unquote(raw_path.decode("ascii")),
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "state": self._scope["state"].copy(),
+        }
+
+
+def _no_http() -> CallerError:
+    return CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")

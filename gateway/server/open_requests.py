@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.connection import is_event_stream
@@ -37,7 +37,7 @@ class OpenRequests:
     """ASGI middleware around a whole application: the requests of our server that are being answered.
 
     A defect is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
-    connect elsewhere. The requests of other servers are passed on.
+    connect elsewhere. The requests of other servers are passed on: who cuts them, and ends a broken stream, is theirs.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -73,11 +73,17 @@ class OpenRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        task = asyncio.current_task()
-        if task is None or not isinstance(receive, ServedReceive):  # a lifespan, or another server
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        request = receive.client
+        elif isinstance(receive, ServedReceive):
+            await self._answer(scope, receive, send)
+        else:
+            await self._pass_on(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: ServedReceive, send: Send) -> None:
+        """Have the application answer a request of our server, in a task."""
+        task, request = asyncio.current_task(), receive.client
+        assert task is not None
         fault: PlaitError | None = None
         request.requests = self
         self._open[request] = task
@@ -102,6 +108,23 @@ class OpenRequests:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
                     await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer a request of another server. A defect before its answer is answered."""
+        has_begun = False
+
+        def sent(message: Message) -> Awaitable[None]:
+            nonlocal has_begun
+            has_begun = True
+            return send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            if has_begun:
+                raise
+            fault = _defect(scope, error)
+            await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
 
     def cut(self) -> int:
         """End every request: with a 503, or a stream that has begun with an error event. Returns how many."""

@@ -109,7 +109,8 @@ OnEnd = Callable[[BaseException | None], None]
 class Sink(Protocol):
     """Where the answer to a request goes. What is written waits in the sink until the client reads it.
 
-    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`. It also calls that
+    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`, later on and never
+    while something is written. It also calls that
     when it `is_drained`.
     """
 

@@ -34,8 +34,6 @@ EDGES: Final = (
 )  # fmt: skip
 """Long runs, code points that normalizers and patterns disagree on, and characters without a glyph."""
 
-os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a long text would take all cores: a turn has one
-
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -112,6 +110,7 @@ def native_encode(files: Mapping[str, Any], *, splits_special_tokens: bool) -> N
 
     With `splits_special_tokens`, the text of a special token is encoded as any other.
     """
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")  # a long text would take all cores: a turn has one
     try:
         from fastokens import Tokenizer  # noqa: PLC0415 - some machines have no wheel of it
     except ImportError:

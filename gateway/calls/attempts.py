@@ -67,7 +67,7 @@ class Attempts:
                 note_answer(self._router.engines[attempt.engine_id], booking, usage, now_s)
             return self._router.settle(booking, usage, now_s)
         if error is None:
-            refused = outcome == "refused"
+            refused = answer.outcome == "refused" or (outcome == "refused" and not delivery.is_told)
             self._router.release(booking, now_s, delivered=delivery.is_told and not refused, refused=refused)
             return None
         if isinstance(error, EngineLostError):

@@ -113,7 +113,7 @@ class Answer(msgspec.Struct, eq=False):
     """Why the first choice ended."""
 
     problem: EngineError | str | None = None
-    """Why the answer is none, by the caller's fault (a text), or by an engine's (an error)."""
+    """What is wrong with the answer: a text if the caller is at fault, an error if an engine is."""
 
 
 class OpenExchange(Protocol):

@@ -2,7 +2,8 @@
 
 A `Delivery` is in one of the states of `DELIVERY_TRANSITIONS`; docs/life_of_a_call.md has them as a diagram. A delivery
 is made for what is asked (`Asked`), has at most one `Attempt` at a time, which is dropped whole before the next one,
-and at its end an `Ending`. `Relay` carries out what its events ask for. Others change one through its methods only.
+and at its end an `Ending`. `Relay` carries out what its events ask for. Others change a delivery through its methods
+only.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Entry(msgspec.Struct, eq=False):
     """Called once for a call that had to wait: it is to be sent, or has an error."""
 
     timer: asyncio.Handle | None = None
-    """While it waits: when its client is told to come back. Then: the next turn of the event loop, when it goes on."""
+    """Tells the client of a waiting call to come back; once the call is to be sent, resumes it."""
 
     leasing: asyncio.Future[None] | None = None
     """While the gateways' store is asked."""
@@ -148,5 +148,5 @@ def _leased(entry: Entry, leasing: asyncio.Future[None]) -> None:
     if entry.leasing is None or leasing.cancelled():  # the client has gone, or the gateway stops
         return
     entry.leasing, error = None, leasing.exception()
-    if error is not None or entry.waiting.is_sent:
+    if error is not None or (entry.waiting.is_sent and entry.waiting.tell is None):  # else it is told, or waits
         entry.resume(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from plait.backends.errors import PlaitError
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
@@ -56,7 +57,7 @@ class Holdings:
             self._objectives.end(delivery)
 
     def _leave_doubts(self, delivery: Delivery) -> None:
-        """No other engine has answered what an engine has failed."""
+        """Judge the engines that have failed the call and of which no other engine has shown anything."""
         assert delivery.ending is not None
         self._faults.unresolved(delivery, loop_time_s(), client_gone=delivery.ending.outcome == "client_gone")
 
@@ -78,6 +79,26 @@ class Holdings:
     def _leave_watch(self, delivery: Delivery) -> None:
         if self.watch is not None:
             self.watch.ended(delivery, loop_time_s())
+
+
+def tell(delivery: Delivery) -> None:
+    """Tell the client whose stream has a status, or else whoever began the call. Raises a defect if nobody is left.
+
+    No effect the second time.
+    """
+    ending, on_end, commented, defect = delivery.ending, delivery.on_end, delivery.commented, delivery.defect
+    assert ending is not None
+    error: BaseException | None = defect or ending.error
+    delivery.on_end = delivery.defect = None
+    try:
+        if isinstance(error, PlaitError) and on_end is not None and commented is not None and commented.has_begun:
+            told, error = error, None
+            commented.fail(told)
+    finally:
+        if on_end is not None:
+            on_end(error)
+    if on_end is None and defect is not None:
+        raise defect
 
 
 def _write_line(delivery: Delivery, tenant: str, now_s: float) -> None:

@@ -33,7 +33,7 @@ from plait.gateway.calls.call import CLIENT_CLOSED, Answer, Asked, Attempt, Endi
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.gate import Gate
-from plait.gateway.calls.holdings import Holdings
+from plait.gateway.calls.holdings import Holdings, tell
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.request_faults import RequestFaults
@@ -162,7 +162,7 @@ class Relay:
             except Exception as error:  # noqa: BLE001 - the sink's refusal, or a defect: the call ends
                 following = partial(self._broken, error)
         if delivery.state is DeliveryState.ENDED:
-            self._tell(delivery)
+            tell(delivery)
 
     def _resumed(self, error: BaseException | None, delivery: Delivery) -> Step | None:
         """A call that has waited is to be sent, or has failed."""
@@ -219,6 +219,8 @@ class Relay:
             delivery.defect = delivery.defect or error
             return self._let_go
         is_ours, attempt = not isinstance(error, PlaitError), delivery.attempt
+        if is_ours and delivery.on_end is None:
+            delivery.defect = error
         outcome: Outcome = "defect" if is_ours else "refused"
         if attempt is not None and attempt.is_open:
             is_untaken = not is_ours and not isinstance(error, AnswerTooLargeError)
@@ -265,9 +267,9 @@ class Relay:
         placement = self._selected(delivery)
         if placement.engine_id not in delivery.failed_engines:
             return self._booked(delivery, placement)
-        later = asyncio.get_running_loop().call_later
-        delivery.pause = later(pause_s(delivery), self._take, delivery, self._book_again)
+        for_s, later = pause_s(delivery), asyncio.get_running_loop().call_later
         delivery.enter(DeliveryState.PAUSED)
+        delivery.pause = later(for_s, self._take, delivery, self._book_again)
         return None
 
     def _book_again(self, delivery: Delivery) -> Step | None:
@@ -292,8 +294,8 @@ class Relay:
 
     def _send(self, booking: Booking, delivery: Delivery) -> Step | None:
         """Send the call to the engine that it is booked on."""
-        delivery.attempt = attempt = Attempt(booking, Answer())
         delivery.enter(DeliveryState.SENT)
+        delivery.attempt = attempt = Attempt(booking, Answer())
         asked, call = delivery.asked, delivery.call
         if asked.turn_of and not call.prompt_tokens:
             self._sessions.placed(asked.tenant, asked.turn_of, call.model, attempt.engine_id)
@@ -324,8 +326,9 @@ class Relay:
         if engine_id is None:
             latest = delivery.attempt
             engine_id = latest.engine_id if latest is not None else next((one for one, _ in delivery.failures[-1:]), "")
-        delivery.ending = Ending(outcome, status, engine_id, delivery.is_told, error, problem)
+        ending = Ending(outcome, status, engine_id, delivery.is_told, error, problem)
         delivery.enter(DeliveryState.ENDED)
+        delivery.ending = ending
         delivery.holdings = iter(self.holdings.order)
         return self._let_go
 
@@ -334,25 +337,6 @@ class Relay:
         assert delivery.holdings is not None
         for let_go in delivery.holdings:
             let_go(delivery)
-
-    def _tell(self, delivery: Delivery) -> None:
-        """Tell the client whose stream has a status, or else whoever began the call. Raises a defect if nobody is left.
-
-        No effect the second time.
-        """
-        ending, on_end, commented = delivery.ending, delivery.on_end, delivery.commented
-        assert ending is not None
-        error: BaseException | None = delivery.defect or ending.error
-        delivery.on_end = delivery.defect = None
-        try:
-            if isinstance(error, PlaitError) and on_end is not None and commented is not None and commented.has_begun:
-                told, error = error, None
-                commented.fail(told)
-        finally:
-            if on_end is not None:
-                on_end(error)
-        if on_end is None and error is not None and error is not ending.error:
-            raise error
 
 
 def _set(ended: asyncio.Future[BaseException | None], error: BaseException | None) -> None:

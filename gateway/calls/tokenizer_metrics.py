@@ -27,7 +27,9 @@ class TokenizerCollector(Collector):
             "plait_tokenizer_equal_prompts", "Prompts that had the same ids in both ways", labels=["model"]
         )
         different = CounterMetricFamily(
-            "plait_tokenizer_differences", "Texts that had other ids, which ends the native encoder", labels=["model"]
+            "plait_tokenizer_differences",
+            "Texts that the native encoder failed or gave other ids, which ends it",
+            labels=["model"],
         )
         for model, encoder in list(self._tokenizers.encoders.items()):
             if isinstance(encoder.tokenizer, FileTokenizer):

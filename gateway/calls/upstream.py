@@ -237,7 +237,7 @@ class Exchange(msgspec.Struct, eq=False):
         self._held.hold(size_bytes)
 
     def _is_whole(self) -> None:
-        """All of the body has come. From here on it counts in its own place no more, whatever the client has read."""
+        """All of the body has come. From now on the body counts with all open answers only, not in its own place."""
         own = self._delivery.asked.answer_bytes
         if self._held is not None and own is not None:
             self._held.end_in(own)
@@ -377,8 +377,8 @@ class Exchange(msgspec.Struct, eq=False):
         if isinstance(problem, EngineError) and stream.error is None:
             self._tell(problem, events)
             raise problem
-        self._sink.end(events + rest if problem is None else events)
         self._delivery.enter(DeliveryState.WRITTEN)
+        self._sink.end(events + rest if problem is None else events)
         if isinstance(problem, EngineError):  # the engine's own error event has been passed on
             raise problem
         answer.outcome = "ok" if stream.error is None else "refused"

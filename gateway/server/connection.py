@@ -92,9 +92,9 @@ class Connection(asyncio.Protocol):
     """One client's connection. Its requests are answered by `app`; a new one `may_hand_on` itself to another worker."""
 
     __slots__ = (
-        "_app", "_begin", "_bounds", "_deadline", "_first", "_is_counted", "_is_refused", "_loop", "_may_hand_on",
-        "_now_s", "_of_client", "_patience", "_reader", "_reading_paused", "_scope", "_server", "_waiting", "room",
-        "transport",
+        "_app", "_begin", "_bounds", "_deadline", "_first", "_is_counted", "_is_refused", "_is_reused", "_loop",
+        "_may_hand_on", "_now_s", "_of_client", "_patience", "_reader", "_reading_paused", "_scope", "_server", "_waiting",
+        "room", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +114,7 @@ class Connection(asyncio.Protocol):
         self._reader = RequestReader(self, self._bounds, self._scope)
         self._first: ServedRequest | None = None  # without a whole answer
         self._waiting: deque[ServedRequest] = deque()
+        self._is_reused = False  # a request has had its answer
         self._is_refused = False  # nothing more is read
         self._reading_paused = False
         self.room: asyncio.Event | None = None
@@ -216,7 +217,7 @@ class Connection(asyncio.Protocol):
 
     def on_answered(self, request: ServedRequest) -> None:
         """All of the first request's answer is written: serve the next one, or wait for it, or close."""
-        self._first = None
+        self._first, self._is_reused = None, True
         if self.transport.is_closing():
             return
         if not request.keep_alive:
@@ -320,10 +321,16 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self._bounds.excuse(self._loop.time())
             self._look()
-        elif (error := self._bounds.overdue()) is None:
+        elif (error := self._bounds.overdue()) is None or self._has_empty_lines_only:
             self.transport.close()
         else:
             self._refuse(error)
+
+    @property
+    def _has_empty_lines_only(self) -> bool:
+        """Whether nothing of a request has come: an answer could be taken for that of the client's next request."""
+        is_idle = self._is_reused and self._first is None
+        return is_idle and self._bounds.part is Part.HEAD and not self._reader.in_head
 
     def _make_room(self) -> None:
         if self._patience is not None:

@@ -273,7 +273,7 @@ class ServedRequest(Client, eq=False):
     def has_room(self) -> None:
         """The client has read what was written."""
         self._send_rest()
-        if self.on_room is not None and not self.is_full:
+        if self.on_room is not None and (self.stage is Stage.COMPLETE or not self.is_full):
             self.on_room()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import structlog
 
-from plait.gateway.asgi import AsgiSink
+from plait.backends.errors import AnswerTooLargeError
+from plait.gateway.admission.backlog import Waiting
+from plait.gateway.asgi import AsgiSink, Nowhere
 from plait.gateway.calls.call import NOWHERE
 from plait.gateway.calls.delivery import DELIVERY_TRANSITIONS, CallTransitionError, Delivery, DeliveryState
 from plait.gateway.calls.holdings import Holdings
@@ -26,11 +29,12 @@ from tests.gateway.calls.scripted_engines import (
     FakeHttp,
     Gateway,
     gateway,
+    until_stuck,
 )
 from tests.gateway.exposed import samples
 from tests.source_tree import path_of, sources
 
-MACHINE = {f"gateway/calls/{name}.py" for name in ("delivery", "relay", "attempts", "upstream")}
+MACHINE = {f"gateway/calls/{name}.py" for name in ("delivery", "relay", "attempts", "holdings", "upstream")}
 """`upstream` writes what an engine has answered."""
 
 RECORDS = {"delivery", "attempt", "answer"}
@@ -170,3 +174,66 @@ async def test_an_attempt_that_cannot_be_closed_ends_the_call_once(part: str, mo
             await made.relay.deliver(made.asked(), AsgiSink(Client().send))
         assert (made.ending.outcome, made.ending.status) == ("defect", 500)
         has_let_go(made)
+
+
+async def test_a_defect_as_a_client_goes_is_raised() -> None:
+    async with gateway(FakeHttp(None)) as made:
+        release = made.router.release
+
+        def defective(*arguments: Any, **named: Any) -> None:
+            release(*arguments, **named)
+            raise DefectError
+
+        delivery = made.relay.begin(made.asked(), NOWHERE, lambda _error: None)
+        made.router.release = defective  # type: ignore[method-assign]
+        with pytest.raises(DefectError):
+            made.relay.cancel(delivery)
+        assert (made.ending.outcome, made.ending.status) == ("defect", 500)
+        has_let_go(made)
+
+
+class Full(Nowhere):
+    """Takes no event."""
+
+    def write(self, _body: bytes) -> None:
+        raise AnswerTooLargeError("no room")
+
+
+async def test_what_an_engine_has_computed_counts_though_nobody_takes_the_answer() -> None:
+    event = b'data: {"choices":[{"index":0,"text":"x"}]}\n\n'
+    async with gateway(FakeHttp(Exchange(pieces=[event, None]))) as made:
+        with pytest.raises(AnswerTooLargeError):
+            await made.relay.run(made.asked(), Full())
+        assert made.ending.outcome == "refused"
+        assert len(made.router.engines["a"].view.ledger) == 1
+
+
+async def test_a_leased_call_that_waits_and_is_sent_in_one_turn_of_the_loop_is_sent_once() -> None:
+    async with gateway(FakeHttp(None, None)) as made:
+        admission = made.gate.admission
+        enter = admission.enter
+
+        def waits_for_a_moment(waiting: Waiting, now_s: float) -> None:
+            def make_room() -> None:
+                enter(waiting, now_s)
+                assert waiting.tell is not None
+                waiting.tell()
+
+            asyncio.get_running_loop().call_soon(make_room)
+
+        admission.enter = waits_for_a_moment  # type: ignore[method-assign, assignment]
+        made.gate.leases = Leases()  # type: ignore[assignment]
+        admission.has_place = lambda call: False  # type: ignore[method-assign]  # noqa: ARG005
+        client = Client()
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        assert len(made.engines["a"].requests) == 1
+        client.gone.set()
+        await asyncio.gather(task, return_exceptions=True)
+        has_let_go(made)
+
+
+class Leases:
+    async def take(self, _tenant: str, _tokens: int) -> bool:
+        await asyncio.sleep(0)
+        return True

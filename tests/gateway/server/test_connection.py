@@ -89,6 +89,13 @@ async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> Non
     assert not running.refused
 
 
+async def test_empty_lines_on_an_idle_connection_are_not_answered() -> None:
+    """A client that has had its answer would take another one for that of its next request."""
+    async with serving(LIMITS) as running:
+        answer = await running.ask(GET + b"\r\n", b"\r\n", pause_s=0.1)
+    assert (answer.count(b"HTTP/1.1 "), running.refused) == (1, [])
+
+
 async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
     async with serving(ROOMY, keep_alive_s=0.2) as running:
         loop = asyncio.get_running_loop()

@@ -76,6 +76,23 @@ def test_a_long_answer_goes_out_as_its_client_reads() -> None:
     assert (read(made).body, made.answered, room) == (answer, 1, [True])
 
 
+def test_the_end_of_a_long_answer_is_told_though_its_client_has_still_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece fills the transport, the last one too; the connection then tells the next request of room."""
+    made, room = FakeConnection(), list[bool]()
+    write = made.transport.write
+
+    def fills(data: bytes | bytearray | memoryview) -> None:
+        write(data)
+        made.pause()
+
+    monkeypatch.setattr(made.transport, "write", fills)
+    made.client.on_room = lambda: room.append(made.client.is_drained)
+    made.client.whole(200, JSON, bytes(2 * PART_BYTES))
+    while made.client.stage is not Stage.COMPLETE:
+        made.resume()
+    assert (made.answered, room) == (1, [True])
+
+
 def test_nothing_is_written_to_a_client_that_has_gone() -> None:
     made = FakeConnection()
     made.client.start(200, JSON)

@@ -52,6 +52,7 @@ from plait.gateway.live.routes import LiveApi
 from plait.gateway.log.events import LogCollector
 from plait.gateway.membership.engine_requests import identity
 from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
+from plait.gateway.membership.hub_downloads import HubDownloads
 from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
@@ -99,8 +100,7 @@ class Gateway:
         self._terms = self._new_terms()
         self._admin = self._new_access()
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
-        self._prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
-        reader = CallReader.of(self.router, self._prompts, config.server)
+        reader = self._new_reader()
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
@@ -109,6 +109,7 @@ class Gateway:
         for collector in (LogCollector(), FleetCollector(self.router), TokenizerCollector(self._prompts.tokenizers)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
+        self.downloads = HubDownloads(self.tokenizers, self._supervisor)
         self._recovery = self._new_recovery()
         self._monitor = self._new_monitor()
         self.engines = self._new_engines()
@@ -126,6 +127,11 @@ class Gateway:
         self._rest = self._new_rest()
         self._requests = OpenRequests(self._new_routes(completions))
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
+
+    def _new_reader(self) -> CallReader:
+        prompts = PromptReader(self.config, self.router.block_tokens, self.router.models.base)
+        self.tokenizers = prompts.tokenizers
+        return CallReader.of(self.router, prompts, self.config.server)
 
     def _new_forwarding(self, peers: Peers) -> Forwarding:
         if (self.config.server.advertise_url or "").startswith("https:"):
@@ -212,6 +218,7 @@ class Gateway:
             self._keys,
             self._registry,
             metrics_keys=KeyRing(filter(None, [self.config.server.metrics_key]), name=METRICS_KEY),
+            awaited=self.tokenizers.awaited,
             is_stopping=lambda: self._requests.stopping,
             membership=self._forwarding.membership,
         )
@@ -262,14 +269,14 @@ class Gateway:
 
     def _new_monitor(self) -> Monitor:
         contexts = {model.name: model.max_context_tokens for model in self.config.models if model.max_context_tokens}
-        tokenizers = self._prompts.tokenizers
+        tokenizers = self.tokenizers
         return Monitor(
             self.router,
             self.config.engines,
             self.config.upstream,
             contexts,
             agreements=TokenizerAgreements(tokenizers.fingerprint, tokenizers.requested),
-            search=TokenizerSearch.of(self.config, tokenizers),
+            search=TokenizerSearch.of(self.config, tokenizers, self.downloads),
             supervisor=self._supervisor,
             on_change=self._recovery.on_change,
         )
@@ -326,14 +333,15 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Look after the engines, and all else that goes on beside requests."""
-        self._prompts.tokenizers.open()
+        self.tokenizers.open()
         self._monitor.open()
+        self.downloads.open()
         self._recovery.open()
         self._discovery.open()
         self._supervisor.start("silent-streams", self._silent_streams.watch)
         self._supervisor.start("sessions-expire", self._chained.expire)
         if self._save_to is not None:
-            found = FoundConfig(self.config, self.router, self._prompts.tokenizers.specifications)
+            found = FoundConfig(self.config, self.router, self.tokenizers.specification)
             self._supervisor.start("save", partial(found.save, self._save_to))
         if self._durability is not None:
             self._registry.register(StoreCollector(self._durability.log))
@@ -353,7 +361,7 @@ class Gateway:
             await self._durability.close()
         self._recovery.close()
         await self._supervisor.close()
-        self._prompts.tokenizers.close()
+        self.tokenizers.close()
         await self.engines.aclose()
 
 

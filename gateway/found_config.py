@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +22,12 @@ log = structlog.get_logger(__name__)
 
 
 class FoundConfig:
-    """The engines of a configuration, and their models with `tokenizers` by what each can be loaded from again."""
+    """The engines of a configuration, and their models; `tokenizer` gives what a model's can be loaded by again."""
 
-    def __init__(self, config: Config, router: Router, tokenizers: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, router: Router, tokenizer: Callable[[str], str]) -> None:
         self._config = config
         self._router = router
-        self._tokenizers = tokenizers
+        self._tokenizer = tokenizer
 
     async def save(self, path: Path) -> None:
         """Write the file once each engine has answered."""
@@ -53,7 +53,7 @@ class FoundConfig:
     def _models(self) -> list[dict[str, Any]]:
         models = self._router.models
         names = sorted({models.base(name) for name in models.names})
-        return [{"name": name, "tokenizer": self._tokenizers.get(name, "estimated")} for name in names]
+        return [{"name": name, "tokenizer": self._tokenizer(name)} for name in names]
 
     def _engines(self) -> list[dict[str, Any]]:
         return [

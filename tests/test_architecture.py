@@ -64,10 +64,11 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/membership/tokenizer_search.py: _from_engine": (
         "libraries raise what they like for files that are no tokenizer"
     ),
-    "gateway/membership/tokenizer_search.py: _from_hub": (
+    "gateway/membership/tokenizer_search.py: _from_cache": (
         "libraries raise what they like for files that are no tokenizer"
     ),
-    "gateway/membership/tokenizer_search.py: _without_panic": "a panic in Rust is no Exception: it would end a task",
+    "gateway/membership/hub_downloads.py: _try": "libraries raise what they like for files that are no tokenizer",
+    "gateway/membership/hub_downloads.py: without_panic": "a panic in Rust is no Exception: it would end a task",
     "client/native.py: compute": "a program's own function may raise anything: then its variable fails with it",
     "client/native.py: acompute": "a program's own function may raise anything: then its variable fails with it",
 }

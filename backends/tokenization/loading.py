@@ -26,6 +26,11 @@ ACCEPTED_SPECS: Final = (
 log = structlog.get_logger(__name__)
 
 
+def is_to_be_downloaded(spec: str) -> bool:
+    """Whether a specification names a tokenizer of the hub that is not on this machine."""
+    return is_hub_name(spec) and not Path(spec).expanduser().exists() and hub_folder(spec, may_download=False) is None
+
+
 def load_tokenizer(spec: str, *, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer that `spec` names (see ACCEPTED_SPECS). The Jinja file `chat_template` replaces its chat template.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 
@@ -20,6 +20,7 @@ from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import degradation, engine_status
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
+from plait.gateway.membership.hub_downloads import AwaitedTokenizer
 from plait.gateway.metrics import scrape
 from plait.gateway.peers.membership import Membership
 
@@ -40,8 +41,8 @@ _PAGE = """<!doctype html>
 class Operations:
     """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready.
 
-    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any. A gateway that
-    shares its store has a `membership`.
+    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any. `awaited` has the
+    tokenizers that are being downloaded, by model. A gateway that shares its store has a `membership`.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Operations:
         registry: CollectorRegistry,
         *,
         metrics_keys: KeyRing,
+        awaited: Mapping[str, AwaitedTokenizer],
         is_stopping: Callable[[], bool],
         membership: Membership | None = None,
     ) -> None:
         self._membership = membership
+        self._awaited = awaited
         self._is_stopping = is_stopping
         self._router = router
         self._configured = configured
@@ -108,6 +111,7 @@ class Operations:
 
         A gateway that stops is not ready, but still takes calls. `out` has the engines that take no calls, and why.
         `degraded` has those whose plugin does not work, or that differ from what the gateway takes them for.
+        `estimated` has the models whose tokens are estimated because their tokenizers are being downloaded.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
@@ -123,6 +127,7 @@ class Operations:
         }
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
         answer |= {"stopping": True} if stopping else {}
+        answer |= {"estimated": {model: one._asdict() for model, one in self._awaited.items()}} if self._awaited else {}
         answer |= self._membership.described() if self._membership is not None else {}
         answer |= ({"out": out} if out else {}) | ({"degraded": degraded} if degraded else {})
         return _json(answer, status=200 if ready else 503)

@@ -9,12 +9,13 @@ from pathlib import Path
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
-from plait.backends.tokenization.loading import AUTO, load_tokenizer
+from plait.backends.tokenization.loading import AUTO, is_to_be_downloaded, load_tokenizer
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
 from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config, ModelConfig
+from plait.gateway.membership.hub_downloads import AwaitedTokenizer
 
 ESTIMATED = "estimated"
 """The tokenizer of a model of which none has been found."""
@@ -26,8 +27,8 @@ class ModelTokenizers:
     """The tokenizers of a configuration's models; safe to call from several threads.
 
     `base` is the base model of a LoRA adapter, which has its tokenizer. `encoders` has those of the base models that
-    were asked for (`encoder`), `specifications` what each one's tokenizer can be loaded by again. Raises ValueError for
-    a configured one that cannot be loaded.
+    were asked for (`encoder`), `specifications` what each one's tokenizer can be loaded by again. `awaited` has those
+    that are to be downloaded. Raises ValueError for another configured one that cannot be loaded.
     """
 
     def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str]) -> None:
@@ -40,8 +41,11 @@ class ModelTokenizers:
         self._workers: dict[str, TemplateWorker] = {}
         self._lock = threading.Lock()
         self.specifications: dict[str, str] = {}
+        self.awaited: dict[str, AwaitedTokenizer] = {}
         for model in config.models:
-            if model.tokenizer != AUTO:
+            if is_to_be_downloaded(model.tokenizer):
+                self.wait_for(model.name, AwaitedTokenizer(model.tokenizer))
+            elif model.tokenizer != AUTO:
                 self._put(model.name, model.tokenizer, self._load(model))
 
     def open(self) -> None:
@@ -82,7 +86,8 @@ class ModelTokenizers:
 
         A model of which none was found has one that agrees with no engine: so its reports are not taken for exact.
         """
-        return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if self.lacks(model) else None)
+        is_estimated = self.lacks(model) or model in self.awaited
+        return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if is_estimated else None)
 
     def requested(self, model: str) -> str:
         """The digest of clients' chats in SGLang's form, by a model's tokenizer; empty if none was found."""
@@ -92,6 +97,11 @@ class ModelTokenizers:
     def lacks(self, model: str) -> bool:
         """Whether the tokenizer of a base model is to be found, and has not been."""
         return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED
+
+    def specification(self, model: str) -> str:
+        """What the tokenizer of a base model can be loaded by again, also if it is not here yet."""
+        awaited = self.awaited.get(model)
+        return self.specifications.get(model, ESTIMATED) if awaited is None else awaited.name
 
     def exact(self, model: str) -> Tokenizer | None:
         """A base model's tokenizer, if its ids are to be the engines'."""
@@ -103,9 +113,14 @@ class ModelTokenizers:
         path = self._template(model)
         return None if path is None else read_template(Path(path).expanduser())
 
+    def wait_for(self, model: str, awaited: AwaitedTokenizer) -> None:
+        """The tokenizer of a base model is to be downloaded. Its tokens are estimated until then (`learn`)."""
+        self.awaited[model] = awaited
+
     def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
         """The tokenizer of a base model has been found; `found` is its fingerprint."""
         self._put(model, specification, tokenizer, found)
+        self.awaited.pop(model, None)
         with self._lock:
             worker = self._workers.pop(model, None)
         if worker is not None:

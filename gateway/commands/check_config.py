@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from plait.gateway.app import Gateway
+from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.commands import given_engines, positive_number
 from plait.gateway.commands.server_secret import known_secret
 from plait.gateway.fleet.engine import FleetEngine, degradation
@@ -15,21 +16,49 @@ from plait.gateway.fleet.tokenizer_agreement import UNKNOWN
 from plait.gateway.log.events import configure_logging
 
 COLUMNS = ("ENGINE", "ANSWERS", "KEY", "MODELS", "CONTEXT", "TOKENIZER", "TEMPLATE", "CACHE")
+TOKENIZER_COLUMNS = ("MODEL", "TOKENIZER", "STATE")
 _UNKNOWN = "-"
+_COUNTED = "not compared"  # the gateway has none for its models: it counts bytes
 _REFUSED_KEY = "refused_key"
 LOOK_S = 0.05
 
 
-def engine_table(engines: Sequence[FleetEngine]) -> Iterator[str]:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A line for the columns, and one for each row."""
+    lines = [columns, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    for line in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+
+
+def engine_table(engines: Sequence[FleetEngine], tokenizers: ModelTokenizers) -> Iterator[str]:
     """A line for the columns, one for each engine, and one for each problem."""
-    rows = [COLUMNS, *map(_row, engines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table(COLUMNS, (_row(engine, tokenizers) for engine in engines))
     for engine in engines:
         found = problem(engine)
         if found is not None:
             yield f"{engine.view.engine_id}: {found}"
+
+
+def tokenizer_table(models: Iterable[str], tokenizers: ModelTokenizers) -> Iterator[str]:
+    """A line for the columns, and one for each base model's tokenizer."""
+    return table(TOKENIZER_COLUMNS, ((model, *_tokenizer(model, tokenizers)) for model in models))
+
+
+def _tokenizer(model: str, tokenizers: ModelTokenizers) -> tuple[str, str]:
+    """A model's tokenizer, and what became of it."""
+    name = tokenizers.specification(model)
+    if model in tokenizers.awaited:
+        return name, "not downloaded: tokens are estimated"
+    if tokenizers.lacks(model):
+        return name, "none found: tokens are estimated"
+    return name, "loaded" if tokenizers.exact(model) is not None else "counts only: engines get texts"
+
+
+def missing(tokenizers: ModelTokenizers, within_s: float) -> Iterator[str]:
+    """A line for each tokenizer that the hub has not given."""
+    for model, (name, said) in tokenizers.awaited.items():
+        yield f"{model}: {said or f'the Hugging Face hub has not given tokenizer {name!r} within {within_s:g} s'}"
 
 
 def problem(engine: FleetEngine) -> str | None:
@@ -39,27 +68,29 @@ def problem(engine: FleetEngine) -> str | None:
     return degradation(engine)
 
 
-def _row(engine: FleetEngine) -> tuple[str, ...]:
+def _row(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, ...]:
     name, is_up = engine.view.engine_id, engine.health.state is HealthState.UP
     if not is_up:
         refused = engine.health.cause == _REFUSED_KEY
         return (name, "yes" if refused else "no", "refused" if refused else _UNKNOWN, *[_UNKNOWN] * 5)
     offer, cache = engine.offer, engine.cache
     contexts = {str(tokens) for tokens in offer.models.values() if tokens is not None}
-    tokenizer, template = _agreement(engine)
+    tokenizer, template = _agreement(engine, tokenizers)
     return (
         name, "yes", "taken", ", ".join(sorted(offer.models)) or _UNKNOWN, ", ".join(sorted(contexts)) or _UNKNOWN,
         tokenizer, template, "reported" if cache.reports else "estimated",
     )  # fmt: skip
 
 
-def _agreement(engine: FleetEngine) -> tuple[str, str]:
+def _agreement(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, str]:
     """Whether the tokenizer and the template are the gateway's, as far as the engine says."""
     if "tokenizer" in engine.mismatches:
         return "differs", "differs" if "a chat" in str(engine.mismatches["tokenizer"]) else _UNKNOWN
     if engine.cache.kind is None:
         return _UNKNOWN, _UNKNOWN
-    agreement = engine.cache.agreement
+    offer, agreement = engine.offer, engine.cache.agreement
+    if not any(tokenizers.exact(model) for model in offer.models.keys() - offer.adapters.keys()):
+        return _COUNTED, _COUNTED
     return ("agrees" if agreement.prompts or agreement.problem is None else "differs"), (
         "agrees" if agreement.chats or agreement.problem is None else "differs"
     )
@@ -70,7 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     given_engines.add_arguments(parser)
     parser.add_argument("--probe", action="store_true", help="ask the engines, and say in a table what agrees")
     parser.add_argument(
-        "--probe-timeout-s", type=positive_number, default=10.0, metavar="S", help="for all of them (default: 10)"
+        "--probe-timeout-s",
+        type=positive_number,
+        default=5.0,
+        metavar="S",
+        help="for all of them, and for downloads of tokenizers (default: 5)",
     )
 
 
@@ -81,28 +116,45 @@ def run(arguments: argparse.Namespace) -> None:
     given = given_engines.given_engines(arguments)
     config = given.load()
     gateway = Gateway(config, None if given.path is None else known_secret(config, given.path))
+    within_s, problems = arguments.probe_timeout_s, list[str]()
+    if arguments.probe:
+        found = asyncio.run(_probed(gateway, within_s))
+        print(*engine_table(found, gateway.tokenizers), sep="\n")
+        print(*tokenizer_table(_base_models(gateway), gateway.tokenizers), sep="\n")
+        wrong = sum(problem(engine) is not None for engine in found)
+        problems += [f"{_count(wrong, 'engine')} of {len(found)} cannot be used as configured"] if wrong else []
+    else:
+        asyncio.run(gateway.downloads.try_all(within_s))
+    problems += missing(gateway.tokenizers, within_s)
+    if problems:
+        raise ValueError("\n".join(problems))
     engines, models = len(config.engines), len(config.models)
     source = given.path or "engines given"
-    print(f"{source}: good, with {_count(engines, 'engine')} and {_count(models, 'configured model')}", flush=True)
-    if arguments.probe:
-        found = asyncio.run(_probed(gateway, arguments.probe_timeout_s))
-        print(*engine_table(found), sep="\n")
-        wrong = sum(problem(engine) is not None for engine in found)
-        if wrong:
-            raise ValueError(f"{_count(wrong, 'engine')} of {len(found)} cannot be used as configured")
+    print(f"{source}: good, with {_count(engines, 'engine')} and {_count(models, 'configured model')}")
 
 
 async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
-    """The engines once each has said what it can, or after `within_s`: those of names in the DNS too."""
-    engines = gateway.router.engines
+    """The engines once each has said what it can, or after `within_s`: those of names in the DNS too.
+
+    By then the tokenizers have been downloaded that can be.
+    """
+    engines, awaited = gateway.router.engines, gateway.tokenizers.awaited
     async with gateway.running():
         try:
             async with asyncio.timeout(within_s):
                 while not (engines and all(map(_has_said, engines.values()))):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
+                while any(one.problem is None for one in awaited.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
         except TimeoutError:
             pass
         return list(engines.values())
+
+
+def _base_models(gateway: Gateway) -> list[str]:
+    """The models that have a tokenizer: those that are configured, and those of engines."""
+    models = gateway.router.models
+    return sorted({model.name for model in gateway.config.models} | {models.base(name) for name in models.names})
 
 
 def _has_said(engine: FleetEngine) -> bool:

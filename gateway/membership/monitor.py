@@ -216,6 +216,7 @@ class Monitor:
         self._offers: dict[str, Offer] = {}
         self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the engine is asked again
         router.health.on_wrong_offer = self._on_wrong_offer
+        search.downloads.on_found = self._compare_anew
         self._routes: dict[str, OpenApi | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
         self._on_change = on_change
@@ -346,14 +347,18 @@ class Monitor:
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
         if await self._search.prepare(engine.name, requests, roots):
-            for other in self._router.engines.values():
-                other.cache.lost()  # it gets no ids before it has said again which tokenizer it has
-                other.compared = False
+            self._compare_anew()
         contexts = {name: model.max_model_len for name, model in listed.items()}
         note(self._router.engines[engine.name], "context", context_mismatch(contexts, self._context_tokens))
         said = self._routes[engine.name]
         routes, fields = (None, {}) if said is None else (frozenset(said.paths), said.fields)
         self._offers[engine.name] = Offer(models, adapters, routes, fields)
+
+    def _compare_anew(self) -> None:
+        """A tokenizer was found: no engine gets ids before it has said again which tokenizer it has."""
+        for engine in self._router.engines.values():
+            engine.cache.lost()
+            engine.compared = False
 
     def _answered(self, engine: EngineConfig) -> None:
         offer = self._offers[engine.name]

@@ -1,8 +1,8 @@
 """Finds the tokenizers of models that nobody has configured, when the first engine of the model answers.
 
-The engine's own comes first, if it has Plait's adapter; then the model's name, or vLLM's `root`, on the Hugging Face
-hub. The hub is asked over the network only for names that the operator has given: an engine cannot make the gateway
-load anything.
+The engine's own comes first, if it has Plait's adapter; then the model's name, or vLLM's `root`, in the cache of the
+Hugging Face hub on this machine. It is downloaded only for names that the operator has given, and nobody waits for
+that: an engine cannot make the gateway load anything.
 
 An engine with the adapter reports which tokenizer it has. For any other, the ids of a text and of a chat are compared
 where it has `/tokenize`.
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self
 
 import msgspec
 import structlog
@@ -25,16 +25,17 @@ import structlog
 from plait.backends.errors import EngineError, EngineGarbledError, PlaitError
 from plait.backends.protocol.tokenizer_files import MAX_BYTES, PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TEXTS, TokenizerFingerprint, fingerprint
-from plait.backends.tokenization.file_tokenizer import FileTokenizer, HuggingFaceTokenizer
-from plait.backends.tokenization.hub import hub_folder, is_hub_name, pinned
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
+from plait.backends.tokenization.hub import hub_folder, is_hub_name
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
 from plait.gateway.fleet.engine import FleetEngine, note
 from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
+from plait.gateway.membership.hub_downloads import HubDownloads, load_from, without_panic
 
 FIND_S = 60.0
-"""For an offer to come and to be loaded, and for a look at the hub."""
+"""For an offer to come and to be loaded."""
 MOST_MODELS = 16
 """So many base models of one engine get a tokenizer: an engine lists what it likes, and each takes some 100 MB."""
 MAX_OFFER_BYTES = MAX_BYTES + 2**20
@@ -43,8 +44,6 @@ TOKENIZE: Final = "/tokenize"
 PROBE_TEXT: Final = "\n".join(TEXTS[:6])
 """Some 400 tokens: short enough for any context."""
 PROBE_CHAT: Final = [{"role": "user", "content": " Say «hi». "}]
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -70,10 +69,22 @@ class Learner(Protocol):
 
 
 class TokenizerSearch:
-    """Finds tokenizers for `learner`. Offers are kept below `folder`. `given` are the names that the operator gave."""
+    """Finds tokenizers for `learner`. Offers are kept below `folder`.
 
-    def __init__(self, learner: Learner, folder: Path, given: Collection[str], *, trusts_templates: bool) -> None:
+    `given` are the names that the operator gave: those may be had by `downloads`.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        folder: Path,
+        given: Collection[str],
+        downloads: HubDownloads,
+        *,
+        trusts_templates: bool,
+    ) -> None:
         self._learner = learner
+        self.downloads = downloads
         self._folder = folder
         self._given = given
         self._trusts_templates = trusts_templates
@@ -82,10 +93,11 @@ class TokenizerSearch:
         self._loaded: dict[str, tuple[FileTokenizer, TokenizerFingerprint]] = {}  # by what was offered
 
     @classmethod
-    def of(cls, config: Config, learner: Learner) -> Self:
+    def of(cls, config: Config, learner: Learner, downloads: HubDownloads) -> Self:
         """The search of a configuration."""
         given = {model.name for model in config.models} | {name for one in config.engines for name in one.models}
-        return cls(learner, cache_folder(), given, trusts_templates=config.server.trust_engine_templates)
+        trusts_templates = config.server.trust_engine_templates
+        return cls(learner, cache_folder(), given, downloads, trusts_templates=trusts_templates)
 
     async def prepare(self, engine_id: str, requests: EngineRequests, roots: Mapping[str, str | None]) -> bool:
         """Find what is lacking for the base models that an engine serves, once until it is `lost`.
@@ -128,9 +140,14 @@ class TokenizerSearch:
     async def _find(self, engine_id: str, requests: EngineRequests, model: str, root: str | None) -> bool:
         if await self._from_engine(engine_id, requests, model):
             return True
-        for name in filter(None, (model, root)):
-            if await self._from_hub(model, name):
+        names = [name for name in (model, root) if name and is_hub_name(name)]
+        for name in names:
+            if await self._from_cache(model, name):
                 return True
+        given = next((name for name in names if name in self._given), None)
+        if given is not None:
+            self.downloads.want(model, given)
+            return False
         log.warning(
             "no tokenizer found: tokens are estimated, and cached prefixes are guessed",
             model=model,
@@ -164,37 +181,23 @@ class TokenizerSearch:
         if name not in self._loaded:
             trusts = self._trusts_templates
             load = partial(load_offered, offer, self._folder, trusts_template=trusts, chat_template=template)
-            self._loaded[name] = await asyncio.to_thread(_without_panic, load)
+            self._loaded[name] = await asyncio.to_thread(without_panic, load)
         return self._loaded[name]
 
-    async def _from_hub(self, model: str, name: str) -> bool:
-        if not is_hub_name(name):
-            return False
+    async def _from_cache(self, model: str, name: str) -> bool:
+        """Whether the hub's cache on this machine has the tokenizer."""
         try:
-            async with asyncio.timeout(FIND_S):
-                folder = await asyncio.to_thread(hub_folder, name, may_download=name in self._given)
-                if folder is None:
-                    return False
-                template = self._learner.chat_template(model)
-                load = partial(HuggingFaceTokenizer, pinned(name, folder), folder, template)
-                found = await asyncio.to_thread(_without_panic, load)
-                await asyncio.to_thread(found.prepare)
+            folder = await asyncio.to_thread(hub_folder, name, may_download=False)
+            if folder is None:
+                return False
+            found = await load_from(folder, name, self._learner.chat_template(model))
+            await asyncio.to_thread(found.prepare)
         except Exception as error:  # noqa: BLE001 - as above
             log.warning("tokenizer of the hub not used", model=model, problem=repr(error))
             return False
         self._learner.learn(model, found.name, found, await asyncio.to_thread(fingerprint, found))
         log.info("tokenizer found", model=model, tokenizer=found.name)
         return True
-
-
-def _without_panic(load: Callable[[], T]) -> T:
-    """What `load` returns. A panic in a library of Rust is no `Exception`: it becomes a ValueError."""
-    try:
-        return load()
-    except Exception:
-        raise
-    except BaseException as error:  # noqa: BLE001 - of Rust
-        raise ValueError(f"a library failed: {error!r}") from None
 
 
 async def _offer(requests: EngineRequests) -> TokenizerFiles | None:

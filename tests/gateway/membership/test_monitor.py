@@ -20,6 +20,7 @@ from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.health import Health, HealthChange, HealthLimits, HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.membership.hub_downloads import AwaitedTokenizer, HubDownloads
 from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
@@ -87,6 +88,12 @@ def report(*hashes: int, cursor: int = 1, epoch: str = "1", granularity: int = 6
 class NothingLacks:
     """Has all tokenizers."""
 
+    def __init__(self) -> None:
+        self.awaited: dict[str, AwaitedTokenizer] = {}
+
+    def wait_for(self, _model: str, _awaited: AwaitedTokenizer) -> None:
+        raise AssertionError
+
     def lacks(self, _model: str) -> bool:
         return False
 
@@ -124,7 +131,9 @@ async def watching(
         UPSTREAM,
         contexts or {},
         agreements=TokenizerAgreements(lambda _model: tokenizer),
-        search=TokenizerSearch(NothingLacks(), Path("unused"), (), trusts_templates=False),
+        search=TokenizerSearch(
+            NothingLacks(), Path("unused"), (), HubDownloads(NothingLacks(), supervisor), trusts_templates=False
+        ),
         supervisor=supervisor,
         on_change=changes.append,
     )

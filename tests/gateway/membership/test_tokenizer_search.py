@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+import plait.gateway.membership.hub_downloads
 import plait.gateway.membership.tokenizer_search
 from plait.backends.protocol.tokenizer_files import PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint, fingerprint
@@ -19,7 +21,10 @@ from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.membership.engine_requests import EngineRequests
+from plait.gateway.membership.hub_downloads import AwaitedTokenizer, HubDownloads
 from plait.gateway.membership.tokenizer_search import TokenizerSearch, tokenizer_mismatch
+from plait.gateway.metrics import new_registry
+from plait.gateway.supervision import Supervisor
 from tests.backends.tokenization.tokenizer_folders import folder_of
 from tests.backends.tokenization.trained import files_of
 from tests.gateway.membership.fake_http import requests_to
@@ -34,6 +39,10 @@ class Learned:
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
+        self.awaited: dict[str, AwaitedTokenizer] = {}
+
+    def wait_for(self, model: str, awaited: AwaitedTokenizer) -> None:
+        self.awaited[model] = awaited
 
     def lacks(self, model: str) -> bool:
         return model not in self.found
@@ -48,6 +57,7 @@ class Learned:
         assert found is not None
         assert msgspec.structs.replace(found, name="") == msgspec.structs.replace(fingerprint(tokenizer), name="")
         self.found[model] = specification
+        self.awaited.pop(model, None)
 
 
 class Searching:
@@ -58,7 +68,9 @@ class Searching:
     ) -> None:
         self.learned = Learned()
         self.requests: list[str] = []
-        self.search = TokenizerSearch(self.learned, tmp_path / "kept", given, trusts_templates=True)
+        self.supervisor = Supervisor(new_registry())
+        downloads = HubDownloads(self.learned, self.supervisor)
+        self.search = TokenizerSearch(self.learned, tmp_path / "kept", given, downloads, trusts_templates=True)
         self._answer = answer
 
     async def prepare(self, roots: Mapping[str, str | None], engine: str = "a") -> bool:
@@ -80,14 +92,19 @@ def stock(_request: httpx.Request) -> httpx.Response:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """A hub that has `known/model` in its cache, and `far/model` by download: the names, and whether by download."""
+    """A hub that has `known/model` in its cache, and is to be asked for others: the names, and whether by download."""
     asked: list[tuple[str, bool]] = []
     folder = folder_of(tmp_path, COMMIT, files_of("gpt-2"))
 
     def found(name: str, *, may_download: bool) -> Path | None:
         asked.append((name, may_download))
-        return folder if name == "known/model" or (name == "far/model" and may_download) else None
+        return folder if name == "known/model" else None
 
+    async def download(name: str) -> Path:
+        asked.append((name, True))
+        return folder
+
+    monkeypatch.setattr(plait.gateway.membership.hub_downloads, "download", download)
     monkeypatch.setattr(plait.gateway.membership.tokenizer_search, "hub_folder", found)
     return asked
 
@@ -113,7 +130,13 @@ async def test_only_names_that_the_operator_gave_are_downloaded(tmp_path: Path, 
     await searching.prepare({"far/model": "far/other"})
     assert (searching.learned.found, hub) == ({}, [("far/model", False), ("far/other", False)])
     given = Searching(tmp_path, stock, ("far/model",))
-    await given.prepare({"far/model": None})
+    assert not await given.prepare({"far/model": None}), "the engine takes calls at once"
+    assert list(given.learned.awaited) == ["far/model"]
+    found = asyncio.Event()
+    given.search.downloads.on_found = found.set
+    async with asyncio.timeout(30):
+        await found.wait()
+    await given.supervisor.close()
     assert given.learned.found == {"far/model": f"far/model@{COMMIT}"}
 
 

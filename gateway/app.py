@@ -30,6 +30,7 @@ from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
+from plait.gateway.api.shared_engines import SharedEngines
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
@@ -181,8 +182,9 @@ class Gateway:
         keys, forwarding, bodies = self._keys, self._forwarding, self._bodies
         rest: ASGIApp = self._rest
         if not forwarding.is_alone:
+            self._shared_engines = SharedEngines(rest, forwarding, self.engines)
             rest = SessionRoutes(
-                rest,
+                self._shared_engines,
                 forwarding,
                 bodies,
                 tenant_of=keys.check,
@@ -351,6 +353,8 @@ class Gateway:
         if self._forwarding.membership is not None:
             self._join(self._forwarding.membership)
         if not self._forwarding.is_alone:
+            if not self._forwarding.peers.share:
+                await self._shared_engines.take_over()
             await self._until_an_engine_answers()
         yield
         if self._durability is not None:

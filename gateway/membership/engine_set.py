@@ -8,12 +8,13 @@ leaves only once it has none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import structlog
 
 from plait.backends.errors import ConflictError, NotFoundError
@@ -96,6 +97,14 @@ class Drains:
             )
             for model in engine.offer.models
         )
+
+
+class EngineMember(msgspec.Struct, frozen=True):
+    """An engine as a gateway tells it to another one."""
+
+    config: EngineConfig
+    draining: bool
+    leaves: bool
 
 
 @dataclass(slots=True)
@@ -258,6 +267,26 @@ class EngineSet:
     def describe_all(self) -> list[dict[str, Any]]:
         """Every engine as the admin API shows it, in the order in which they were added."""
         return [self.describe(name) for name in self._members]
+
+    def members(self) -> list[EngineMember]:
+        """All engines, with what they are connected by."""
+        members = ((name, one) for name, one in self._members.items() if not one.is_cut)
+        return [EngineMember(one.config, name in self._drains, one.leaves) for name, one in members]
+
+    def take_over(self, members: Sequence[EngineMember]) -> None:
+        """Have the engines of another gateway, and no others. This one has not begun to serve.
+
+        Raises as `add` does.
+        """
+        for name in self._members.keys() - {one.config.name for one in members}:
+            self._drains.at_once(name)
+            self.remove(name)
+        for one in members:
+            self.put(one.config)
+            if one.draining:
+                self._drains.at_once(one.config.name)
+            if one.leaves:
+                self.leave(one.config.name)
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -118,7 +118,13 @@ class HubDownloads:
 
 async def load_from(folder: Path, name: str, template: str | None) -> HuggingFaceTokenizer:
     """The tokenizer in a folder of the hub's cache. Raises what the libraries raise for files that are none."""
-    return await asyncio.to_thread(without_panic, partial(HuggingFaceTokenizer, pinned(name, folder), folder, template))
+
+    def load() -> HuggingFaceTokenizer:
+        tokenizer = HuggingFaceTokenizer(pinned(name, folder), folder, template)
+        tokenizer.prepare()
+        return tokenizer
+
+    return await asyncio.to_thread(without_panic, load)
 
 
 def without_panic(load: Callable[[], T]) -> T:

@@ -191,7 +191,6 @@ class TokenizerSearch:
             if folder is None:
                 return False
             found = await load_from(folder, name, self._learner.chat_template(model))
-            await asyncio.to_thread(found.prepare)
         except Exception as error:  # noqa: BLE001 - as above
             log.warning("tokenizer of the hub not used", model=model, problem=repr(error))
             return False

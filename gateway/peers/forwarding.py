@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
@@ -26,6 +27,9 @@ WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
 MOVES: Final = 3
 """So often a request is sent to a gateway that does not have its session any more; each time the store is asked."""
 
+ALL_S: Final = 1.0
+"""For each of the others to answer what all are asked. An operator waits for it, or Prometheus, for 10 s by default."""
+
 _OF_A_HOP: Final = frozenset((
     b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
     b"expect", b"date",
@@ -45,6 +49,13 @@ class OwnedName(NamedTuple):
 
     tenant: str
     session: str | None
+
+
+class Told(NamedTuple):
+    """A gateway's answer."""
+
+    status: int
+    body: bytes
 
 
 class Forwarding:
@@ -87,6 +98,18 @@ class Forwarding:
         finally:
             if response is not None:
                 response.abort()
+
+    async def ask_all(self, request: Forwarded, max_bytes: int) -> Mapping[str, Told | None]:
+        """What each other gateway answers, by name; None for one that does not within `ALL_S`, as a silent one."""
+        names = self.peers.others
+        told = await asyncio.gather(*(self._told(name, request, max_bytes) for name in names))
+        return dict(zip(names, told, strict=True))
+
+    async def _told(self, name: str, request: Forwarded, max_bytes: int) -> Told | None:
+        with suppress(PeerUnavailableError, TimeoutError):
+            async with asyncio.timeout(ALL_S), self.asked(name, request) as response:
+                return Told(response.status, await response.read(max_bytes))
+        return None
 
     def _headers(self, name: str, request: Forwarded) -> Headers:
         """The headers of a request to another gateway. What the client was checked by stays here."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import AuthenticationError, PeerUnavailableError, PlaitError
+from plait.backends.errors import AuthenticationError, PlaitError
 from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.asgi import ClientGoneError, id_of, send_error
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
@@ -146,14 +145,12 @@ class SessionRoutes:
             body = await opened.read(receive, scope["headers"], MOST_ADMIN_BYTES)
             answer = await _whole(self._app, scope, receive)
         if answer[0]["status"] < 300:
-            request = _forwarded(scope, Checked(ADMIN_KEY), body)
-            for name in self._forwarding.peers.others:
-                try:
-                    async with self._forwarding.asked(name, request) as response:
-                        if response.status >= 300:
-                            log.warning("a gateway refuses a change of engines", gateway=name, status=response.status)
-                except PeerUnavailableError as error:
-                    log.warning("a gateway does not hear of a change of engines", gateway=name, error=error.message)
+            answers = await self._forwarding.ask_all(_forwarded(scope, Checked(ADMIN_KEY), body), MOST_ADMIN_BYTES)
+            for name, told in answers.items():
+                if told is None:
+                    log.warning("a gateway does not hear of a change of engines", gateway=name)
+                elif told.status >= 300:
+                    log.warning("a gateway refuses a change of engines", gateway=name, status=told.status)
         for message in answer:
             await send(message)
 
@@ -164,11 +161,9 @@ class SessionRoutes:
             peers = self._forwarding.peers
             texts: dict[str, bytes | None] = dict.fromkeys(peers.urls)
             texts[peers.own] = b"".join(message.get("body", b"") for message in rest)
-            for name in peers.others:
-                with suppress(PeerUnavailableError):
-                    async with self._forwarding.asked(name, _forwarded(scope, Checked(METRICS_KEY))) as response:
-                        answer = await response.read(MAX_METRICS_BYTES)
-                        texts[name] = answer if response.status == 200 else None
+            asked = _forwarded(scope, Checked(METRICS_KEY))
+            for name, told in (await self._forwarding.ask_all(asked, MAX_METRICS_BYTES)).items():
+                texts[name] = told.body if told is not None and told.status == 200 else None
             body = merged(texts)
             kept = [item for item in start["headers"] if item[0] != b"content-length"]
             start = {**start, "headers": [*kept, (b"content-length", str(len(body)).encode())]}

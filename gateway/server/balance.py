@@ -16,24 +16,31 @@ from typing import Final
 CLOSED: Final = -1
 """In the place of a number of connections: the worker takes none."""
 
+BEAT_S: Final = 0.5
+"""The time between two signs of life of a worker, which its event loop gives."""
+
+SILENT_LOOKS: Final = 4
+"""After so many looks without a sign of life, which are `BEAT_S` apart, a worker gets no more connections of others."""
+
 _NUMBER_BYTES: Final = 8
 
 
 class Connections:
     """How many connections each of some workers has, in memory that processes share. Each number has one writer.
 
-    `open` has those of each worker, and is written by that worker, as `taken` is: how many it has taken from others.
-    `sent` has how many each has sent to each. What was sent and not taken yet is on its way.
+    `open` has those of each worker, and is written by that worker, as `taken` is: how many it has taken from others,
+    and `beats`: its signs of life. `silent` has the looks of the workers' parent since the last one. `sent` has how
+    many each has sent to each. What was sent and not taken yet is on its way.
     """
 
     def __init__(self, workers: int) -> None:
-        numbers = memoryview(mmap(-1, workers * (workers + 2) * _NUMBER_BYTES)).cast("q")
-        self.open, self.taken = numbers[:workers], numbers[workers : 2 * workers]
-        self.sent = [numbers[first : first + workers] for first in range(2 * workers, len(numbers), workers)]
+        numbers = memoryview(mmap(-1, workers * (workers + 4) * _NUMBER_BYTES)).cast("q")
+        rows = [numbers[first : first + workers] for first in range(0, len(numbers), workers)]
+        self.open, self.taken, self.beats, self.silent, *self.sent = rows
 
     def of(self, worker: int) -> int:
         """Those of a worker, with those on their way to it; `CLOSED` if it takes none."""
-        has = self.open[worker]
+        has = CLOSED if self.silent[worker] >= SILENT_LOOKS else self.open[worker]
         return has if has == CLOSED else has + sum(row[worker] for row in self.sent) - self.taken[worker]
 
 
@@ -48,6 +55,7 @@ class Balance:
         self._ports = frozenset(ports)
         self._connections = Connections(workers)
         self._ways = [socket.socketpair() for _ in range(workers)]
+        self._seen = [0] * workers  # the beats at the last look
         for number, way in enumerate(self._ways):
             self.close(number)
             for end in way:
@@ -60,6 +68,21 @@ class Balance:
     def close(self, number: int) -> None:
         """A worker has ended, and takes no connections."""
         self._connections.open[number] = CLOSED
+        self._connections.beats[number] = self._connections.silent[number] = 0
+
+    def has_begun(self, number: int) -> bool:
+        """Whether a worker's event loop has run."""
+        return self._connections.beats[number] > 0
+
+    def silent_looks(self, number: int) -> int:
+        """Look at a worker; returns how many looks in a row have found no sign of life. Before the first: none.
+
+        Looks are counted and not seconds: a machine that has slept has had no looks.
+        """
+        beats, silent = self._connections.beats[number], self._connections.silent
+        silent[number] = silent[number] + 1 if beats and beats == self._seen[number] else 0
+        self._seen[number] = beats
+        return silent[number]
 
 
 class Share:
@@ -87,6 +110,7 @@ class Share:
         """Take what others hand on from now on; each connection gets a protocol."""
         self._connections.open[self._number] = 0
         asyncio.get_running_loop().add_reader(self._own, self._take, new_protocol)
+        self._beat()
 
     def close(self) -> None:
         """Hand on all new connections, as long as another worker takes some."""
@@ -120,6 +144,11 @@ class Share:
         self._connections.sent[self._number][taker] += 1
         transport.abort()
         return True
+
+    def _beat(self) -> None:
+        """Give a sign of life now and from time to time."""
+        self._connections.beats[self._number] += 1
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
     def _count(self, more: int) -> None:
         if self._connections.open[self._number] != CLOSED:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from plait.gateway.server.balance import Share
 from plait.gateway.server.connection import ClientBounds, Connection, Server
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.server.listening import ListeningServer, bound_sockets
+from plait.gateway.server.listening import ListeningServer, accept_backlog, bound_sockets
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import bounds_by_descriptors
 from plait.gateway.server.signals import end_process
@@ -119,8 +119,7 @@ class DrainingServer(ListeningServer):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen no more, and end."""
         loop = asyncio.get_running_loop()
-        for _ in range(3):  # connections that wait to be accepted would be reset
-            await asyncio.sleep(0)
+        await accept_backlog(sockets or ())
         for server in self.servers:
             server.close()
         loop.call_later(self._stops.grace_s, self._stops.app.cut)

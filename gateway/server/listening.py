@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import select
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -17,6 +19,9 @@ from plait.gateway.log.events import wait_until_written
 ACCEPTS = 32
 """Connections that are accepted in one pass of the event loop, over all sockets. uvloop accepts one for each handle.
 Under load a pass takes milliseconds, and a health check would wait behind all connections that came before it."""
+
+BACKLOG_S = 2.0
+"""For connections that wait to be accepted when a server listens no more. Some 10,000 can be accepted in a second."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +57,18 @@ def url_of(bound: socket.socket) -> str:
     """The url of a server that listens on a socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def accept_backlog(sockets: Collection[socket.socket]) -> None:
+    """Let the event loop accept the connections that wait on listening sockets: they would be reset with the sockets.
+
+    Those that come while they are accepted are accepted, too, for `BACKLOG_S` at most.
+    """
+    waiting, ends_s = select.poll(), asyncio.get_running_loop().time() + BACKLOG_S
+    for one in sockets:
+        waiting.register(one, select.POLLIN)
+    while waiting.poll(0) and asyncio.get_running_loop().time() < ends_s:  # noqa: ASYNC110 - the loop accepts them
+        await asyncio.sleep(0)
 
 
 class ListeningServer(uvicorn.Server):

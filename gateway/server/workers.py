@@ -2,7 +2,7 @@
 
 Each worker has listening sockets of its own on the port (SO_REUSEPORT), and the system gives each connection to one of
 them, which may hand it on (`balance`). The parent keeps the sockets, too: what comes to a worker that has died waits
-there for its successor.
+there for its successor. A worker whose event loop gives no sign of life is ended, and has a successor at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from plait.gateway.server.balance import Balance, Share
+from plait.gateway.server.balance import BEAT_S, Balance, Share
 
 EVENTS: Final = frozenset((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """What the parent waits for. All but the first are passed on to the workers."""
@@ -27,6 +27,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 STEADY_S: Final = 30.0
 """A worker that has run so long did not end because of its start."""
+
+MOST_SILENT_LOOKS: Final = 19
+"""A worker that gives no sign of life for 9.5 s is ended: its successor serves 2 s later. Nothing that a worker does
+holds its event loop for so long."""
 
 USER_ERROR: Final = 2
 """The exit status of a process whose configuration cannot be used."""
@@ -61,17 +65,23 @@ class _Slot:
 class WorkerProcesses:
     """Runs `serve` in a process for each of the `sockets`' groups. The process that calls `run` has one thread.
 
-    Connections to the `ports` are spread evenly.
+    Connections to the `ports` are spread evenly. `on_hangup` is called at SIGHUP, before the workers hear of it.
     """
 
     def __init__(
-        self, sockets: Sequence[Sequence[socket]], ports: Collection[int], serve: Callable[[Worker], None]
+        self,
+        sockets: Sequence[Sequence[socket]],
+        ports: Collection[int],
+        serve: Callable[[Worker], None],
+        on_hangup: Callable[[], object] = lambda: None,
     ) -> None:
         self._slots = [_Slot(group) for group in sockets]
         self._balance = Balance(len(sockets), ports)
         self._serve = serve
+        self._on_hangup = on_hangup
         self._is_stopping = False
-        self._has_run = False  # a worker has been steady, so the configuration can be used
+        self._begun: set[int] = set()  # workers that have served once: if all have, the configuration can be used
+        self._look_s = 0.0
         self._parent, self._alive = os.pipe()  # the second end closes with this process
 
     def run(self) -> int:
@@ -83,6 +93,7 @@ class WorkerProcesses:
         status = 0
         while not self._is_stopping or any(slot.pid is not None for slot in self._slots):
             self._start_due()
+            self._look()
             came = signal.sigtimedwait(EVENTS, self._pause_s())
             if came is not None and came.si_signo != signal.SIGCHLD:
                 self._pass_on(came.si_signo)
@@ -90,9 +101,25 @@ class WorkerProcesses:
         return status
 
     def _pause_s(self) -> float:
-        """Seconds until the next worker is due; a long time if all run."""
+        """Seconds until the next worker is due, or the next look at those that run."""
         due = [slot.due_s for slot in self._slots if slot.pid is None and not self._is_stopping]
-        return max(0.0, min(due) - time.monotonic()) if due else 3600.0
+        return max(0.0, min([self._look_s, *due]) - time.monotonic())
+
+    def _look(self) -> None:
+        """Look at the workers from time to time, and end those that are silent."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + BEAT_S
+        for number, slot in enumerate(self._slots):
+            self._note_begun(number)
+            if slot.pid is not None and self._balance.silent_looks(number) >= MOST_SILENT_LOOKS:
+                log.error("a worker is silent and is ended", worker=number, pid=slot.pid)
+                os.kill(slot.pid, signal.SIGKILL)
+
+    def _note_begun(self, number: int) -> None:
+        if self._balance.has_begun(number):
+            self._begun.add(number)
 
     def _start_due(self) -> None:
         now_s = time.monotonic()
@@ -119,11 +146,23 @@ class WorkerProcesses:
 
     def _pass_on(self, signal_number: int) -> None:
         """Send a signal to all workers. One that asks to stop is the end of restarts; a second ends them at once."""
-        if signal_number != signal.SIGHUP:
-            self._is_stopping = True
+        if signal_number == signal.SIGHUP:
+            self._on_hangup()
+        else:
+            self._stop()
         for slot in self._slots:
             if slot.pid is not None:
                 os.kill(slot.pid, signal_number)
+
+    def _stop(self) -> None:
+        """Start no worker any more, and close the listening sockets here: the workers still have them.
+
+        Once a worker has closed its own, no connection waits there in vain.
+        """
+        self._is_stopping = True
+        for slot in self._slots:
+            for listening in slot.sockets:
+                listening.close()
 
     def _reap(self) -> int:
         """Note the workers that have ended; returns the exit status if there is nothing to go on with, else 0."""
@@ -140,12 +179,13 @@ class WorkerProcesses:
     def _ended(self, number: int, slot: _Slot, status: int) -> int:
         """A worker has ended: it will be started again, unless its configuration cannot be used."""
         now_s, pid, slot.pid = time.monotonic(), slot.pid, None
+        self._note_begun(number)
         self._balance.close(number)
         if self._is_stopping:
             return 0
         if now_s - slot.started_s >= STEADY_S:
-            self._has_run, slot.pause_s = True, FIRST_PAUSE_S
-        if status == USER_ERROR and not self._has_run:
+            slot.pause_s = FIRST_PAUSE_S
+        if status == USER_ERROR and len(self._begun) < len(self._slots):
             return status
         slot.due_s = now_s + slot.pause_s
         log.error("a worker has ended", worker=number, pid=pid, status=status, started_again_in_s=slot.pause_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.server.balance import CLOSED, Balance, Connections, Share
+from plait.gateway.server.balance import CLOSED, SILENT_LOOKS, Balance, Connections, Share
 
 WORKERS = 3
 OPEN: list[socket.socket] = []
@@ -115,6 +115,25 @@ async def test_a_worker_that_stops_or_has_not_begun_gets_none(shares: list[Share
     assert not first.hand_on(accepted)
     assert second.hand_on(accepted), "one that stops hands on what still comes"
     assert await accepted.received() == b"hello"
+
+
+async def test_a_worker_is_silent_from_its_last_beat_on() -> None:
+    balance = new_balance(WORKERS)
+    shares = [balance.of(number) for number in range(WORKERS)]
+    assert not balance.has_begun(1)
+    assert [balance.silent_looks(1) for _ in range(3)] == [0, 0, 0], "it has not begun"
+    for share in shares:
+        share.open(asyncio.Protocol)
+    assert balance.has_begun(1)
+    assert [balance.silent_looks(1) for _ in range(SILENT_LOOKS)] == list(range(SILENT_LOOKS))
+    assert connections(shares[0]).of(1) == 0
+    assert balance.silent_looks(1) == SILENT_LOOKS
+    assert connections(shares[0]).of(1) == CLOSED, "no other hands a connection to it"
+    shares[1]._beat()
+    assert balance.silent_looks(1) == 0
+    assert connections(shares[0]).of(1) == 0
+    balance.close(1)
+    assert not balance.has_begun(1)
 
 
 async def test_a_connection_waits_for_the_successor_of_a_worker_that_has_died() -> None:

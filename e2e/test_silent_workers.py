@@ -1,0 +1,115 @@
+"""Workers that are silent, that are started again, and that end: clients and operators notice as little as can be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from e2e.servers import Launcher, Server, eventually
+from e2e.test_workers import processes, up
+
+WORKERS: Final = 3
+KEY: Final = {"authorization": "Bearer secret"}
+CONNECTIONS: Final = 500
+ANSWERS_WITHIN_S: Final = 2.0
+REPLACED_WITHIN_S: Final = 12.0
+SLOW: Final = 3.0
+"""A machine that is busy beside the test may take so many times as long."""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Server]:
+    with Launcher(tmp_path) as launch:
+        engines = [launch.engine(name) for name in ("a", "b")]
+        options = {"workers": WORKERS, "admin_key": "secret", "drain_delay_s": 0.0}
+        server = launch.gateway(engines, server=options)
+        for one in (*engines, server):
+            one.start()
+        for one in (*engines, server):
+            one.wait_until_ready()
+        eventually(lambda: server.metric("plait_engine_up") == WORKERS * len(engines))
+        yield server
+
+
+@pytest.mark.nightly
+def test_a_silent_worker_blinds_nobody_and_is_replaced(gateway: Server) -> None:
+    victim = processes(gateway)[0]
+    os.kill(victim, signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    asked = (("GET", "/metrics"), ("GET", "/admin/engines"), ("POST", "/admin/engines/b"))
+    took_s: dict[tuple[str, str], list[float]] = {one: [] for one in asked}
+    while victim in processes(gateway):
+        for one, seconds in took_s.items():
+            begun_s = time.monotonic()
+            with suppress(httpx.TimeoutException):  # the system has given this connection to the silent worker
+                assert _once(gateway, *one, json={"state": "active"}).status_code == 200
+                seconds.append(time.monotonic() - begun_s)
+        assert time.monotonic() - stopped_s < REPLACED_WITHIN_S * SLOW
+        time.sleep(0.2)
+    eventually(lambda: up(gateway) == WORKERS)
+    assert time.monotonic() - stopped_s < REPLACED_WITHIN_S * SLOW
+    assert all(seconds and max(seconds) < ANSWERS_WITHIN_S * SLOW for seconds in took_s.values()), took_s
+    assert "a worker is silent and is ended" in gateway.log()
+
+
+def _once(gateway: Server, method: str, path: str, json: object = None) -> httpx.Response:
+    """The answer over a connection of its own."""
+    url = gateway.url + path
+    body = json if method == "POST" else None
+    return httpx.request(method, url, headers=KEY, json=body, trust_env=False, timeout=4.0)
+
+
+def test_a_worker_that_is_started_again_has_the_drains_and_no_valid_file_is_needed(
+    gateway: Server, tmp_path: Path
+) -> None:
+    assert gateway.post("/admin/engines/b", json={"state": "draining"}, headers=KEY).status_code == 200
+    added = {"url": "http://127.0.0.1:9", "name": "late"}
+    assert gateway.post("/admin/engines", json=added, headers=KEY).status_code == 201
+    (file,) = tmp_path.glob("**/*.toml")
+    file.write_text("[server\n" + file.read_text())
+    victim = processes(gateway)[0]
+    os.kill(victim, signal.SIGKILL)
+    eventually(lambda: victim not in processes(gateway))
+    eventually(lambda: up(gateway) == WORKERS)
+    for _ in range(4 * WORKERS):
+        engines = {one["name"]: one["state"] for one in _once(gateway, "GET", "/admin/engines").json()["data"]}
+        assert engines == {"a": "active", "b": "draining", "late": "active"}
+    assert gateway.running
+
+
+async def test_no_connection_is_reset_at_sigterm(gateway: Server) -> None:
+    """They came before the signal, but were not accepted: the workers were busy."""
+    pids = processes(gateway)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    request = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    clients = []
+    for _ in range(CONNECTIONS):
+        client = socket.create_connection(("127.0.0.1", gateway.port))
+        client.sendall(request)
+        clients.append(client)
+    gateway.terminate()
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+    def answer(client: socket.socket) -> bytes:
+        client.settimeout(20)
+        try:
+            return client.recv(15)
+        except OSError as error:
+            return repr(error).encode()
+        finally:
+            client.close()
+
+    answers = await asyncio.to_thread(lambda: list(map(answer, clients)))
+    assert set(answers) == {b"HTTP/1.1 200 OK"}

@@ -1,0 +1,60 @@
+"""A worker that is started again has the engines of the others: what the admin API has added, drained and removed.
+
+Only gateways ask each other for this: it has the engines' keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from plait.gateway.asgi import send_whole
+from plait.gateway.membership.engine_set import EngineMember
+from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.peer_front import is_of_peer
+from plait.gateway.peers.signatures import ADMIN_KEY, Checked, Forwarded
+
+PATH: Final = "/admin/engine-set"
+MAX_BYTES: Final = 2**24
+
+log = structlog.get_logger(__name__)
+
+
+class Engines(Protocol):
+    """A gateway's engines."""
+
+    def members(self) -> list[EngineMember]:
+        """All engines, with what they are connected by."""
+
+    def take_over(self, members: Sequence[EngineMember]) -> None:
+        """Have the engines of another gateway, and no others."""
+
+
+class SharedEngines:
+    """ASGI middleware: tells the other gateways which `engines` there are, and asks them (`take_over`)."""
+
+    def __init__(self, app: ASGIApp, forwarding: Forwarding, engines: Engines) -> None:
+        self._app = app
+        self._forwarding = forwarding
+        self._engines = engines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] == "http" and scope["path"] == PATH and is_of_peer(scope):
+            await send_whole(send, 200, (), msgspec.msgpack.encode(self._engines.members()))
+        else:
+            await self._app(scope, receive, send)
+
+    async def take_over(self) -> None:
+        """Have the engines of a gateway that serves already, if there is one."""
+        told = await self._forwarding.ask_all(Forwarded("GET", PATH, [], Checked(ADMIN_KEY)), MAX_BYTES)
+        for name, answer in told.items():
+            if answer is not None and answer.status == 200:
+                members = msgspec.msgpack.decode(answer.body, type=list[EngineMember])
+                self._engines.take_over(members)
+                log.info("engines taken over", gateway=name, engines=len(members))
+                return

@@ -47,6 +47,7 @@ class Attempts:
         try:
             if attempt.exchange is not None:
                 attempt.exchange.close()
+                attempt.exchange = None
         finally:
             outcome = unfinished if error is not None else attempt.answer.outcome or unfinished
             change = self._leave_books(delivery, attempt, outcome, error)

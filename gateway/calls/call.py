@@ -141,7 +141,7 @@ class Attempt(msgspec.Struct, eq=False):
     answer: Answer
 
     exchange: OpenExchange | None = None
-    """None while it is being sent, or if that failed."""
+    """None while it is being sent, if that failed, and once it is closed."""
 
     is_open: bool = True
     """Whether its booking has still to be settled, released or failed."""

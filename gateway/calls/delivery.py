@@ -125,6 +125,10 @@ class Delivery(msgspec.Struct, eq=False):
             raise CallTransitionError(f"call {self.call.call_id} is {self.state} and cannot become {state}")
         self.state = state
 
+    def close(self) -> None:
+        """The call is over. What refers back to it is dropped, so that nothing is left to the garbage collector."""
+        self.on_end = self.defect = self.entry = self.attempt = self.holdings = None
+
     @property
     def is_told(self) -> bool:
         """Whether the client was sent something of an answer, so that the call stays with its attempt."""

@@ -89,7 +89,7 @@ def tell(delivery: Delivery) -> None:
     ending, on_end, commented, defect = delivery.ending, delivery.on_end, delivery.commented, delivery.defect
     assert ending is not None
     error: BaseException | None = defect or ending.error
-    delivery.on_end = delivery.defect = None
+    delivery.close()
     try:
         if isinstance(error, PlaitError) and on_end is not None and commented is not None and commented.has_begun:
             told, error = error, None

@@ -175,8 +175,8 @@ class Relay:
     def _news(self, delivery: Delivery) -> Step | None:
         """Something has come of the answer, or it has ended, or its client has room for more."""
         attempt = delivery.attempt
-        assert attempt is not None
-        assert attempt.exchange is not None
+        if attempt is None or attempt.exchange is None:  # it has ended
+            return None
         if not attempt.exchange.advance() or not attempt.is_open:
             return None
         answer, outcome = attempt.answer, self._attempts.close(delivery, attempt, "client_gone")

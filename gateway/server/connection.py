@@ -93,8 +93,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_app", "_begin", "_bounds", "_deadline", "_first", "_is_counted", "_is_refused", "_is_reused", "_loop",
-        "_may_hand_on", "_now_s", "_of_client", "_patience", "_reader", "_reading_paused", "_scope", "_server", "_waiting",
-        "room", "transport",
+        "_may_hand_on", "_now_s", "_of_client", "_patience", "_reader", "_reading_paused", "_scope", "_server",
+        "_waiting", "room", "transport",
     )  # fmt: skip
 
     def __init__(

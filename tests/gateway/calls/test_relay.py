@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 
 import msgspec
 import pytest
@@ -16,6 +17,8 @@ from plait.backends.errors import (
     NoEngineError,
 )
 from plait.gateway.asgi import AsgiSink
+from plait.gateway.calls.call import Attempt
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.health import HealthState
 from tests.gateway.calls.scripted_engines import (
     BODY,
@@ -34,6 +37,23 @@ from tests.gateway.calls.scripted_engines import (
 from tests.gateway.exposed import samples
 
 # Answered.
+
+
+async def test_nothing_of_a_call_is_left_to_the_garbage_collector() -> None:
+    """The gateway seldom collects: what a call leaves in cycles would be its growth."""
+    async with gateway(FakeHttp(Exchange(pieces=[FINISH + USAGE_EVENT, DONE]))) as made:
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await made.deliver(Client())
+            made.seen.ended_calls.clear()
+            gc.collect()
+            assert [one for one in gc.garbage if isinstance(one, Delivery | Attempt)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
 
 
 async def test_a_stream_passes_through_byte_by_byte_and_its_usage_settles_the_call() -> None:

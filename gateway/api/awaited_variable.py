@@ -22,6 +22,7 @@ from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed, variable_failed
 from plait.gateway.programs.unstored import unstored_error, unstored_fields, unstored_headers
+from plait.gateway.timer import loop_time_s
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import Cause, VariableState
 from plait.policy.types import NO_SLO, Objective, Slo
@@ -90,12 +91,13 @@ class AwaitedVariable:
         self._text = _NO_TEXT
         self._shown = ShownText()
         self._is_shown = False  # the whole value
+        self.name = variable
         self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)
 
-    @property
-    def name(self) -> str:
-        """The variable's name."""
-        return self.getter.variable
+    def release(self, executor: Executor, session: Session) -> None:
+        """Wait no more. The getter is dropped, which refers back to this object: nothing is left to the collector."""
+        executor.variables.release(session, self.getter, loop_time_s())
+        del self.getter
 
     @property
     def is_answered(self) -> bool:
@@ -200,15 +202,14 @@ class VariableResponse(Response):
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Wait, then answer. Raises `PlaitError` only before the first byte."""
-        now_s = asyncio.get_running_loop().time
-        self._executor.variables.get(self._session, self._awaited.getter, now_s())
+        self._executor.variables.get(self._session, self._awaited.getter, loop_time_s())
         is_whole = self._keep_alive_s is None or self._awaited.error is not None
         try:
             await unless_gone(receive, self._whole(send) if is_whole else self._stream(send))
         except ClientGoneError:
             return
         finally:
-            self._executor.variables.release(self._session, self._awaited.getter, now_s())
+            self._awaited.release(self._executor, self._session)
 
     async def _whole(self, send: Send) -> None:
         try:

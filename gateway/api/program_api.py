@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.errors import ProgramTooLargeError
+from plait.backends.errors import GatewayStoppingError, ProgramTooLargeError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
@@ -222,7 +222,7 @@ class ProgramResponse(Response):
                 await unless_gone(receive, answer(session, send))
         finally:
             for awaited in self._awaited:
-                self._executor.variables.release(session, awaited.getter, loop_time_s())
+                awaited.release(self._executor, session)
             if not all(awaited.is_answered for awaited in self._awaited):
                 self._leave(session)
 
@@ -248,8 +248,10 @@ class ProgramResponse(Response):
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
         status, headers = 200, JSON
-        if len(errors) == len(self._awaited):
-            answer["error"], status, headers = errors[0].error_object, errors[0].status, error_headers(errors[0])
+        stopping = [one for one in errors if isinstance(one, GatewayStoppingError)]  # they say nothing of the variables
+        if stopping or len(errors) == len(self._awaited):
+            error = (*stopping, *errors)[0]
+            answer["error"], status, headers = error.error_object, error.status, error_headers(error)
         await send_whole(send, status, await self._stored(headers), msgspec.json.encode(answer))
 
     async def _stream(self, session: Session, send: Send) -> None:

@@ -130,6 +130,11 @@ class ChainedCall(ABC):
     def on_failed(self, error: PlaitError) -> None:
         """The call failed. Clients that still wait for its answer get `error`."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the executor was told of the call's end."""
+        return self._has_ended
+
     def kept_answer(self) -> bytes | None:
         """The body of the answer that the call's clients get, if it is to be kept with its value."""
         return None
@@ -258,6 +263,12 @@ class ChainedCall(ABC):
             if not self._has_ended:  # an unforeseen exception was raised
                 unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
                 self._fail(FailureCause(message="an internal error of the gateway"), unforeseen)
+            self._task = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Refer to the call no more: the call refers to its owner, and nothing is left to the collector."""
+        del self.call
 
     def _fail(self, cause: FailureCause, error: PlaitError | None) -> None:
         """Tell the executor that the call has failed, and the clients that have not seen the `error`.
@@ -280,6 +291,8 @@ class ChainedCall(ABC):
             problem=cause.message,
             held_s=call.held_s and round(call.held_s, 4),
         )
+        if self._task is None:
+            self._let_go()
 
 
 def _cause_of(error: PlaitError) -> FailureCause:

@@ -241,7 +241,7 @@ class ChainedCalls:
 
     def left(self, owner: AnsweredCall) -> None:
         """One client of the call waits no more: it has the answer, or has gone, or the gateway is stopping."""
-        if not owner.answer.ended:
+        if not (owner.answer.ended or owner.has_ended):
             self.executor.leave([owner.call], loop_time_s())
 
     def refused(self, incoming: Incoming, error: PlaitError) -> None:

@@ -27,7 +27,7 @@ from plait.gateway.programs.slices import Pieces
 from plait.gateway.programs.submission import CALL_BODY
 from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.request_graph import CLIENT, RequestGraph
+from plait.policy.programs.request_graph import CLIENT, RequestGraph, take_apart
 from plait.policy.programs.request_graph_state import (
     DoubleProducerError,
     DuplicateCallError,
@@ -208,7 +208,11 @@ class _Check:
 
     def all(self) -> Pieces[None]:
         """Raise if anything is wrong: what `entry` raises."""
-        yield from self._check_graph()
+        graph = RequestGraph()
+        try:
+            yield from self._check_graph(graph)
+        finally:
+            take_apart(graph)
         self._check_names()
         for name, value in self.values.items():
             with placed(f"values.{name}"):
@@ -229,9 +233,8 @@ class _Check:
 
         return sorted(self.values, key=rank)
 
-    def _check_graph(self) -> Pieces[None]:
-        """Try the program on a graph of its own, behind which the session's calls are that wait for parts of it."""
-        graph = RequestGraph()
+    def _check_graph(self, graph: RequestGraph) -> Pieces[None]:
+        """Try the program on a `graph` of its own, behind which the session's calls are that wait for parts of it."""
         for call in self._behind():
             yield
             graph.add(call.call_id, call.inputs, call.variables[call.produced :])

@@ -17,7 +17,7 @@ from plait.gateway.programs.record import UNRECORDED, Unrecorded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark, Stage
 from plait.policy.programs.objectives import Deductions, slo_of, states_times
-from plait.policy.programs.request_graph import RequestGraph
+from plait.policy.programs.request_graph import RequestGraph, take_apart
 from plait.policy.programs.request_graph_state import CallState, VariableState
 from plait.policy.types import Objective, Slo, TaskGroup
 
@@ -326,6 +326,7 @@ class Session:
         concerned = list(self.calls.values()), [getter for waiting in self.getters.values() for getter in waiting]
         for texts in (self.calls, self.outputs, self.values, self.getters, self.not_clocked):
             texts.clear()
+        take_apart(self.graph)
         self.graph = RequestGraph()
         self.deductions = Deductions(self.graph)
         self.ended = why

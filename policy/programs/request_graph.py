@@ -337,6 +337,15 @@ class RequestGraph:
         return Effects(added=added, variables_failed=tuple(failed), ended=tuple(ended), cut=tuple(cut))
 
 
+def take_apart(graph: RequestGraph) -> None:
+    """Cut a graph that is not used any more: its calls and variables refer to each other.
+
+    Otherwise they would stay until the garbage collector runs, which a gateway lets it do seldom.
+    """
+    for variable in graph.variables.values():
+        variable.consumers.clear()
+
+
 def _ranks_with(
     graph: RequestGraph, node: CallNode, inputs: Collection[str], outputs: Sequence[str]
 ) -> dict[CallNode, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -104,6 +105,44 @@ async def test_without_any_value_it_has_the_first_errors_status(served: Served) 
     await served.engine.lose("A ")
     assert got.refusal == (424, "variable_failed")
     assert (got.json["values"], list(got.json["errors"])) == ({}, ["a"])
+
+
+async def test_a_gateway_that_stops_says_nothing_of_values(served: Served) -> None:
+    got = await run(served, call("Do {{code}}", "code"), gets={"code": None, "later": None}, external=["later"])
+    await served.engine.answer("Do ", "x = 1")
+    served.gateway.on_closed()
+    await settle()
+    assert (got.status, got.json["error"]["code"]) == (503, "gateway_stopping")
+    assert got.json["values"] == {"code": "x = 1"}
+
+
+async def test_nothing_of_a_program_is_left_to_the_garbage_collector(served: Served) -> None:
+    """The gateway seldom collects: what a program leaves in cycles would be its growth."""
+    for number in range(4):
+        if number == 1:  # what is made once is there
+            gc.collect()
+            gc.disable()
+        streams = bool(number % 2)
+        session = f"s{number}"
+        steps = [call(f"Do {number} {{{{code}}}}", "code"), call("Test {{code}} {{test}}", "test", inputs="code")]
+        got = await served.send(
+            PATH, {"session": session, "calls": steps, "gets": {"test": None, "code": None}, "stream": streams}
+        )
+        await served.engine.answer(f"Do {number} ", "x = 1")
+        await served.engine.answer("Test x = 1 ", "fine")
+        await settle()
+        assert got.status == 200
+        await served.send(f"/v1/sessions/{session}", method="DELETE")
+    await settle()
+    del got
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        assert [one for one in gc.garbage if type(one).__module__.startswith("plait.")] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 async def test_what_has_not_come_in_time_may_still_come(served: Served) -> None:

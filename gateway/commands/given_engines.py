@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from plait.gateway.config.file import ConfigError, load_config
 from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
@@ -17,6 +18,9 @@ from plait.gateway.found_config import ENGINE_KEY
 
 ENGINES = "PLAIT_ENGINES"
 """The variable of the environment with addresses, separated by spaces or commas."""
+
+
+log = structlog.get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +59,26 @@ class GivenEngines:
         path = config.store.path if self.store is None else str(Path(self.store).absolute())
         store = msgspec.structs.replace(config.store, path=path)
         return msgspec.structs.replace(config, engines=engines, models=config.models + models, store=store)
+
+
+class LastGood:
+    """The configuration that was valid last: a worker that is started again does not end by a file that is not.
+
+    Raises `ConfigError` if none is.
+    """
+
+    def __init__(self, load: Callable[[], Config]) -> None:
+        self._load = load
+        self._config = load()
+
+    def load(self) -> Config:
+        """Read the file again. If it is not valid, the one before stays, and what is wrong is logged."""
+        try:
+            self._config = self._load()
+        except ConfigError as error:
+            problems = str(error).splitlines()
+            log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
+        return self._config
 
 
 def given_engines(arguments: argparse.Namespace) -> GivenEngines:

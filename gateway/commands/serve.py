@@ -13,14 +13,12 @@ from pathlib import Path
 from secrets import token_hex
 
 import msgspec
-import structlog
 
 import plait.gateway.log  # noqa: F401 - before all that imports structlog
 from plait.gateway.app import Gateway
 from plait.gateway.commands import given_engines, positive
-from plait.gateway.commands.given_engines import GivenEngines
+from plait.gateway.commands.given_engines import GivenEngines, LastGood
 from plait.gateway.commands.server_secret import server_secret
-from plait.gateway.config.file import ConfigError
 from plait.gateway.config.sections import Config
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.peers.namesake import has_namesake
@@ -32,8 +30,6 @@ from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
 from plait.gateway.server.request_bounds import RequestLimits
 from plait.gateway.server.slow_clients import SlowClients
 from plait.gateway.server.workers import Worker, WorkerProcesses
-
-log = structlog.get_logger(__name__)
 
 LOOPBACK = "127.0.0.1"
 """Where the workers of one machine reach each other."""
@@ -116,26 +112,6 @@ def _run_workers(
     status = WorkerProcesses(groups, ports_shared, serve, on_hangup=last_good.load).run()
     if status:
         raise SystemExit(status)
-
-
-class LastGood:
-    """The configuration that was valid last: a worker that is started again does not end by a file that is not.
-
-    Raises `ConfigError` if none is.
-    """
-
-    def __init__(self, load: Callable[[], Config]) -> None:
-        self._load = load
-        self._config = load()
-
-    def load(self) -> Config:
-        """Read the file again. If it is not valid, the one before stays, and what is wrong is logged."""
-        try:
-            self._config = self._load()
-        except ConfigError as error:
-            problems = str(error).splitlines()
-            log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
-        return self._config
 
 
 def _of_worker(config: Config, number: int, workers: int) -> Config:

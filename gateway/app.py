@@ -107,7 +107,7 @@ class Gateway:
         programs = ProgramMetrics(self._registry, self._tenants.label)
         executor = self._new_executor(programs)
         self._stored = self._new_stored()
-        for collector in (LogCollector(), FleetCollector(self.router), TokenizerCollector(self._prompts.tokenizers)):
+        for collector in (LogCollector(), FleetCollector(self.router), TokenizerCollector(self.tokenizers)):
             self._registry.register(collector)
         self._supervisor = Supervisor(self._registry)
         self.downloads = HubDownloads(self.tokenizers, self._supervisor)

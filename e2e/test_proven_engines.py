@@ -136,7 +136,7 @@ def test_a_configuration_can_be_asked_of_its_engines(launch: Launcher) -> None:
     urls = [*(engine.url for engine in engines), "http://127.0.0.1:9"]
     found = subprocess.run([*command, *urls], capture_output=True, text=True, check=False)
     assert time.monotonic() - began_s < 20
-    lines = {line.split()[0].removesuffix(":"): line.split() for line in found.stdout.splitlines()[1:6]}
+    lines = {line.split()[0].removesuffix(":"): line.split() for line in found.stdout.splitlines()[1:5]}
     named = [lines[url.removeprefix("http://")] for url in urls]
     assert [row[1:3] for row in named] == [["yes", "taken"], ["yes", "refused"], ["yes", "taken"], ["no", "-"]]
     assert named[0][5:] == ["agrees", "agrees", "reported"]

@@ -136,7 +136,7 @@ def native_encode(files: Mapping[str, Any], *, splits_special_tokens: bool) -> N
 
 
 def _unless_it_fails(work: Callable[[], T]) -> T | None:
-    """What a library of Rust returns; None if it fails, also if it panics, which is no `Exception`."""
+    """Call a library of Rust. Returns None if the library fails or panics; a panic is no `Exception`."""
     try:
         return work()
     except (KeyboardInterrupt, SystemExit):

@@ -48,7 +48,7 @@ class FileTokenizer(ChatTokenizer):
 
     @cached_property
     def encoder(self) -> CheckedEncoder:
-        """What `encode_array` and `encode_parts` encode by. Processes that only render chats do without it."""
+        """The encoder of `encode_array` and `encode_parts`. Processes that only render chats make none."""
         splits = self._backend.encode_special_tokens
         native = native_encode(json.loads(self._backend.to_str()), splits_special_tokens=splits)
         encoder = CheckedEncoder(self.name, self._encode_parts, native)

@@ -45,7 +45,7 @@ class Answer:
 
 
 def fields_of(kind: EngineKind, body: Mapping[str, Any]) -> RenderedFields:
-    """What the gateway knows of the prompt that engines of one kind make of a chat's body."""
+    """How engines of one kind render a chat's body, as far as the gateway knows."""
     raw = msgspec.json.encode(body)
     request, given = msgspec.json.decode(raw, type=ChatRequest), msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     return rendered_fields(request, given, Renderers(form=kind.name, prepares=True))

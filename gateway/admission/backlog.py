@@ -92,7 +92,7 @@ class Waiting(msgspec.Struct, eq=False):
     # Its session.
 
     turn: Turn | None = None
-    """What its model's session gate knows it as, set in `admission`."""
+    """The call's turn in the session gate of its model, set in `admission`."""
 
     # What has become of it.
 

@@ -22,7 +22,7 @@ _USUAL: Final = frozenset((b"keep-alive", b"close"))
 def answer_headers(
     delivery: Delivery, booking: Booking, response: Response, names: AbstractSet[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    """Those of an engine's response with these `names`, and what is told of the call."""
+    """The headers of an answer: the engine's with these `names`, and the gateway's own."""
     placement, session = booking.placement, delivery.asked.session
     headers = passed(response.headers, names)
     headers += [
@@ -44,9 +44,9 @@ def answer_headers(
 
 
 def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
-    """What is known of a call's TTFT and JCT at its first token, or when all of its answer is there at once.
+    """How a call stands by its TTFT and JCT at its first token, or when all of its answer is there at once.
 
-    None if neither was looked at when it was placed, and neither is missed.
+    None if placement looked at neither, and neither is missed.
     """
     slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
     age_s = (loop_time_s() if first_s is None else first_s) - arrived_s

@@ -112,7 +112,7 @@ _USEFULNESS: Final = {
     "connect_timeout": 4,
     "lost": 3,
 }
-"""Of several errors, a client gets the one with the lowest number: engines' answers come before broken connections."""
+"""A client gets the error with the lowest number: engines' answers come before broken connections."""
 
 
 def pause_s(delivery: Delivery) -> float:

@@ -37,7 +37,7 @@ class HeldBytes(Protocol):
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """What the client wants of one call. It can be delivered more than once."""
+    """One call as the client wants it, which can be delivered more than once."""
 
     call: Call
     """As policies see it, with the objectives that it arrived with."""
@@ -96,7 +96,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
 
 class Answer(msgspec.Struct, eq=False):
-    """What an engine has answered to one attempt. The attempt's exchange writes it."""
+    """An engine's answer to one attempt, as far as it has come. The attempt's exchange writes it."""
 
     outcome: Literal["ok", "refused"] | None = None
     """Set once the engine has said all; the client may not have it yet."""
@@ -113,7 +113,7 @@ class Answer(msgspec.Struct, eq=False):
     """Why the first choice ended."""
 
     problem: EngineError | str | None = None
-    """What is wrong with the answer: a text if the caller is at fault, an error if an engine is."""
+    """The fault in the answer: a text if the caller is at fault, an error if an engine is; None without one."""
 
 
 class OpenExchange(Protocol):
@@ -158,7 +158,7 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     outcome: Outcome
 
     status: int
-    """What the client gets."""
+    """The status that the client gets."""
 
     engine_id: str
     """Where it ended; empty if no engine had it."""
@@ -167,7 +167,7 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     """Whether the client was sent something of an answer."""
 
     error: BaseException | None = None
-    """What is raised for it: an error that its client has not been told, or a defect."""
+    """The error to raise: one that the client has not been told, or a defect."""
 
     problem: EngineError | str | None = None
     """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so

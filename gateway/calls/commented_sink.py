@@ -31,7 +31,7 @@ class CommentedSink:
 
     @property
     def on_room(self) -> Callable[[], None] | None:
-        """Of the client's sink."""
+        """Called when the client's sink has room."""
         return self._sink.on_room
 
     @on_room.setter

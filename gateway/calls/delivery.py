@@ -114,7 +114,7 @@ class Delivery(msgspec.Struct, eq=False):
     ending: Ending | None = None
 
     holdings: Iterator[Callable[[Delivery], None]] | None = None
-    """What a call that has ended has still to let go of."""
+    """The holdings that an ended call has not let go of yet."""
 
     defect: Exception | None = None
     """The first defect while it let go."""
@@ -141,7 +141,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def usage(self) -> CallUsage | None:
-        """What the engine has counted, at the end of its answer."""
+        """The engine's token counts, at the end of its answer."""
         return None if self.attempt is None else self.attempt.answer.usage
 
     @property

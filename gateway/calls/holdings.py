@@ -1,4 +1,4 @@
-"""What a call holds in the gateway beside its attempt, and lets go of once it has ended."""
+"""The holdings of a call in the gateway beside its attempt. An ended call lets go of them in one order."""
 
 from __future__ import annotations
 

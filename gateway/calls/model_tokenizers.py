@@ -99,7 +99,7 @@ class ModelTokenizers:
         return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED
 
     def specification(self, model: str) -> str:
-        """What the tokenizer of a base model can be loaded by again, also if it is not here yet."""
+        """The specification of a base model's tokenizer, also of one that is not here yet."""
         awaited = self.awaited.get(model)
         return self.specifications.get(model, ESTIMATED) if awaited is None else awaited.name
 

@@ -128,7 +128,7 @@ async def load_from(folder: Path, name: str, template: str | None) -> HuggingFac
 
 
 def without_panic(load: Callable[[], T]) -> T:
-    """What `load` returns. A panic in a library of Rust is no `Exception`: it becomes a ValueError."""
+    """Call `load`. A panic in a library of Rust, which is no `Exception`, becomes a ValueError."""
     try:
         return load()
     except Exception:

@@ -100,7 +100,7 @@ class Forwarding:
                 response.abort()
 
     async def ask_all(self, request: Forwarded, max_bytes: int) -> Mapping[str, Told | None]:
-        """What each other gateway answers, by name; None for one that does not within `ALL_S`, as a silent one."""
+        """The answers of all other gateways, by name; None for one that is silent for `ALL_S`."""
         names = self.peers.others
         told = await asyncio.gather(*(self._told(name, request, max_bytes) for name in names))
         return dict(zip(names, told, strict=True))

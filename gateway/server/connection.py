@@ -62,7 +62,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """What a client may do. `on_refused` gets each error that is answered here. None: no client is too slow.
+    """The bounds of a client. `on_refused` gets each error that is answered here. None: no client is too slow.
 
     A `share` hands connections on to other workers.
     """

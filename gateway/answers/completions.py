@@ -236,7 +236,8 @@ class EventStream(ABC):
         whole = self._completed(chunk) if self._pieces or not chunk.endswith(b"\n\n") else chunk
         if (whole.find(b"\\") >= 0 or not whole.isascii()) and has_half(whole):
             whole = self._with_whole_pairs(whole)
-        if whole.count(b"data:") != whole.count(b"data: {"):
+        named, objects = whole.count(b"data:"), whole.count(b"data: {")
+        if named != objects and named != objects + whole.count(b"data: ["):  # all but `[DONE]`
             whole = _WITHOUT_DATA.sub(lambda empty: empty[1] and empty[1] + b"\n", whole)
         if whole and self._says_more(whole):
             return b"".join([self._pass(event) if self._says_more(event) else event for event in events_of(whole)])

@@ -194,6 +194,7 @@ def test_an_event_with_empty_data_is_none() -> None:
     tap = CompletionStream("a", withhold=False)
     assert tap.feed(b"data: \n\n") == tap.feed(b"event: x\r\ndata:\r\n\r\n") == b""
     assert tap.feed(b"data:\n\n" + OPEN + b"data: \n\n" + STOP + b": on\ndata:\n\n") == OPEN + STOP + b": on\n\n"
+    assert tap.feed(OPEN + b"data:\n\n" + STOP + DONE) == OPEN + STOP + DONE
     lines = b'data: {"a":\ndata:\ndata: 1}\ndata:\n\n'
     assert tap.feed(lines) == lines
 

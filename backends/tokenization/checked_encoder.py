@@ -69,6 +69,11 @@ class CheckedEncoder:
         """Whether there is a native encoder, and no text has shown a difference."""
         return self._native is not None
 
+    @property
+    def has_proved_itself(self) -> bool:
+        """Whether ids are those of the native encoder by now."""
+        return self._native is not None and self.equal >= PROVING_PROMPTS
+
     def probe(self, texts: Iterable[str]) -> None:
         """Compare the ways on each text, twice: the second time, the native encoder may have kept the ids of words."""
         for text in (*texts, *EDGES):

@@ -24,7 +24,7 @@ from plait.backends.tokenization.chat_template import (
 )
 from plait.backends.tokenization.checked_encoder import CheckedEncoder, native_encode
 from plait.backends.tokenization.cuts import find_cuts
-from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
+from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS, ChatTokenizer, not_unicode
 from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
 
 # Parts are encoded in batches, for which `tokenizers` would take all cores. A turn has one.
@@ -64,6 +64,11 @@ class FileTokenizer(ChatTokenizer):
     def differences(self) -> int:
         """How often ids that were given before turned out to be wrong."""
         return self.encoder.differences
+
+    @property
+    def short_characters(self) -> int:
+        """Twice as many while the native encoder is used. Of a thousand such prompts, one takes 12 ms."""
+        return (2 if self.encoder.has_proved_itself else 1) * SHORT_CHARACTERS
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt, with the BOS and other tokens that the files require, by `tokenizers`."""

@@ -31,6 +31,9 @@ OF_TRANSFORMERS: Final = frozenset(
 )  # fmt: skip
 """Options that transformers takes for itself, so that a template may not get what a client gives by this name."""
 
+SHORT_CHARACTERS: Final = 16 * 1024
+"""`tokenizers` encodes 1 to 5 MB a second."""
+
 _THOUGHT: Final = {"role": "assistant", "content": "It is.", "reasoning": "Is it?", "reasoning_content": "Is it?"}
 TRIED: Final = (
     *CHATS,
@@ -61,6 +64,11 @@ class Tokenizer(Protocol):
     @property
     def differences(self) -> int:
         """How often ids that were given before turned out to be wrong."""
+        ...
+
+    @property
+    def short_characters(self) -> int:
+        """How many characters of text it encodes within some 2 ms, so that an event loop may do it."""
         ...
 
     def prepare(self) -> None:
@@ -195,6 +203,11 @@ class ChatTokenizer(ABC):
     def differences(self) -> int:
         """None, as there is one way to encode a text."""
         return 0
+
+    @property
+    def short_characters(self) -> int:
+        """Some 4,000 tokens."""
+        return SHORT_CHARACTERS
 
     def prepare(self) -> None:  # noqa: B027 - most kinds load all at once
         """Nothing is left to load."""

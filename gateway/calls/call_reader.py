@@ -149,7 +149,7 @@ class PromptReader:
         given = self._given(request, tokenizer, salt, form)
         text = given[0] if len(given) == 1 else None
         if not isinstance(text, str) or len(text) >= encoder.part_characters:
-            return _begun(self._turns(request, given, encoder, salt, context_tokens))
+            return _begun(self._turns(request, given, encoder, salt, context_tokens), tokenizer.short_characters)
         if context_tokens is not None and 4 * len(text) > context_tokens:  # a token has a byte or more
             self._check_fits(request, text, tokenizer, context_tokens)
         ids = tokenizer.encode_array(text, add_special_tokens=adds)
@@ -256,9 +256,9 @@ def _may_be_known(request: ChatRequest | CompletionRequest, size_bytes: int) -> 
     return is_short_chat and size_bytes <= MOSTLY_KNOWN_BYTES
 
 
-def _begun(steps: Tokenizing) -> TokenizedPrompt | Tokenizing:
-    """The prompt, if little of it is new; else the steps that are left."""
-    left, new = OFF_LOOP_BYTES, 0
+def _begun(steps: Tokenizing, left: int) -> TokenizedPrompt | Tokenizing:
+    """The prompt, if no more than those characters of it are new; else the steps that are left."""
+    new = 0
     try:
         while new <= left:
             left -= new

@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from plait.backends.protocol.openai import ChatRequest, parse_request
+from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
+from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
@@ -92,6 +95,17 @@ def test_a_short_call_is_read_at_once_and_a_long_one_in_turns() -> None:
         assert begun.call.prompt_tokens == len(
             load_tokenizer("embedded").encode_chat([{"role": "user", "content": text}])
         )
+
+
+def test_twice_as_much_is_short_once_the_native_encoder_has_proved_itself() -> None:
+    chat, text = Chat(), LONG_ANSWER * 20
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    assert SHORT_CHARACTERS < len(text) < 2 * SHORT_CHARACTERS
+    incoming, request = Incoming(CHAT_PATH, [], body, "c", 0.0, "t"), parse_request(body, ChatRequest)
+    tokenizer = chat.reader.prompts.tokenizers.encoder("m").tokenizer
+    assert isinstance(tokenizer, FileTokenizer)
+    tokenizer.encoder.equal = PROVING_PROMPTS
+    assert isinstance(chat.reader.begin(incoming, request, Annotations()), Asked) == tokenizer.encoder.is_native
 
 
 async def _finished(begun: Awaitable[Asked]) -> Asked:

@@ -68,18 +68,28 @@ def has_nginx() -> bool:
 def nginx_command(engines: Sequence[str], folder: Path, port: int) -> list[str]:
     """How nginx is started as a proxy."""
     servers = "".join(f"server {engine.removeprefix('http://')};" for engine in engines)
+    return nginx(
+        folder,
+        f"upstream engines {{ {servers} keepalive 512; }}"
+        f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ proxy_pass http://engines;"
+        'proxy_http_version 1.1; proxy_set_header connection ""; proxy_buffering off; } }',
+    )
+
+
+def nginx(folder: Path, settings: str) -> list[str]:
+    """How nginx is started with its files in the folder, and these settings of HTTP. Raises RuntimeError without it."""
+    path = _nginx()
+    if path is None:
+        raise RuntimeError("nginx is not installed")
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     (folder / "nginx.conf").write_text(
         f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;"
         "events { worker_connections 4096; }"
-        f"http {{ access_log off; client_max_body_size 64m; client_body_buffer_size 1m; {temporary}"
-        f"upstream engines {{ {servers} keepalive 512; }}"
-        f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ proxy_pass http://engines;"
-        'proxy_http_version 1.1; proxy_set_header connection ""; proxy_buffering off; } } }'
+        f"http {{ access_log off; client_max_body_size 64m; client_body_buffer_size 1m; {temporary} {settings} }}"
     )
-    return [str(_nginx()), "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    return [path, "-p", str(folder), "-c", str(folder / "nginx.conf")]
 
 
 def _nginx() -> str | None:

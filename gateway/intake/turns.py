@@ -38,12 +38,13 @@ STANDING_S: Final = 5.0
 MOST_WAIT_S: Final = 0.25
 """Then a request is refused that has waited so long. Its client can ask another gateway, or again."""
 
-REFUSED: Final = 4
-"""To refuse so many takes as long as to begin one."""
+REFUSED: Final = 0.5
+"""So many are refused for each that begins. To refuse takes a quarter of the time to begin, and a client that is refused
+asks again at once: if more were refused, the loop would do little else."""
 
-MOST_WAITING, MOST_SHARED = 4_000, 500
-"""Requests that wait, of a tenant that is alone, and while several are active. Beyond, those of tenants above their
-share are refused at once. Each that waits holds a connection, and each new one delays what others send."""
+MOST_WAITING = 4_000
+"""Requests that wait. Beyond, those of tenants above their share are refused at once: each that waits holds a
+connection."""
 
 RETRY_AFTER_S: Final = 1.0
 
@@ -202,8 +203,8 @@ class LoopTurns:
         for other, came_s in self._came_s.items():
             self._active.came(other, came_s)
         self._came_s.clear()
-        most = MOST_SHARED if self._active.are_several(now_s) else MOST_WAITING
-        if self._turns.length >= most and self._turns.waiting(tenant) >= most * self._active.share(tenant, now_s):
+        share = MOST_WAITING * self._active.share(tenant, now_s)
+        if self._turns.length >= MOST_WAITING and self._turns.waiting(tenant) >= share:
             raise _busy()
 
     def _let_begin(self) -> None:
@@ -234,7 +235,7 @@ class LoopTurns:
             seats += 1
         self._turns.seats = seats
         if self._turns.length and now_s - self._free_s > STANDING_S:
-            self._refuse_late(now_s, REFUSED * seats)
+            self._refuse_late(now_s, round(REFUSED * seats))
         if self._turns.length:
             self._let_begin()
 

@@ -181,19 +181,40 @@ async def test_a_burst_waits_and_a_standing_queue_is_refused(clock: Clock) -> No
     assert {(error.status, error.code) for error in refused} == {(429, "gateway_busy")}
 
 
-@pytest.mark.parametrize(("others", "begun"), [((), MOST - 1 + 30), (("b",), MOST - 1 + 10)])
-async def test_what_waits_is_bounded_and_more_so_beside_others(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, others: tuple[str, ...], begun: int
-) -> None:
+async def test_clients_that_come_again_at_once_leave_most_of_the_loop_to_calls(clock: Clock) -> None:
+    turns, log, call_s = LoopTurns(), list[str](), 0.001
+    until_s = clock.now_s + 4 * STANDING_S
+
+    async def go_on(tenant: str) -> None:
+        while clock.now_s < until_s:
+            try:
+                await _request(turns, tenant, log, clock, call_s)
+            except LimitError:
+                clock.work(call_s / 4)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(go_on("many") for _ in range(1_000)), go_on("one"))
+    assert len(log) * call_s > 0.8 * 4 * STANDING_S
+    assert log.count("one") > 0.01 * len(log), "ten times the share of one client"
+
+
+@pytest.mark.parametrize("other", ["a", "b"])
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clock, other: str) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 30)
-    monkeypatch.setattr(module, "MOST_SHARED", 10)
-    turns = LoopTurns()
-    for other in others:
-        await turns.begin(other)
-        await asyncio.sleep(0)
+    turns, begun = LoopTurns(), MOST - 1 + 30
+    await turns.begin(other)
+    await asyncio.sleep(0)
     found, refused = await _burst(turns, 200, clock, 0.0)
     assert (found, len(refused)) == (begun, 200 - begun)
-    assert await _burst(turns, 1, clock, 0.0, "c") == (1, [])
+
+
+async def test_a_tenant_below_its_share_waits_beyond_the_bound(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 30)
+    turns = LoopTurns()
+    both = [_burst(turns, 200, clock, 0.0), _burst(turns, 10, clock, 0.0, "b")]
+    (_, refused), other = await asyncio.gather(*both)
+    assert refused
+    assert other == (10, [])
 
 
 async def test_a_request_whose_client_goes_gives_its_turn_up() -> None:

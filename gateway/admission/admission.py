@@ -140,6 +140,10 @@ class Admission:
         if call.is_sent and call.turn is not None:
             call.turn.gate.sent(call.turn)
 
+    def spend(self, tenant: str, now_s: float) -> None:
+        """A request of the tenant was refused that was no call: it counts for the rate of calls."""
+        self._uses[tenant].spend(self._limits(tenant), now_s)
+
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
         assert call.booking is not None

@@ -93,6 +93,12 @@ class RateLeases:
             lease.asks = asyncio.create_task(self._ask(tenant, lease), name="rate-lease")
         return bool(await told)
 
+    def spend(self, tenant: str) -> None:
+        """A request of a tenant was refused that was no call: it counts as one, if the tenant has a lease."""
+        lease = self._leases.get(tenant)
+        if lease is not None:
+            lease.left[0] -= lease.limited(0).calls
+
     def put_back(self, tenant: str, tokens: int) -> None:
         """A call that was let through was refused for another reason."""
         lease = self._leases.get(tenant)

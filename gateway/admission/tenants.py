@@ -98,10 +98,7 @@ class TenantUse:
         if not limits.has_rates:
             self._at_s = -inf  # what was used without a limit does not count later
             return
-        elapsed_s = now_s - self._at_s
-        self._at_s = now_s
-        self._calls = _drained(self._calls, limits.calls_per_s, elapsed_s)
-        self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
+        self._drain(limits, now_s)
         for used, more, rate, unit in (
             (self._calls, 1, limits.calls_per_s, "calls"),
             (self._tokens, tokens, limits.tokens_per_s, "tokens"),
@@ -110,10 +107,23 @@ class TenantUse:
             if over > 0:
                 raise beyond_rate(rate, unit, over / rate)
 
+    def spend(self, limits: TenantLimits, now_s: float) -> None:
+        """A request was refused that was no call: it counts as one without tokens."""
+        if limits.has_rates:
+            self.has_rates = True
+            self._drain(limits, now_s)
+            self._calls += 1
+
     def enter(self, tokens: int) -> None:
         """A call was taken of a tenant that has rates: it counts for them."""
         self._calls += 1
         self._tokens += tokens
+
+    def _drain(self, limits: TenantLimits, now_s: float) -> None:
+        """Forget what the rates have allowed since the last time."""
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        self._calls = _drained(self._calls, limits.calls_per_s, elapsed_s)
+        self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
 
 
 def beyond_rate(rate: float, unit: str, wait_s: float) -> LimitError:

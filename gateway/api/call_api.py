@@ -46,7 +46,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.programs.chained_calls import ChainedCalls
@@ -78,12 +78,12 @@ class CompletionApi:
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
+            if annotations is not NO_ANNOTATIONS:
+                return None
+            begun = self.calls.begin(incoming, request, annotations)
         except PlaitError as error:
-            self.chained.refused(incoming, error)
+            self._no_call(incoming, error)
             raise
-        if annotations is not NO_ANNOTATIONS:
-            return None
-        begun = self.calls.begin(incoming, request, annotations)
         if isinstance(begun, Asked):
             return begun
         begun.close()
@@ -100,17 +100,21 @@ class CompletionApi:
                     return
                 self.calls.prompts.check(request)
                 held = await self.chained.take(incoming, request, annotations)
+            asked = None if held is not None else await self.calls.read(incoming, request, annotations)
         except PlaitError as error:
-            self.chained.refused(incoming, error)
+            self._no_call(incoming, error)
             raise
-        if held is not None:
+        if asked is not None:
+            await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
+        elif held is not None:
             try:
                 await unless_gone(receive, self.chained.answer(held, send))
             finally:
                 self.chained.left(held)
-            return
-        asked = await self.calls.read(incoming, request, annotations)
-        await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
+
+    def _no_call(self, incoming: Incoming, error: PlaitError) -> None:
+        self.chained.refused(incoming, error)
+        self.relay.no_call(incoming.tenant, error)
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
         """Whether another gateway has the session of the request, and has answered it."""
@@ -335,6 +339,15 @@ class CallApi:
         self.refusals.count(error)
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
 
+    async def _read(self, body: OpenBody, receive: Receive, incoming: Incoming, tenant: str) -> bytes:
+        """The body of a tenant's request. One that is refused is no call."""
+        try:
+            return await body.read(receive, incoming.headers)
+        except PlaitError as error:
+            if incoming.path in KINDS:
+                self.completions.relay.no_call(tenant, error)
+            raise
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. Every failure before the first byte becomes an error object of the route's API.
 
@@ -351,7 +364,7 @@ class CallApi:
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{path} takes POST requests only.")
             with self.bodies.open(scope, tenant) as open_body:
-                body = await open_body.read(receive, headers)
+                body = await self._read(open_body, receive, incoming, tenant)
                 incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)
         except ClientGoneError:

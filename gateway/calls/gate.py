@@ -101,6 +101,12 @@ class Gate:
                 leases.put_back(waiting.tenant, waiting.tokens)
             raise
 
+    def spend(self, tenant: str) -> None:
+        """A request of the tenant was refused that was no call: it counts for the rate of calls."""
+        self.admission.spend(tenant, loop_time_s())
+        if self.leases is not None:
+            self.leases.spend(tenant)
+
     def outlook(self, entry: Entry) -> str | None:
         """For people: a waiting call's place among its tenant's, and the seconds that it has to wait; else None."""
         waiting = entry.waiting

@@ -357,6 +357,12 @@ class CallMetrics:
             mine.mispredicted.value += abs(predicted - usage.cached_tokens)
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
+    def no_call(self, tenant: str, status: int) -> None:
+        """A request of the tenant was refused before it was a call for a model."""
+        key = tenant, "", status, None
+        mine = self._by_tenant.get(key) or self._new_of_tenant(key)
+        mine.calls.value += 1
+
     def ended(self, delivery: Delivery, now_s: float) -> None:
         """A call has ended, however it did."""
         attempt, ending, model = delivery.attempt, delivery.ending, delivery.call.model

@@ -22,7 +22,10 @@ import structlog
 
 from plait.backends.errors import (
     AnswerTooLargeError,
+    CallerError,
+    ConflictError,
     EngineError,
+    LimitError,
     NoEngineError,
     PlaitError,
 )
@@ -113,6 +116,15 @@ class Relay:
             raise failure
         assert delivery.ending is not None
         return delivery.ending
+
+    def no_call(self, tenant: str, error: PlaitError) -> None:
+        """A request of the tenant was refused before it was a call.
+
+        It counts for the tenant in metrics. If it was wrong, it counts for the rate of calls, too.
+        """
+        self._metrics.no_call(tenant, error.status)
+        if isinstance(error, CallerError) and not isinstance(error, LimitError | ConflictError):
+            self._gate.spend(tenant)
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         """Deliver a call whose client is told by others. Raises `PlaitError` if no engine can take it."""

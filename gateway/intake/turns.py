@@ -39,8 +39,8 @@ MOST_WAIT_S: Final = 0.25
 """Then a request is refused that has waited so long. Its client can ask another gateway, or again."""
 
 REFUSED: Final = 0.5
-"""So many are refused for each that begins. To refuse takes a quarter of the time to begin, and a client that is refused
-asks again at once: if more were refused, the loop would do little else."""
+"""So many are refused for each that begins. To refuse takes a quarter of the time to begin, and who is refused asks
+again at once: if more were refused, the loop would do little else."""
 
 MOST_WAITING = 4_000
 """Requests that wait. Beyond, those of tenants above their share are refused at once: each that waits holds a

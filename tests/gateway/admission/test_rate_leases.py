@@ -94,6 +94,16 @@ async def test_what_was_leased_goes_through_without_a_question(bucket: Bucket) -
     assert bucket.asked == 2
 
 
+async def test_a_request_that_was_no_call_uses_what_was_leased(bucket: Bucket) -> None:
+    one, two, _ = gateways(bucket, TenantLimits(calls_per_s=10))
+    one.spend("t")
+    assert await taken(one, 1) == 1
+    for _ in range(50):
+        one.spend("t")
+    assert await taken(one, 1) == 1
+    assert await taken(two, 100) == 38, "of a burst of 100, 52 are used, and 10 are leased"
+
+
 async def test_tokens_are_leased_as_calls_are(bucket: Bucket) -> None:
     one, two, _ = gateways(bucket, TenantLimits(tokens_per_s=100))
     assert await taken(one, 5, tokens=100) == 5

@@ -22,6 +22,18 @@ def test_a_rate_allows_a_burst_and_then_its_share() -> None:
         use.check_rate(limits, 1, 0.5)
 
 
+def test_requests_that_were_no_calls_count_for_the_rate_of_calls() -> None:
+    limits, use = TenantLimits(calls_per_s=2.0, tokens_per_s=1.0), TenantUse()
+    for _ in range(20):
+        use.spend(limits, 0.0)
+    with pytest.raises(LimitError, match="2 calls a second"):
+        use.check_rate(limits, 1, 0.0)
+    use.check_rate(limits, 10, 0.5)
+    unlimited = TenantUse()
+    unlimited.spend(TenantLimits(), 0.0)
+    assert unlimited == TenantUse()
+
+
 def test_a_call_above_a_whole_burst_may_go_alone() -> None:
     limits, use = TenantLimits(tokens_per_s=10.0), TenantUse()
     use.check_rate(limits, 5_000, 0.0)

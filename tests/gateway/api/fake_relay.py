@@ -8,6 +8,7 @@ from typing import Any, cast
 import httpx
 from starlette.applications import Starlette
 
+from plait.backends.errors import PlaitError
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import RefusalMetrics
@@ -44,6 +45,10 @@ class FakeRelay:
         self.deliveries: list[Asked] = []
         self.error: Exception | None = None
         self.answer = b"done"
+        self.refused = list[int]()
+
+    def no_call(self, _tenant: str, error: PlaitError) -> None:
+        self.refused.append(error.status)
 
     async def deliver(self, asked: Asked, sink: Sink) -> None:
         self.deliveries.append(asked)

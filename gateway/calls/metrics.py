@@ -359,9 +359,7 @@ class CallMetrics:
 
     def no_call(self, tenant: str, status: int) -> None:
         """A request of the tenant was refused before it was a call for a model."""
-        key = tenant, "", status, None
-        mine = self._by_tenant.get(key) or self._new_of_tenant(key)
-        mine.calls.value += 1
+        self._tenant_calls.of[self.tenant_label(tenant), "", str(status), ""].value += 1
 
     def ended(self, delivery: Delivery, now_s: float) -> None:
         """A call has ended, however it did."""

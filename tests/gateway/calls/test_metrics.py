@@ -84,6 +84,17 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
     assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5
 
 
+def test_a_request_that_is_no_call_has_one_line() -> None:
+    registry = new_registry()
+    metrics = CallMetrics(registry, lambda _tenant: "blue")
+    before = samples(registry)
+    for _ in range(3):
+        metrics.no_call("t", 404)
+    (added,) = samples(registry).items() - before.items()
+    assert added[0].startswith("plait_tenant_calls_total{")
+    assert added[1] == 3
+
+
 def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -> None:
     router = Router()
     router.add_engine("a", COSTS)

@@ -13,7 +13,8 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import BuiltinMethodType
 from typing import Any, Final, NoReturn
@@ -27,10 +28,18 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from plait.backends.errors import CallerError
+from plait.backends.errors import CallerError, UnsupportedError
 
 # Template variables that the call itself sets. Template options cannot replace them.
 CALL_VARIABLES: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+OF_TRANSFORMERS: Final = frozenset(
+    {
+        "conversation", "documents", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
+    }
+)  # fmt: skip
+"""Options that transformers takes for itself, so that a template may not get what a client gives by this name."""
 
 # Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
 TEMPLATE_ERRORS: Final = (
@@ -304,6 +313,12 @@ def _dotted(node: nodes.Node | None) -> str | None:
     return None
 
 
+@cache
+def has_transformers() -> bool:
+    """Whether transformers is installed: the extra `huggingface` brings it."""
+    return find_spec("transformers") is not None
+
+
 def import_transformers() -> None:
     """Import transformers, without its advice to install PyTorch, which tokenizers do not need.
 
@@ -326,12 +341,35 @@ CHATML: Final = read_template(EMBEDDED_FOLDER / "chat_template.jinja")
 """The embedded engine's template. Tokenizers without a template use it too."""
 
 
-def render_by_transformers(messages: list[dict[str, Any]], **options: Any) -> str:
-    """The text of a chat. Raises what templates raise, such as `jinja2.TemplateError`."""
-    if options.get("continue_final_message") and options.get("add_generation_prompt"):
+def render_as_transformers(
+    messages: list[dict[str, Any]],
+    *,
+    chat_template: str,
+    tools: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    """The text of a chat, by transformers if it is installed, else by `render`.
+
+    Raises what templates raise, such as `jinja2.TemplateError`, and `UnsupportedError` for what `render` leaves to a
+    transformers that is not there.
+    """
+    if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+    if not has_transformers():
+        if continue_final_message or not OF_TRANSFORMERS.isdisjoint(variables):
+            option = "continue_final_message" if continue_final_message else min(OF_TRANSFORMERS & variables.keys())
+            raise UnsupportedError(f"{option!r} needs a gateway with transformers: pip install 'plait[huggingface]'")
+        return render(chat_template, messages, tools, add_generation_prompt, variables)
     import_transformers()
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - imported by now
 
-    prompts = render_jinja_template(conversations=[messages], **options)[0]
+    options: dict[str, Any] = {
+        "tools": tools,
+        "chat_template": chat_template,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+    prompts = render_jinja_template(conversations=[messages], **options, **variables)[0]
     return str(prompts[0])

@@ -19,8 +19,9 @@ from plait.backends.protocol.tokenizer_fingerprint import probe_texts
 from plait.backends.tokenization.chat_template import (
     CHATML,
     EMBEDDED_FOLDER,
+    has_transformers,
     import_transformers,
-    render_by_transformers,
+    render_as_transformers,
 )
 from plait.backends.tokenization.checked_encoder import CheckedEncoder, native_encode
 from plait.backends.tokenization.cuts import find_cuts
@@ -133,7 +134,7 @@ class EmbeddedTokenizer(FileTokenizer):
         return chat_template or self._own_template
 
     def _by_transformers(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return render_by_transformers(messages, **options)
+        return render_as_transformers(messages, **options)
 
 
 @cache
@@ -151,22 +152,33 @@ FILES: Final = ("tokenizer.json", "tekken.json", "tokenizer.model")
 
 Transformers converts both, with those libraries.
 """
-_NEEDS: Final = {FILES[1]: "mistral", FILES[2]: "sentencepiece"}
+_NEEDS: Final = {FILES[0]: "huggingface", FILES[1]: "mistral", FILES[2]: "sentencepiece"}
 """The extra of Plait that brings a file's library."""
+
+
+def file_of(name: str, folder: Path) -> str:
+    """The file that the tokenizer `name` is read from.
+
+    Raises ValueError if the folder has none, or transformers is not installed.
+    """
+    file = next((file for file in FILES if (folder / file).is_file()), None)
+    if file is None:
+        raise ValueError(f"tokenizer {name!r}: {folder} has no {' or '.join(FILES)}")
+    if not has_transformers():
+        raise ValueError(f"tokenizer {name!r}: {file} needs: pip install 'plait[{_NEEDS[file]}]'")
+    return file
 
 
 class HuggingFaceTokenizer(FileTokenizer):
     """A folder's tokenizer.json and chat template, rendered by transformers and encoded by `tokenizers`."""
 
     def __init__(self, name: str, folder: Path, chat_template: str | None = None) -> None:
-        file = next((file for file in FILES if (folder / file).is_file()), None)
-        if file is None:
-            raise ValueError(f"tokenizer {name!r}: {folder} has no {' or '.join(FILES)}")
+        file = file_of(name, folder)
         import_transformers()
         try:
             tokenizer = _tekken(folder / file) if file == FILES[1] else _auto(folder)
         except (OSError, ValueError, LookupError, ImportError) as error:
-            needs = f"; {file} needs: pip install 'plait[{_NEEDS[file]}]'" if file in _NEEDS else ""
+            needs = f"; {file} needs: pip install 'plait[{_NEEDS[file]}]'" if file != FILES[0] else ""
             raise ValueError(f"tokenizer {name!r} cannot be loaded from {folder}: {error}{needs}") from error
         if not tokenizer.is_fast:
             raise ValueError(

@@ -25,6 +25,7 @@ from plait.backends.tokenization.file_tokenizer import (
     EmbeddedTokenizer,
     FileTokenizer,
     HuggingFaceTokenizer,
+    file_of,
     shipped_tokenizer,
 )
 from plait.backends.tokenization.rendered_fields import ChatForm
@@ -39,6 +40,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
     """
 
     def __init__(self, name: str, folder: Path) -> None:
+        file_of(name, folder)  # before a process starts that could not load it either
         self._worker = TemplateWorker(str(folder))
         with ExitStack() as undo:
             undo.callback(self.close)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.tokenization.chat_template import CHATML, render_by_transformers
+from plait.backends.tokenization.chat_template import CHATML, render_as_transformers
 from plait.backends.tokenization.cuts import BETWEEN_WORDS, Cuts, cuts_of_words
 from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
 
@@ -30,7 +30,7 @@ class _PlainTokenizer(ChatTokenizer):
         return chat_template or self._own_template
 
     def _by_transformers(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return render_by_transformers(messages, **options)
+        return render_as_transformers(messages, **options)
 
 
 class TiktokenTokenizer(_PlainTokenizer):

@@ -22,7 +22,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
-from plait.backends.tokenization.chat_template import import_transformers
+from plait.backends.tokenization.chat_template import has_transformers, import_transformers
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.tokenizer import Tokenizer
@@ -187,7 +187,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     specification, *template = sys.argv[1:]
-    import_transformers()  # now, as the children have no time for it
+    if has_transformers():
+        import_transformers()  # now, as the children have no time for it
     tokenizer = load_tokenizer(specification, chat_template=template[0] if template else None)
     serve(tokenizer, sys.stdin.buffer, answers)
 

@@ -17,19 +17,17 @@ from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.chat_rendering import requested_digest
 from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
-from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render, template_options
+from plait.backends.tokenization.chat_template import (
+    CHATML,
+    OF_TRANSFORMERS,
+    TEMPLATE_ERRORS,
+    render,
+    template_options,
+)
 from plait.backends.tokenization.cuts import Cuts
 from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.sglang_messages import sglang_messages, sglang_tools
 from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo
-
-OF_TRANSFORMERS: Final = frozenset(
-    {
-        "conversation", "documents", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-        "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
-    }
-)  # fmt: skip
-"""Options that transformers takes for itself, so that a template may not get what a client gives by this name."""
 
 SHORT_CHARACTERS: Final = 16 * 1024
 """`tokenizers` encodes 1 to 5 MB a second."""

@@ -1,0 +1,71 @@
+"""A gateway without the extra `huggingface`: what it renders by itself, and what it says of folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plait.backends.errors import UnsupportedError
+from plait.backends.tokenization import chat_template, file_tokenizer
+from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.loading import load_tokenizer
+from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
+from plait.backends.tokenization.template_worker import TemplateWorker
+from tests.backends.tokenization.tokenizer_folders import TEMPLATE
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello,"}]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (chat_template, file_tokenizer):
+        monkeypatch.setattr(module, "has_transformers", lambda: False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in load_tokenizer("embedded").files().items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "extra"),
+    [("tokenizer.json", "huggingface"), ("tekken.json", "mistral"), ("tokenizer.model", "sentencepiece")],
+)
+@pytest.mark.usefixtures("without")
+def test_a_folder_says_which_extra_it_needs(tmp_path: Path, file: str, extra: str) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(ValueError, match=rf"{file} needs: pip install 'plait\[{extra}\]'$"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.usefixtures("without")
+def test_no_process_starts_for_an_offer_that_cannot_be_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[TemplateWorker] = []
+    monkeypatch.setattr(TemplateWorker, "start", started.append)
+    with pytest.raises(ValueError, match=r"pip install 'plait\[huggingface\]'"):
+        BoundedTemplates("offered", folder)
+    assert not started
+
+
+@pytest.mark.parametrize("own", [None, TEMPLATE])
+@pytest.mark.parametrize("given", [None, TEMPLATE])
+def test_chats_are_rendered_as_with_it(monkeypatch: pytest.MonkeyPatch, own: str | None, given: str | None) -> None:
+    expected = EmbeddedTokenizer(own).render_chat(CHAT, chat_template=given)
+    print_of = EmbeddedTokenizer(own).fingerprint
+    monkeypatch.setattr(chat_template, "has_transformers", lambda: False)
+    monkeypatch.setattr(chat_template, "import_transformers", pytest.fail)
+    assert EmbeddedTokenizer(own).render_chat(CHAT, chat_template=given) == expected
+    assert EmbeddedTokenizer(own).fingerprint == print_of
+
+
+@pytest.mark.usefixtures("without")
+def test_an_option_that_only_transformers_has_is_refused() -> None:
+    tokenizer = EmbeddedTokenizer()
+    with pytest.raises(UnsupportedError, match=r"'continue_final_message' .* pip install 'plait\[huggingface\]'"):
+        tokenizer.render_chat(CHAT, add_generation_prompt=False, continue_final_message=True)
+    template = "{% for one in documents %}{{ one }}{% endfor %}"
+    with pytest.raises(UnsupportedError, match="'documents'"):
+        tokenizer.render_chat(CHAT, chat_template=template, template_kwargs={"documents": ["a"]})

@@ -1,7 +1,8 @@
 """The `plait` command. A subcommand's modules are imported only when it runs.
 
-An engine's environment, where `plait vllm` or `plait sglang` runs, has none of the gateway's dependencies. What takes
-long to import is imported once signals are heard.
+An engine's environment, where `plait vllm` or `plait sglang` runs, and that of a program with Plait's client have none
+of the gateway's dependencies, which the extra `gateway` brings. What takes long to import is imported once signals are
+heard.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from plait.gateway.server.signals import let_end_process
@@ -59,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command line; `run` is the command's function."""
+    """The arguments of a command line; `run` is the command's function.
+
+    Raises ValueError for a command of the gateway where only Plait's base is installed.
+    """
     import argparse  # noqa: PLC0415
     from importlib.metadata import version  # noqa: PLC0415
 
@@ -69,10 +74,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name in argv[:1]:
-            module = import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
+            module = _command(name)
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser.parse_args(argv)
+
+
+def _command(name: str) -> ModuleType:
+    try:
+        return import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.partition(".")[0] in {"", "plait"}:
+            raise
+        raise ValueError(f"{name} needs {missing}, which is not installed: pip install 'plait[gateway]'") from error
 
 
 if __name__ == "__main__":

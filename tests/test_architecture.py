@@ -36,7 +36,7 @@ IMPURE_MODULES = {
 IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "globals", "input", "open", "print"}
 
 ENGINE_FOLDERS = {"backends/vllm": "vllm", "backends/sglang": "sglang"}
-"""Run inside an engine's environment, where only the package itself is installed (`pip install --no-deps .`)."""
+"""Run inside an engine's environment, where only Plait's base is installed."""
 
 WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
 """Commands that ask a server now and then. To the gateway it would cost half a millisecond a request."""

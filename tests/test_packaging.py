@@ -55,7 +55,7 @@ def test_the_sdist_holds_the_folders_and_makes_the_same_wheel(tmp_path: Path) ->
         archive.extractall(tmp_path, filter="data")
     (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-    assert held == files(*FOLDERS, "tests") | {"src/plait/__init__.py", "src/plait/py.typed"} | BESIDE_THE_PACKAGE
+    assert held == files(*FOLDERS) | {"src/plait/__init__.py", "src/plait/py.typed"} | BESIDE_THE_PACKAGE
     wheels = [built(WheelBuilder(str(place)), tmp_path / name) for name, place in (("own", root), ("ours", ROOT))]
     assert members(wheels[0]) == members(wheels[1])
 

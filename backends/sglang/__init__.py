@@ -4,5 +4,5 @@
 entry point (`sglang.srt.plugins`). SGLang's files stay untouched.
 
 Imports only the standard library, msgspec, SGLang, `policy`, and modules of `backends` that import no more than that.
-So `pip install --no-deps .` in a checkout of Plait is enough in an engine's environment.
+So Plait without an extra is enough in an engine's environment, and SGLang has all that it needs.
 """

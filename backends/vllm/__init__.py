@@ -6,5 +6,5 @@
     --middleware plait.backends.vllm.middleware.CacheStateMiddleware
 
 Imports only the standard library, msgspec, vLLM, `policy`, and modules of `backends` that import no more than that. So
-`pip install --no-deps .` in a checkout of Plait is enough in an engine's environment.
+Plait without an extra is enough in an engine's environment, and vLLM has all that it needs.
 """

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     written as a profile.
     """
     if find_spec("scipy") is None:
-        raise ValueError("profiles are fitted by scipy; it comes with Plait's extra `profile`")
+        raise ValueError("profiles are fitted by scipy: pip install 'plait[profile]'")
     out: Path | None = arguments.out
     if out is not None and (out.suffix != ".toml" or not out.parent.is_dir()):
         raise ValueError(f"--out has to be a .toml file in a folder that exists, not {out}")

@@ -133,4 +133,4 @@ def test_the_engine_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_scipy_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(profile, "find_spec", lambda _: None)
     assert main(["profile", "--engine", "http://127.0.0.1:9"]) == 2
-    assert "Plait's extra `profile`" in capsys.readouterr().err
+    assert "pip install 'plait[profile]'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ COPY policy policy
 COPY backends backends
 COPY gateway gateway
 RUN python -m venv /opt/plait \
-    && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt ".[postgresql]"
+    && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt ".[huggingface,postgresql]"
 
 FROM python:3.13-slim
 COPY --from=build /opt/plait /opt/plait

@@ -28,7 +28,7 @@ def copied_environment(python: Path, folder: Path) -> Path:
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder / "wheels"), versions=["standard"])
     stubs = [stub_wheel(name, folder / "wheels") for name in CLASHING]
     for installed in (Path(wheel), *stubs):
-        _pip("--python", str(copied), "install", "--quiet", "--no-deps", "--no-index", str(installed))
+        _pip("--python", str(copied), "install", "--quiet", "--no-index", str(installed))
     return copied
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -63,7 +62,3 @@ def test_the_balancer_knows_all_gateways_and_keeps_what_is_theirs() -> None:
     assert re.search(r"listen (\d+);", NGINX)[1] == STARTED["balancer"]["ports"][0].rpartition(":")[2]  # type: ignore[index]
     assert 'proxy_set_header plait-peer "";' in NGINX, "clients must not pass for gateways"
     assert f"client_max_body_size {ServerConfig().max_body_bytes // 2**20}m;" in NGINX
-
-
-def test_the_image_has_what_a_shared_store_needs() -> None:
-    assert '".[postgresql]"' in Path(ROOT, "Dockerfile").read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -12,6 +13,7 @@ import yaml
 from hatchling.builders.wheel import WheelBuilder
 
 from plait.gateway.cli import parse
+from tests.extras import distributions_of
 from tests.source_tree import ROOT
 
 DOCKERFILES = ("Dockerfile", "deploy/vllm/Dockerfile", "deploy/sglang/Dockerfile")
@@ -75,4 +77,20 @@ def test_an_engines_image_has_the_version_that_is_tested(engine: str, image: str
     text = lines(f"deploy/{engine}/Dockerfile")
     assert f"FROM {image}:v{version}" in text
     assert f'ENTRYPOINT ["plait", "{engine}"]' in text
-    assert any("pip install" in line and "--no-deps ." in line for line in text)
+    assert any(line.partition(" && ")[0].endswith("-m pip install --no-cache-dir . \\") for line in text)
+
+
+def test_the_gateways_image_has_what_a_fleet_of_real_engines_needs() -> None:
+    (line,) = [line for line in lines("Dockerfile") if "pip install" in line]
+    extras = set(line.rpartition("[")[2].partition("]")[0].split(","))
+    assert {"uvicorn", "transformers", "psycopg"} <= {name for extra in extras for name in distributions_of(extra)}
+
+
+FETCHES = {"benchmarks/gpu/archive.py", "e2e/real_schedulers/versions.py"}
+"""These fetch the files of named packages, and install nothing to run Plait in."""
+
+
+def test_plait_is_installed_with_what_it_needs() -> None:
+    option = "--no-" + "deps"
+    found = subprocess.run(["git", "grep", "-l", "--", option], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(found.stdout.split()) == FETCHES

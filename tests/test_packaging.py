@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -71,3 +72,10 @@ def test_a_folder_is_not_to_be_imported_by_its_own_name(folder: str) -> None:
     for source, refused in ((f"import {folder}.types", True), (f"from plait.{folder} import types", False)):
         checked = subprocess.run(ruff, input=source, capture_output=True, text=True, check=False, cwd=ROOT)
         assert (f"`{folder}` is banned" in checked.stdout) == refused, checked
+
+
+def test_the_changelog_has_the_version() -> None:
+    """Its top section, so that what a change notes is of the next release."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert next(line for line in lines if line.startswith("## ")).startswith(f"## {version} - ")

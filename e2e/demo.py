@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from e2e.servers import DEADLINE_S, PLAIT
 
 
 @contextmanager
 def demo(
-    port: int, engine_port: int, *, plait: Path = PLAIT, folder: Path | None = None
+    port: int,
+    engine_port: int,
+    *,
+    plait: Path = PLAIT,
+    folder: Path | None = None,
+    before: Sequence[str] = (),
+    stderr: IO[str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """The demo, while the context lasts; `plait` starts it, in `folder`."""
-    command = [str(plait), "demo", f"--port={port}", f"--engine-port={engine_port}", "--time-scale=20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+    """The demo, while the context lasts; `plait` starts it, in `folder`, by the command `before` if there is one."""
+    command = [*before, str(plait), "demo", f"--port={port}", f"--engine-port={engine_port}", "--time-scale=20"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=folder) as process:
         try:
             yield process
         finally:

@@ -57,6 +57,16 @@ def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
     eventually(lambda: all(refused(port) for port in range(first, first + 5)))
 
 
+def test_it_begins_without_a_warning(tmp_path: Path) -> None:
+    """Also where a process may have as many file descriptors as many a shell and container gives."""
+    first = free_ports(5)[0]
+    before = ["sh", "-c", 'ulimit -n 20000 && exec "$@"', "sh"]
+    with (tmp_path / "stderr").open("w+") as stderr, demo(first, first + 1, before=before, stderr=stderr) as process:
+        assert process.stdout is not None
+        assert next(line for line in process.stdout if line.startswith("See where"))
+        assert (tmp_path / "stderr").read_text() == ""
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("comparison")

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -24,6 +24,9 @@ from plait.gateway.simulation.compare import Workload
 from plait.gateway.simulation.simulate import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
 from plait.policy.types import PlacementReason
+
+MAX_CONNECTIONS = 1_000
+"""More than a demo's calls and browsers make. Shells give a process fewer descriptors than `serve`'s default takes."""
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -66,7 +69,7 @@ class FleetPlan:
         )
         admin = f'admin_key = "{self.admin_key}"\n' if self.admin_key else ""
         return (
-            f"[server]\nport = {self.port}\ndrain_delay_s = 0\n{admin}"
+            f"[server]\nport = {self.port}\ndrain_delay_s = 0\nmax_connections = {MAX_CONNECTIONS}\n{admin}"
             f'[log]\nlevel = "{self.log_level}"\n[placement]\npolicy = "{self.policy}"\n'
             f'[[models]]\nname = "{self.model}"\ntokenizer = "embedded"\nprofile = "{self.profile}"\n{engines}'
         )
@@ -89,7 +92,8 @@ class FleetPlan:
 def running_fleet(plan: FleetPlan, stderr: IO[bytes] | None = None) -> Iterator[int]:
     """Engines and gateway, up and ready on entry, stopped on exit. Gives the gateway's process id.
 
-    They write to `stderr`, by default to this process's.
+    They write to `stderr`, by default to this process's. The gateway starts once the engines answer: it would warn of
+    those that do not.
 
     Raises ValueError if a server ends early, for example because its port is in use, or is not ready in time. The
     server's own message is on stderr.
@@ -100,8 +104,10 @@ def running_fleet(plan: FleetPlan, stderr: IO[bytes] | None = None) -> Iterator[
         config = Path(folder, "config.toml")
         config.write_text(plan.config(), encoding="utf-8")
         servers = [stack.enter_context(_process(plan.engine_arguments(i), stderr)) for i in range(plan.engines)]
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        _await(servers, lambda: all(_answers(port) for port in plan.engine_ports), deadline_s)
         servers.append(stack.enter_context(_process(["serve", f"--config={config}"], stderr)))
-        _await_ready(plan, servers)
+        _await(servers, lambda: _is_ready(plan), deadline_s)
         yield servers[-1].pid
 
 
@@ -132,19 +138,27 @@ def _check_ports(ports: Iterable[int]) -> None:
                 raise ValueError(message) from error
 
 
-def _await_ready(plan: FleetPlan, servers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until every engine of the fleet takes calls."""
-    deadline = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < deadline:
+def _await(servers: Sequence[subprocess.Popen[bytes]], is_up: Callable[[], bool], deadline_s: float) -> None:
+    """Wait until `is_up`. Raises ValueError if one of the servers ends before, or the time is over."""
+    while time.monotonic() < deadline_s:
         if any(server.poll() is not None for server in servers):
             raise ValueError("a server ended before it was ready (see above); are the ports in use?")
-        try:
-            if httpx.get(f"{plan.url}/ready").json()["engines_up"].get(plan.model) == plan.engines:
+        with suppress(httpx.TransportError):  # not listening yet
+            if is_up():
                 return
-        except httpx.TransportError:
-            pass  # not listening yet
         time.sleep(0.1)
     raise ValueError(f"the servers were not ready within {START_DEADLINE_S:.0f} s; see their messages above")
+
+
+def _answers(port: int) -> bool:
+    """Whether an engine takes calls."""
+    return httpx.get(f"http://127.0.0.1:{port}/health").is_success
+
+
+def _is_ready(plan: FleetPlan) -> bool:
+    """Whether the gateway knows every engine of the fleet."""
+    up: Mapping[str, int] = httpx.get(f"{plan.url}/ready").json()["engines_up"]
+    return up.get(plan.model) == plan.engines
 
 
 async def send_workload(

@@ -23,7 +23,7 @@ MOST_LINES: Final = 120
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `pip install .` makes, without a download of what it needs."""
+    """What the first command makes, without a download of what it needs."""
     return copied_environment(Path(sys.executable), tmp_path_factory.mktemp("environment") / "copy")
 
 
@@ -34,7 +34,10 @@ def test_it_is_short() -> None:
 def test_its_blocks_run(python: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(README.read_text(encoding="utf-8"))
     first, *rest = [text for language, text in blocks if language == ""]
-    assert [line.partition("#")[0].strip() for line in first.splitlines()] == ["pip install .", "plait demo"]
+    assert [line.partition("#")[0].strip() for line in first.splitlines()] == [
+        "pip install '.[gateway]'",
+        "plait demo",
+    ]
     ports = free_ports(5)
     with demo(ports[0], ports[1], plait=python.with_name("plait")) as process:
         eventually(lambda: process.poll() is not None or not refused(ports[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from configparser import ConfigParser
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -84,6 +85,19 @@ def test_the_gateways_image_has_what_a_fleet_of_real_engines_needs() -> None:
     (line,) = [line for line in lines("Dockerfile") if "pip install" in line]
     extras = set(line.rpartition("[")[2].partition("]")[0].split(","))
     assert {"uvicorn", "transformers", "psycopg"} <= {name for extra in extras for name in distributions_of(extra)}
+
+
+def test_the_unit_of_systemd_is_short_and_starts_what_plait_takes() -> None:
+    text = (ROOT / "deploy/systemd/plait.service").read_text(encoding="utf-8")
+    assert len([line for line in text.splitlines() if line and not line.startswith("#")]) <= 10
+    unit = ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(text)
+    assert unit.sections() == ["Unit", "Service", "Install"]
+    program, *arguments = unit["Service"]["ExecStart"].split()
+    assert Path(program).name == "plait"
+    assert parse(arguments).config == Path("/etc/plait/config.toml")
+    assert "-HUP" in unit["Service"]["ExecReload"]
 
 
 FETCHES = {"benchmarks/gpu/archive.py", "e2e/real_schedulers/versions.py"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
+from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState, StoredRun
 
 REPORT = CacheState(
     engine="e", kind="vllm", epoch="1", cursor=1, model="m", block_tokens=16, granularity_tokens=64,
@@ -24,3 +24,13 @@ def test_an_older_adapter_does_not_tell_its_slots() -> None:
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
     received.check()
     assert received.scheduler == SchedulerState("slo", 0.5, 7, slots=0)
+
+
+def test_what_a_later_adapter_adds_is_ignored() -> None:
+    stored = StoredRun(None, [1, 2])
+    sent = msgspec.to_builtins(msgspec.structs.replace(REPORT, stored=[stored]))
+    sent["new"] = sent["kv"]["new"] = sent["scheduler"]["new"] = 1
+    sent["stored"] = [[*run, "new"] for run in sent["stored"]]
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
+    received.check()
+    assert received == msgspec.structs.replace(REPORT, stored=[stored])

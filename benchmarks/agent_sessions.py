@@ -166,6 +166,7 @@ FIGURES: Final[Mapping[str, Callable[[Sequence[Row]], float]]] = {
     "slower": lambda rows: fmean(row.slower for row in rows),
     "chat": lambda rows: _ratio(rows, lambda one: one.ttft_s),
     "other": lambda rows: _ratio(rows, lambda one: one.other_mean_s),
+    "other_wait_s": lambda rows: max(row.held.other_longest_wait_s for row in rows),
 }
 """By the names of what is `Wanted`."""
 

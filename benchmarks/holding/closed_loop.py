@@ -69,7 +69,9 @@ class Condition:
 class Outcome:
     """What came of a run. Seconds are of whole sessions, by their number, and `ttfts_s` those of chat.
 
-    `refused` calls came again, and count in their sessions. `held` counts the gate's pauses and expiries.
+    `refused` calls came again, and count in their sessions. `paused` and `expired` count the gate's. The turn that
+    waited longest was sent after `longest_held_s`, and of those of the other tenant, if the gate knows it, after
+    `other_longest_wait_s`.
     """
 
     sessions_s: list[float]
@@ -81,6 +83,7 @@ class Outcome:
     paused: int
     expired: int
     longest_held_s: float
+    other_longest_wait_s: float
 
     @property
     def mean_s(self) -> float:
@@ -189,8 +192,13 @@ class ClosedLoop:
             refused=len(simulation.refused),
             paused=sum(gate.paused for gate in gates),
             expired=sum(gate.expired for gate in gates),
-            longest_held_s=max(record.sent_s - record.arrived_s for record in turns),
+            longest_held_s=max(map(_waited_s, turns)),
+            other_longest_wait_s=max((_waited_s(record) for record in turns if record.tenant), default=0.0),
         )
+
+
+def _waited_s(record: CallRecord) -> float:
+    return record.sent_s - record.arrived_s
 
 
 def _tenant(condition: Condition, number: int) -> str:

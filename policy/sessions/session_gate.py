@@ -7,7 +7,7 @@ engine its tokens count.
 
 - `arrive`: a call has come. A live session's passes, unless the live contexts have outgrown the caches: then the
   youngest session without a call is paused, which may be this one. Another session's passes if there is room, and is
-  held if there is not.
+  held if there is not. `release` may let it pass at once.
 - `sent`: a turn that has passed is in an engine.
 - `ended`: a turn was answered. Its session stays live, and its context keeps what it has.
 - `gone`: a turn is not to be answered, held or not.
@@ -15,8 +15,9 @@ engine its tokens count.
 
 While the gate is open, all pass. It closes where keeping contexts is worth it (`Worth`), which is judged each second.
 Room for the first that is held comes from a session that has been idle for so long that keeping its context has cost
-as much as computing it again will. Tenants within their share give room only if the others have none. Nobody is held
-for longer than `MOST_HELD_S`. See docs/design/sessions.md.
+as much as computing it again will. Tenants within their share give room only if the others have none. A tenant below
+its share waits for no tenant above its own: the youngest idle sessions of the latter give room, and if none is idle,
+the turn passes without room. Nobody is held for longer than `MOST_HELD_S`. See docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import Final, Protocol
 
 from plait.policy.sessions.known import Context, KnownSessions, Session, marked_block
@@ -153,10 +155,6 @@ class HeldTurns:
         self._between_s += (1 - BETWEEN_KEPT) * (now_s - self._passed_s - self._between_s)
         self._passed_s = now_s
 
-    def next_tenant(self, share: Callable[[str], float]) -> str | None:
-        """The tenant that goes next: the one with the least `share`. None if nobody is held."""
-        return min(self.turns, key=share, default=None)
-
     def outlook(self, turn: Turn) -> tuple[int, float]:
         """A turn's place among its tenant's, and the seconds until it passes, by how often one has passed."""
         place = self.turns[turn.asked.tenant].index(turn) + 1
@@ -174,7 +172,8 @@ class SessionGate:
     """The sessions of one model. `look` returns the engines' caches; None if they do not say how large they are.
 
     `weight` returns a tenant's weight. A prompt of fewer than `chat_tokens` that extends none is chat. `paused` counts
-    live sessions that had to wait for their next turn, `expired` those whose room was taken while they were idle.
+    live sessions that had to wait for their next turn, `expired` those whose room was taken while they were idle for
+    long.
     """
 
     def __init__(
@@ -328,7 +327,7 @@ class SessionGate:
         caches = None if turn.asked.passes else self.worth.caches
         while caches is not None and self.worth.is_closed and self.tokens > OUTGROWN * caches.kv_tokens:
             youngest = self.live.youngest_idle(self._is_within_share)
-            if youngest is None or len(self.live) == 1:
+            if youngest is None or len(self.live) == 1 or self._is_spared(youngest.tenant):
                 break
             self.live.drop(youngest)
             self.paused += 1
@@ -337,6 +336,10 @@ class SessionGate:
                 self._resize(turn.context, turn.asked.call.block_hashes, turn.tokens)
                 return False
         return True
+
+    def _is_spared(self, tenant: str) -> bool:
+        """Whether a tenant's sessions are not paused: it is within its share, and another one is above its own."""
+        return self._is_within_share(tenant) and not all(map(self._is_within_share, self.live.tenants))
 
     def _may_be_live(self, turn: Turn, now_s: float) -> bool:
         """Whether a turn passes whose session is not live: there is room and nobody waits, or it need not wait."""
@@ -355,23 +358,58 @@ class SessionGate:
         return self.tokens + needed <= caches.kv_tokens
 
     def _is_within_share(self, tenant: str) -> bool:
-        caches = self.worth.caches
-        tenants = {tenant, *self.live.tenants, *self.held.tenants}
-        share = self._weight(tenant) / sum(map(self._weight, tenants))
-        return caches is None or self.live.tokens_of(tenant) <= share * caches.kv_tokens
+        return self._level(tenant) <= self._fair_level(tenant)
+
+    def _level(self, tenant: str) -> float:
+        """The live tokens of a tenant, for its weight."""
+        return self.live.tokens_of(tenant) / self._weight(tenant)
+
+    def _fair_level(self, tenant: str) -> float:
+        """The level at which this tenant, and each that has sessions live or held, has just its share."""
+        caches, tenants = self.worth.caches, {tenant, *self.live.tenants, *self.held.tenants}
+        return inf if caches is None else caches.kv_tokens / sum(map(self._weight, tenants))
 
     def _next(self, now_s: float) -> Turn | None:
-        """The turn that passes next; None if there is no room for the first one and nobody has waited for too long."""
-        tenant = self.held.next_tenant(lambda one: self.live.tokens_of(one) / self._weight(one))
-        if tenant is None:
+        """The turn that passes next; None if there is no room for the first one, and no other one need wait for it."""
+        turns = [self.held.of(tenant)[0] for tenant in sorted(self.held.tenants, key=self._level)]
+        if not turns:
             return None
-        shared = next((turn for turn in self.held if turn.context is not None and turn.context.is_shared), None)
-        first = shared or self.held.of(tenant)[0]
-        caches = self.worth.caches
-        while caches is not None and self.worth.is_closed and not self._has_room(first):
+        shared = (turn for turn in self.held if turn.context is not None and turn.context.is_shared)
+        first = next(shared, turns[0])
+        if self._find_room(first, now_s):
+            return first
+        late = (turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S)
+        return next(filter(self._take_room, turns), None) or next(late, None)
+
+    def _find_room(self, turn: Turn, now_s: float) -> bool:
+        """Whether there is room for a turn. Sessions that have been idle for long expire for it."""
+        caches, tenant = self.worth.caches, turn.asked.tenant
+        while caches is not None and self.worth.is_closed and not self._has_room(turn):
             expired = self.live.expired(caches, now_s, lambda one: one != tenant and self._is_within_share(one))
             if expired is None:
-                return next((turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S), None)
+                return False
             self.live.drop(expired)
             self.expired += 1
-        return first
+        return True
+
+    def _take_room(self, turn: Turn) -> bool:
+        """Whether others owe a turn its room: its tenant has no other session live, or stays within its share with it.
+
+        Those owe it that are above their shares. Their youngest idle sessions are paused for it. Nobody owes room to
+        a tenant that would then have as much for its weight: else two sessions that do not fit together would go on
+        pausing each other.
+        """
+        tenant = turn.asked.tenant
+        fair, own = self._fair_level(tenant), self._level(tenant)
+        level = own + turn.session.tokens / self._weight(tenant)
+        if own and level > fair:
+            return False
+        is_owed = False
+        while debtors := {one for one in self.live.tenants if self._level(one) > max(fair, level)}:
+            is_owed = True
+            youngest = None if self._has_room(turn) else self.live.youngest_idle(lambda one: one not in debtors)
+            if youngest is None or youngest.tenant not in debtors:
+                break
+            self.live.drop(youngest)
+            self.paused += 1
+        return is_owed

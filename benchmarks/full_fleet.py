@@ -119,7 +119,8 @@ def _contests(arguments: argparse.Namespace) -> Iterator[tenants.Contest]:
         flood="small" if arguments.own_flood else arguments.flood,
         ttft_s=arguments.ttft,
         objective=None if arguments.objective is None else Objective(arguments.objective),
-        fair=not (arguments.one_tenant or arguments.own_flood),
+        fair=not (arguments.one_tenant or arguments.own_flood or arguments.conversations),
+        conversations=arguments.conversations,
     )
     for load in arguments.loads or (tenants.LOAD,):
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
@@ -214,6 +215,7 @@ def _arguments() -> argparse.Namespace:
     shared.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
     shared.add_argument("--objective", choices=[*Objective], help="for each call of the heavy tenant")
     shared.add_argument("--own-flood", action="store_true", help="one tenant's small calls beside its own long ones")
+    shared.add_argument("--conversations", action="store_true", help="the tenants are conversations of one tenant")
     shared.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
     parser.add_argument("--seconds", type=float, help=f"default: {SECONDS:g}; in virtual time, {tenants.SECONDS:g}")
     promised = parser.add_argument_group("promises")

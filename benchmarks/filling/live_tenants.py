@@ -28,10 +28,12 @@ class LiveFigures:
     light_calls: int
     light_lost: dict[str, int]
     light_ttft_p50_s: float
+    light_ttft_p90_s: float
     light_ttft_p99_s: float
     heavy_calls: int
     heavy_lost: dict[str, int]
     heavy_ttft_p50_s: float
+    heavy_ttft_p90_s: float
     tokens_s: float
     engines_suspected: float
 
@@ -66,6 +68,8 @@ async def _ask(contest: Contest, client: Client, calls: Sequence[Asked]) -> list
     async def ask(number: int, call: Asked) -> tuple[Asked, Answer]:
         question = _words(f"{contest.seed}/{number}", ratio * call.question_tokens)
         headers = {"authorization": f"Bearer {_key(call.tenant if contest.fair else HEAVY)}"}
+        if contest.conversations:
+            headers["x-session-id"] = call.tenant
         if contest.ttft_s is not None and call.tenant == HEAVY:
             headers["plait-slo-ttft-ms"] = str(round(1e3 * contest.ttft_s))
         if contest.objective is not None and call.tenant == HEAVY:
@@ -104,10 +108,12 @@ def _figures(answers: Sequence[tuple[Asked, Answer]], suspected: float) -> LiveF
         light_calls=len(light),
         light_lost=lost(light),
         light_ttft_p50_s=median(light_s),
+        light_ttft_p90_s=light_s[int(0.9 * (len(light_s) - 1))],
         light_ttft_p99_s=light_s[int(0.99 * (len(light_s) - 1))],
         heavy_calls=len(heavy),
         heavy_lost=lost(heavy),
         heavy_ttft_p50_s=median(heavy_s),
+        heavy_ttft_p90_s=heavy_s[int(0.9 * (len(heavy_s) - 1))],
         tokens_s=sum(prompt + output for prompt, _, output in usages) / took_s,
         engines_suspected=suspected,
     )

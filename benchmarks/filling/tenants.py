@@ -62,7 +62,8 @@ SHAPES: Final[Mapping[str, Shape]] = {
 class Contest:
     """One run of tenants whose calls have a `shape`; those of the heavy tenant the shape `flood`, if there is one.
 
-    With a `ttft_s` or an `objective`, each call of the heavy tenant has it. Not `fair`: all calls are one tenant's.
+    With a `ttft_s` or an `objective`, each call of the heavy tenant has it. Not `fair`: all calls are one tenant's, of
+    three `conversations` if so said.
     """
 
     shape: str
@@ -74,6 +75,7 @@ class Contest:
     ttft_s: float | None = None
     objective: Objective | None = None
     fair: bool = True
+    conversations: bool = False
     system: str = ADMISSION
 
     @property
@@ -110,10 +112,12 @@ class TenantFigures:
     light_calls: int
     light_lost: int
     light_ttft_p50_s: float
+    light_ttft_p90_s: float
     light_ttft_p99_s: float
     heavy_calls: int
     heavy_lost: int
     heavy_ttft_p50_s: float
+    heavy_ttft_p90_s: float
     calls_per_s: float
     longest_wait_s: float
     lines: Mapping[float, tuple[int, int]]
@@ -155,16 +159,18 @@ def run_tenants(contest: Contest) -> TenantFigures:
     _, simulation = systems(FleetSize(engines=contest.engines))[contest.system](contest.seed)
     records = simulation.run(calls)
     light, heavy = ([one for one in records if (one.prefix == HEAVY) is is_heavy] for is_heavy in (False, True))
-    light_s = [record.ttft_s for record in light]
+    light_s, heavy_s = [record.ttft_s for record in light], [record.ttft_s for record in heavy]
     heavy_calls = sum(call.prefix == HEAVY for call in calls)
     return TenantFigures(
         light_calls=len(calls) - heavy_calls,
         light_lost=len(calls) - heavy_calls - len(light),
         light_ttft_p50_s=median(light_s),
+        light_ttft_p90_s=percentile(light_s, 0.9),
         light_ttft_p99_s=percentile(light_s, 0.99),
         heavy_calls=heavy_calls,
         heavy_lost=heavy_calls - len(heavy),
-        heavy_ttft_p50_s=median(record.ttft_s for record in heavy),
+        heavy_ttft_p50_s=median(heavy_s),
+        heavy_ttft_p90_s=percentile(heavy_s, 0.9),
         calls_per_s=len(records) / max(record.finished_s for record in records),
         longest_wait_s=max(record.ttft_s for record in records),
         lines={at_s: _lines(records, at_s) for at_s in LOOKS_S},
@@ -190,7 +196,7 @@ def _simulated(call: Asked, shape: Shape, number: int) -> SimulatedCall:
 def _of(contest: Contest, call: Asked, simulated: SimulatedCall) -> SimulatedCall:
     """The call as its tenant sends it in this contest."""
     if not contest.fair:
-        simulated = replace(simulated, tenant=HEAVY)
+        simulated = replace(simulated, tenant=HEAVY, session=call.tenant if contest.conversations else "")
     if call.tenant != HEAVY:
         return simulated
     slo = None if contest.ttft_s is None else Slo(ttft_s=contest.ttft_s)

@@ -52,8 +52,9 @@ def test_a_contest_is_compared_with_a_plain_one_or_with_no_admission() -> None:
 
 def figures(light_lost: int, light_p99_s: float, calls_per_s: float, longest_s: float) -> TenantFigures:
     return TenantFigures(
-        light_calls=50, light_lost=light_lost, light_ttft_p50_s=0.5, light_ttft_p99_s=light_p99_s, heavy_calls=1000,
-        heavy_lost=3, heavy_ttft_p50_s=9.0, calls_per_s=calls_per_s, longest_wait_s=longest_s,
+        light_calls=50, light_lost=light_lost, light_ttft_p50_s=0.5, light_ttft_p90_s=0.8,
+        light_ttft_p99_s=light_p99_s, heavy_calls=1000, heavy_lost=3, heavy_ttft_p50_s=9.0, heavy_ttft_p90_s=12.0,
+        calls_per_s=calls_per_s, longest_wait_s=longest_s,
         lines=dict.fromkeys(LOOKS_S, (4, 2)),
     )  # fmt: skip
 
@@ -73,6 +74,14 @@ def test_a_heavy_tenant_is_held_to_what_a_plain_one_does() -> None:
         "longest wait",
     ]
     assert failed(flood, figures(0, 1.2, 4.0, 40.0)) == ["light ttft p99"]
+
+
+def test_quiet_conversations_are_held_to_a_third_of_the_busy_ones_wait() -> None:
+    contest = replace(CONTEST, fair=False, conversations=True)
+    slow = replace(figures(0, 1.0, 5.0, 40.0), light_ttft_p90_s=4.1)
+    for one, expected in ((replace(slow, light_ttft_p90_s=4.0), []), (slow, ["TTFT p90 of quiet conversations"])):
+        results = {contest.base: figures(0, 1.0, 5.0, 20.0), contest: one}
+        assert [claim.name.partition(" /")[0] for claim in claims(results) if not claim.holds] == expected
 
 
 def test_a_run_compares_a_flood_of_ones_own(

@@ -9,8 +9,9 @@ import msgspec
 
 from plait.backends.errors import PlaitError
 from plait.gateway.fleet.booking import Booking
+from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Rank, join
+from plait.policy.admission.line import Rank
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective
@@ -106,6 +107,14 @@ class Waiting(msgspec.Struct, eq=False):
     """Why it is not sent, set in `queue`."""
 
     @property
+    def conversation(self) -> str:
+        """The conversation that takes turns with its tenant's others; empty for calls that are of none.
+
+        Calls of a program are of none: a program is over sooner if its calls go one after the other.
+        """
+        return "" if self.passes else self.session
+
+    @property
     def is_held(self) -> bool:
         """Whether its session waits for room in the engines' caches."""
         return self.turn is not None and self.turn.is_held
@@ -177,18 +186,26 @@ class _TenantWork:
         first = list(takewhile(lambda one: one is not call, self.calls))
         return self.gone + len(first), self.gone_s + sum(one.work_s for one in first)
 
-    def latest(self) -> Waiting:
-        """The call to give up first: the latest, of those for throughput if there are any."""
-        return next(reversed(self.for_throughput or self.calls))
+    def latest(self, conversations: Collection[str]) -> Waiting:
+        """The call to give up first: the latest of these conversations, of those for throughput if there are any.
+
+        If these have none there, it is the latest of all.
+        """
+        calls = self.for_throughput or self.calls
+        return next((call for call in reversed(calls) if call.conversation in conversations), next(reversed(calls)))
 
 
 class Backlog:
-    """The calls that wait for one model, wherever they wait. It is served by so many `engines` when it begins."""
+    """The calls that wait for one model, wherever they wait. It is served by so many `engines` when it begins.
 
-    def __init__(self, shares: FairShares, engines: int) -> None:
+    `conversations` counts what waits of each, for all models.
+    """
+
+    def __init__(self, shares: FairShares, conversations: Conversations, engines: int) -> None:
         self.work_s = 0.0
         self.length = 0
         self._shares = shares
+        self._conversations = conversations
         self._engines = engines
         self._rate = DrainRate(engines)
         self._tenants: dict[str, _TenantWork] = {}
@@ -224,7 +241,8 @@ class Backlog:
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
             tenant = self._tenants[call.tenant] = _TenantWork(self._engines)
-        join(tenant.calls, call, None)
+        join(tenant.calls, call)
+        self._conversations.waits(call.tenant, call.conversation)
         call.before, call.before_s = tenant.before(call)
         self.mark(call)
         self._count(tenant, call, 1)
@@ -233,7 +251,7 @@ class Backlog:
         """A waiting call may have another class than before."""
         for_throughput = self._tenants[call.tenant].for_throughput
         if call.rank is Rank.THROUGHPUT:
-            join(for_throughput, call, None)
+            join(for_throughput, call)
         else:
             for_throughput.pop(call, None)
 
@@ -241,6 +259,7 @@ class Backlog:
         """A call does not wait any more."""
         tenant = self._tenants[call.tenant]
         del tenant.calls[call]
+        self._conversations.left(call.tenant, call.conversation)
         tenant.for_throughput.pop(call, None)
         tenant.gone, tenant.gone_s = tenant.gone + 1, tenant.gone_s + call.work_s
         self._count(tenant, call, -1)
@@ -267,18 +286,22 @@ class Backlog:
         """The call to give up as more than `most_s` of work waits; None if so much does not wait.
 
         First the calls of tenant `name` count, which may take longer than all together would, because others overtake
-        them. Of all, it is the latest call of the tenant with the most waiting work for its weight, among those with
-        calls for throughput if there are any. One call of a tenant may always wait.
+        them. Of all, it is a call of the tenant with the most waiting work for its weight, among those with calls for
+        throughput if there are any. It is the latest one of the conversation with the most waiting calls. One call of a
+        tenant may always wait.
         """
         if self.waiting(name) > 1 and self.tenant_wait_s(name) > most_s:
-            return self._tenants[name].latest()
+            return self._latest(name)
         if self.wait_s <= most_s:
             return None
         waiting = [tenant for tenant in self._tenants.items() if len(tenant[1].calls) > 1]
         if not waiting:
             return None
         candidates = [one for one in waiting if one[1].for_throughput] or waiting
-        return max(candidates, key=lambda one: one[1].work_s / self._shares.weight(one[0]))[1].latest()
+        return self._latest(max(candidates, key=lambda one: one[1].work_s / self._shares.weight(one[0]))[0])
+
+    def _latest(self, tenant: str) -> Waiting:
+        return self._tenants[tenant].latest(self._conversations.largest(tenant))
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

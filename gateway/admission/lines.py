@@ -90,6 +90,7 @@ class Lines:
         """Place a call. It is sent if there is room and nobody waits before it. Raises what `Router.select` raises."""
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
+        self.room.conversations.came(call.tenant, call.conversation, now_s)
         passed = _passed(router, self._lines, call) if router.waiting else NOTHING_PASSED
         placement = router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed)
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
@@ -133,7 +134,7 @@ class Lines:
         self._release(call, now_s)
 
     def refine(self, call: Waiting, now_s: float) -> None:
-        """The objectives of a waiting call have changed. If its class has, it goes to the end there."""
+        """The objectives of a waiting call have changed. If its class has, it goes to its conversation's end there."""
         assert call.booking is not None
         self._router.refine(call.booking, call.call)
         self._lines[call.engine_id].change(call, rank_of(call.call), self._expected(call, now_s))

@@ -5,7 +5,7 @@ A synchronous core; each event carries its time. See docs/design/admission.md.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError
@@ -14,6 +14,7 @@ from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timer import At
+from plait.policy.admission.conversations import InTurn
 from plait.policy.admission.fair_shares import FairShares
 
 DECODE_SHARE = 1 / 16
@@ -48,7 +49,7 @@ class Queue:
         on_given_up: Callable[[Waiting, float], None],
     ) -> None:
         self.backlogs: dict[str, Backlog] = {}
-        self.held: dict[str, deque[Waiting]] = {}
+        self.held: dict[str, InTurn[Waiting]] = {}
         self.lines = Lines(router, at, shares, uses, ahead_s, on_sent=self._sent, on_failed=self._failed)
         self._shares = shares
         self._router = router
@@ -86,15 +87,12 @@ class Queue:
         backlog = self.backlogs.get(call.call.model)
         if backlog is None:
             engines = len(self._router.models.able(call.call.model))
-            backlog = self.backlogs[call.call.model] = Backlog(self._shares, engines)
+            backlog = self.backlogs[call.call.model] = Backlog(self._shares, self.lines.room.conversations, engines)
         call.work_s = _predicted_s(self._router, call)
         call.rank, call.priority = rank_of(call.call), call.call.priority
         backlog.add(call)
         if call.booking is None:
-            held = self.held.setdefault(call.tenant, deque())
-            held.append(call)
-            if call.is_back:
-                self.held[call.tenant] = deque(sorted(held, key=lambda one: one.number))
+            self.held.setdefault(call.tenant, InTurn()).add(call)
         else:
             self.lines.join(call, now_s)
         if not call.is_back:
@@ -149,6 +147,7 @@ class Queue:
         assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
         for backlog in self.backlogs.values():
             backlog.check()
+        self.lines.room.conversations.check((call.tenant, call.conversation) for call in waiting)
         self.lines.check(call for call in waiting if call.booking is not None)
         placed = Counter(call.tenant for call in calls if call.booking is not None)
         assert all(self._uses[tenant].running == running for tenant, running in placed.items())
@@ -168,7 +167,8 @@ class Queue:
         """Place the calls that a tenant may have running now, as after one that is gone."""
         use, held = self._uses[tenant], self.held.get(tenant)
         while held and use.running < self._limits(tenant).max_running:
-            call = held.popleft()
+            call = next(iter(held))
+            held.serve(call)
             try:
                 self.lines.place(call, now_s)
             except PlaitError as error:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from math import inf
 from typing import Final
 
+from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import ActiveTenants, FairShares
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
@@ -18,7 +19,9 @@ AHEAD_S: Final = 4.0
 """An engine is sent so much behind the prompt that it computes."""
 
 SHARED_AHEAD_S: Final = 0.25
-"""The same while several tenants are active. One that comes waits for what the others have in the engine."""
+"""The same while several tenants are active, or several conversations of a tenant of which one is a crowd. Whoever
+comes waits for what the others have in the engine.
+"""
 
 SLOTS_A_RESERVED: Final = 64
 """One slot in so many is kept from tenants that have more than their share of an engine's slots, while several are
@@ -29,7 +32,8 @@ active. So a tenant with few calls need not wait until an answer ends.
 class Room:
     """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
 
-    `shares` knows the tenants' weights and which of them wait. `active` has the tenants that have sent calls lately.
+    `shares` knows the tenants' weights and which of them wait. `active` has the tenants that have sent calls lately,
+    and `conversations` those of each.
     `sent` counts the calls that an engine was sent and that have not `left`, by engine and tenant.
     """
 
@@ -37,6 +41,7 @@ class Room:
         self._ahead_s = ahead_s
         self._shares = shares
         self.active = ActiveTenants(shares.weights)
+        self.conversations = Conversations()
         self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def fill(self, engine_id: str, tenant: str, tokens: int, now_s: float) -> None:
@@ -65,7 +70,7 @@ class Room:
         """
         if self._ahead_s == inf:
             return True
-        is_shared = self._is_shared(now_s)
+        is_shared = self._is_shared(tenant, now_s)
         if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return False
         queue = view.queue
@@ -83,7 +88,7 @@ class Room:
         """Whether the engine is sent a prompt that it serves last (None: of a tenant that has no call there)."""
         if self._ahead_s == inf:
             return True
-        is_shared = self._is_shared(now_s)
+        is_shared = self._is_shared(tenant, now_s)
         if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return False
         before_s = _all_s(view, now_s, is_shared=is_shared)
@@ -91,7 +96,7 @@ class Room:
 
     def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
         """When there may be room as time passes, if nothing else happens; infinite if there will be none."""
-        is_shared, queue = self._is_shared(now_s), view.queue
+        is_shared, queue = self._is_shared(tenant, now_s), view.queue
         queue.expire(now_s)
         if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
             return inf
@@ -108,8 +113,11 @@ class Room:
         left_s = view.slowness * share * (queue.most_progress_s - queue.progress_s(now_s))
         return min(now_s + over_s / (view.slowness * share) if over_s < left_s else inf, events_s)
 
-    def _is_shared(self, now_s: float) -> bool:
-        return len(self.active.latest) > 1 and self.active.are_several(now_s)
+    def _is_shared(self, tenant: str | None, now_s: float) -> bool:
+        """Whether others would wait for what the tenant has in an engine: other tenants, or its own conversations."""
+        if len(self.active.latest) > 1 and self.active.are_several(now_s):
+            return True
+        return tenant is not None and self.conversations.are_crowded(tenant, now_s)
 
     def _before_s(
         self, view: EngineView, precedence: Precedence, now_s: float, *, is_shared: bool, is_over: bool

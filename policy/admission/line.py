@@ -2,7 +2,7 @@
 
 The tenant goes next that is furthest behind. Within a tenant, calls with a TTFT or for latency go first and calls for
 throughput last; in each of these classes, calls of a lower priority go first. Calls that are equal so far go in the
-turns of hit-ratio groups, as in the engine, and in a group in the order of arrival.
+turns of hit-ratio groups, as in the engine, and in a group in the turns of their conversations.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
+from plait.policy.admission.conversations import InTurn, OfConversation
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
-"""So many calls of a class are compared, the oldest ones."""
+"""So many calls of a class are compared, the first ones."""
 
 MAY_PASS = (Precedence.ON_TIME, Precedence.SMALL)
 """Calls of these precedences may go before all others in a line, those of the first one first."""
@@ -39,7 +40,7 @@ class Rank(IntEnum):
     THROUGHPUT = 2
 
 
-class Ticket(Protocol):
+class Ticket(OfConversation, Protocol):
     """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
 
     In a class, calls of a lower `priority` go first. `work_s` is the engine time that it takes. One that `is_back` has
@@ -57,40 +58,30 @@ class Ticket(Protocol):
 
 
 T = TypeVar("T", bound=Ticket)
-V = TypeVar("V")
-
-
-def join(tickets: dict[T, V], ticket: T, value: V) -> None:
-    """Add a ticket at the end, or if it is back, in its old place."""
-    later = [one for one in tickets if one.number > ticket.number] if ticket.is_back else []
-    tickets[ticket] = value
-    for one in later:
-        tickets[one] = tickets.pop(one)
-
-
 CachedShare = Callable[[T], float]
 """The part of a call's tokens that it would find in the engine's cache now."""
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant, rank and priority, the oldest first, each with its group when last looked at."""
+    """The waiting calls of one tenant, rank and priority, in the turns of their conversations."""
 
-    __slots__ = ("_groups", "_next_look", "tickets")
+    __slots__ = ("_group_of", "_groups", "_next_look", "tickets")
 
     def __init__(self) -> None:
-        self.tickets: dict[T, int | None] = {}
+        self.tickets = InTurn[T]()
+        self._group_of: dict[T, int] = {}  # when a call was last looked at
         self._groups = HitRatioGroups()
         self._next_look = 0
 
     def next(self, cached_share: CachedShare[T]) -> T:
         """The call that goes next; there is one. It is charged to its group."""
-        oldest = list(islice(self.tickets, LOOKED_AT))
-        for place in range(min(LOOKED_ANEW, len(oldest))):
-            self._look(oldest[(self._next_look + place) % len(oldest)], cached_share)
+        first = list(islice(self.tickets, LOOKED_AT))
+        for place in range(min(LOOKED_ANEW, len(first))):
+            self._look(first[(self._next_look + place) % len(first)], cached_share)
         self._next_look += LOOKED_ANEW
         queues: list[list[T]] = [[] for _ in range(GROUPS)]
-        for ticket in oldest:
-            group = self.tickets[ticket]
+        for ticket in first:
+            group = self._group_of.get(ticket)
             queues[self._look(ticket, cached_share) if group is None else group].append(ticket)
         while True:
             group, ticket = next(self._groups.turns(queues))
@@ -101,41 +92,59 @@ class _Class(Generic[T]):
             queues[group].remove(ticket)
             queues[now_in].append(ticket)
 
+    def forget(self, ticket: T) -> None:
+        """A call that was of this class waits no more, or is of another class."""
+        self._group_of.pop(ticket, None)
+
     def _look(self, ticket: T, cached_share: CachedShare[T]) -> int:
         """The call's group now."""
-        group = self.tickets[ticket] = min(GROUPS - 1, int(GROUPS * cached_share(ticket)))
+        group = self._group_of[ticket] = min(GROUPS - 1, int(GROUPS * cached_share(ticket)))
         return group
 
 
 class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by rank and priority, and those of some precedences in the order of arrival."""
+    """The waiting calls of one tenant, by rank and priority, and those of some precedences."""
 
     __slots__ = ("classes", "of_precedence", "waiting", "weight", "work_s")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
-        self.of_precedence: dict[Precedence, dict[T, None]] = {precedence: {} for precedence in MAY_PASS}
+        self.of_precedence = {precedence: InTurn[T]() for precedence in MAY_PASS}
         self.waiting = 0
         self.work_s = 0.0
 
     def add(self, ticket: T) -> None:
         """A call waits."""
-        of_rank = self.classes.get((ticket.rank, ticket.priority))
-        if of_rank is None:
-            of_rank = self.classes[ticket.rank, ticket.priority] = _Class()
-        join(of_rank.tickets, ticket, None)
-        if ticket.precedence in MAY_PASS:
-            join(self.of_precedence[ticket.precedence], ticket, None)
+        if (ticket.rank, ticket.priority) not in self.classes:
+            self.classes[ticket.rank, ticket.priority] = _Class()
+        for queue in self._queues(ticket):
+            queue.add(ticket)
+
+    def serve(self, ticket: T) -> None:
+        """A call goes: its conversation is served its tokens."""
+        for queue in self._queues(ticket):
+            queue.serve(ticket)
+        self._forget(ticket)
 
     def remove(self, ticket: T) -> None:
         """A call does not wait any more."""
+        for queue in self._queues(ticket):
+            queue.remove(ticket)
+        self._forget(ticket)
+
+    def _queues(self, ticket: T) -> list[InTurn[T]]:
+        """Those that have the call: its class's, and its precedence's if it may pass."""
+        found = [self.classes[ticket.rank, ticket.priority].tickets]
+        if ticket.precedence in MAY_PASS:
+            found.append(self.of_precedence[ticket.precedence])
+        return found
+
+    def _forget(self, ticket: T) -> None:
         of_rank = self.classes[ticket.rank, ticket.priority]
-        del of_rank.tickets[ticket]
+        of_rank.forget(ticket)
         if not of_rank.tickets:
             del self.classes[ticket.rank, ticket.priority]
-        if ticket.precedence in MAY_PASS:
-            del self.of_precedence[ticket.precedence][ticket]
 
     def next(self, cached_share: CachedShare[T]) -> T:
         """The call that goes next; there is one."""
@@ -242,14 +251,18 @@ class Line(Generic[T]):
     def serve(self, ticket: T) -> None:
         """Remove a call that goes, whether or not it is its turn. Its tenant is served its tokens."""
         self._shares.serve(ticket.tenant, ticket.tokens)
-        self.remove(ticket)
+        self._tenants[ticket.tenant].serve(ticket)
+        self._left(ticket)
 
     def remove(self, ticket: T) -> None:
         """A call does not wait any more."""
+        self._tenants[ticket.tenant].remove(ticket)
+        self._left(ticket)
+
+    def _left(self, ticket: T) -> None:
         del self._tickets[ticket]
         self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # rounding ends with the calls
         tenant = self._tenants[ticket.tenant]
-        tenant.remove(ticket)
         tenant.waiting -= 1
         tenant.work_s -= ticket.work_s
         self._shares.left(ticket.tenant)
@@ -258,7 +271,7 @@ class Line(Generic[T]):
             self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
     def change(self, ticket: T, rank: Rank, precedence: Precedence) -> None:
-        """A waiting call is of another class, or precedence. It goes to the end there."""
+        """A waiting call is of another class, or precedence. It goes to the end of its conversation there."""
         if (rank, precedence) != (ticket.rank, ticket.precedence):
             tenant = self._tenants[ticket.tenant]
             tenant.remove(ticket)
@@ -277,8 +290,7 @@ class Line(Generic[T]):
     def look_later(self, ticket: T) -> None:
         """A call that might pass does not yet: others are looked at before it is looked at again."""
         if ticket.precedence in MAY_PASS:
-            those = self._tenants[ticket.tenant].of_precedence[ticket.precedence]
-            those[ticket] = those.pop(ticket)
+            self._tenants[ticket.tenant].of_precedence[ticket.precedence].defer(ticket)
 
     def first_urgent(self, tenant: str) -> T | None:
         """The urgent call of a tenant that came first; None if none of it waits."""

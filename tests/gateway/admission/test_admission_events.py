@@ -12,6 +12,9 @@ from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
+SESSIONS = {64: "", 700: "s", 3_000: "", 9_000: "t"}
+"""The conversations of calls, by their tokens."""
+
 
 class Machine(RuleBasedStateMachine):
     """Calls of three tenants on three engines, which go away and come back."""
@@ -31,7 +34,9 @@ class Machine(RuleBasedStateMachine):
     )
     def enter(self, tenant: str, tokens: int, prefix: int | None, ttft_s: float | None, for_throughput: bool) -> None:
         try:
-            self.fleet.enter(tenant, tokens, prefix=prefix, ttft_s=ttft_s, for_throughput=for_throughput)
+            self.fleet.enter(
+                tenant, tokens, prefix=prefix, ttft_s=ttft_s, for_throughput=for_throughput, session=SESSIONS[tokens]
+            )
         except PlaitError:
             self.fleet.settle()
 

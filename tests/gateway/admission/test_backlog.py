@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.admission.backlog import Backlog, Waiting
+from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import Rank
 from plait.policy.types import Call
@@ -17,8 +18,8 @@ from plait.policy.types import Call
 CALL = Call("c", "m", 100, 64, [])
 
 
-def waiting(tenant: str = "a", work_s: float = 1.0, rank: Rank = Rank.NORMAL) -> Waiting:
-    return Waiting(tenant, 100, CALL, rank=rank, work_s=work_s)
+def waiting(tenant: str = "a", work_s: float = 1.0, rank: Rank = Rank.NORMAL, session: str = "") -> Waiting:
+    return Waiting(tenant, 100, CALL, rank=rank, work_s=work_s, session=session)
 
 
 def batch(tenant: str = "b", work_s: float = 1.0) -> Waiting:
@@ -26,7 +27,7 @@ def batch(tenant: str = "b", work_s: float = 1.0) -> Waiting:
 
 
 def new_backlog(*calls: Waiting, weights: Mapping[str, float] | None = None, engines: int = 1) -> Backlog:
-    backlog = Backlog(FairShares(weights), engines)
+    backlog = Backlog(FairShares(weights), Conversations(), engines)
     for call in calls:
         backlog.add(call)
         backlog.check()
@@ -117,6 +118,11 @@ def test_calls_for_throughput_are_given_up_first_and_the_latest_of_the_heaviest_
 def test_it_is_the_heaviest_tenants_call_and_not_the_latest_to_come() -> None:
     calls = [waiting("a", 9.0), waiting("a", 9.0), waiting("b"), waiting("b")]
     assert given_up(new_backlog(*calls), "b", 11.0) == [calls[1]]
+
+
+def test_of_a_tenant_the_conversation_with_most_waiting_calls_gives_up_its_latest() -> None:
+    calls = [waiting(session=session) for session in ("busy", "quiet", "busy", "busy", "quiet")]
+    assert given_up(new_backlog(*calls), "a", 3.0) == [calls[3], calls[4]]
 
 
 def test_weights_count_for_who_is_heaviest() -> None:

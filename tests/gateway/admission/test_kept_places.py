@@ -9,7 +9,7 @@ from plait.backends.errors import LimitError
 from plait.gateway.admission.admission import GRACE_S, KeptPlaces
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.tenants import TenantLimits
-from plait.policy.admission.line import join
+from plait.policy.admission.conversations import join
 from plait.policy.types import Call
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
@@ -58,11 +58,11 @@ def test_a_ticket_that_is_back_joins_before_those_that_came_after_it() -> None:
     queue: dict[Waiting, None] = {}
     tickets = [waiting(number) for number in (1, 4, 6)]
     for ticket in tickets:
-        join(queue, ticket, None)
-    join(queue, waiting(2), None)
+        join(queue, ticket)
+    join(queue, waiting(2))
     back = waiting(3)
     back.is_back = True
-    join(queue, back, None)
+    join(queue, back)
     assert [ticket.number for ticket in queue] == [1, 2, 3, 4, 6]
 
 

@@ -24,6 +24,7 @@ class Asked:
     work_s: float = 0.0
     is_back: bool = False
     cached: float = 0.0
+    conversation: str = ""
 
 
 def asked(tenant: str = "a", tokens: int = 100, rank: Rank = Rank.NORMAL, *, cached: float = 0.0) -> Asked:

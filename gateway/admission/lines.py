@@ -96,6 +96,7 @@ class Lines:
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
         call.is_sent = is_next and self.room.has(router.engines[engine_id].view, call.tenant, now_s)
+        self.room.came(engine_id, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent, tenant=call.tenant)
         if not call.is_sent:
             call.precedence = self._expected(call, now_s)

@@ -10,6 +10,7 @@ from collections import defaultdict
 from math import inf
 from typing import Final
 
+from plait.policy.admission.arrivals import ArrivalRates
 from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import ActiveTenants, FairShares
 from plait.policy.costs.engine_view import EngineView, sent_calls
@@ -24,8 +25,13 @@ comes waits for what the others have in the engine.
 """
 
 SLOTS_A_RESERVED: Final = 64
-"""One slot in so many is kept from tenants that have more than their share of an engine's slots, while several are
-active. So a tenant with few calls need not wait until an answer ends.
+"""One slot in so many, at least, is kept from tenants that have more than their share of an engine's slots, while
+several are active. So a tenant with few calls need not wait until an answer ends.
+"""
+
+RESERVED_S: Final = 1.0
+"""Of the others' calls, so many are kept as those of this time need. If answers are equally long, many end at once and
+then none for a while. A call that comes meanwhile takes a slot that was kept, and its answer ends at a time of its own.
 """
 
 
@@ -43,6 +49,12 @@ class Room:
         self.active = ActiveTenants(shares.weights)
         self.conversations = Conversations()
         self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._arrivals: defaultdict[str, ArrivalRates] = defaultdict(ArrivalRates)  # by engine
+        self._wanted: dict[str, tuple[float, dict[str, float]]] = {}  # by engine: since when, and slots by tenant
+
+    def came(self, engine_id: str, tenant: str, now_s: float) -> None:
+        """A call of the tenant has been placed on an engine."""
+        self._arrivals[engine_id].came(tenant, now_s)
 
     def fill(self, engine_id: str, tenant: str, tokens: int, now_s: float) -> None:
         """An engine is sent a call of the tenant, with so many tokens."""
@@ -149,9 +161,28 @@ class Room:
         if not view.slots:
             return True
         free = _free_slots(view)
-        if tenant is None or not is_shared or free > view.slots // SLOTS_A_RESERVED:
+        if free <= 0 or tenant is None or not is_shared:
             return free > 0
-        return free > 0 and self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s)
+        if self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s):
+            return True
+        return free > max(view.slots // SLOTS_A_RESERVED, self._wanted_by_others(view, tenant, now_s))
+
+    def _wanted_by_others(self, view: EngineView, tenant: str, now_s: float) -> float:
+        """The slots that other tenants need for the calls of `RESERVED_S`. It is computed once in so long."""
+        since_s, wanted = self._wanted.get(view.engine_id, (-inf, {}))
+        if now_s - since_s >= RESERVED_S:
+            wanted = self._wants(view, now_s)
+            self._wanted[view.engine_id] = now_s, wanted
+        return sum(wanted.values()) - wanted.get(tenant, 0.0)
+
+    def _wants(self, view: EngineView, now_s: float) -> dict[str, float]:
+        """By tenant, the slots for the calls of `RESERVED_S`. Beyond its share, none is kept for a tenant."""
+        rates = self._arrivals[view.engine_id].per_s(now_s)
+        left = {
+            tenant: view.slots * self.active.share(tenant, now_s) - self.sent.get((view.engine_id, tenant), 0)
+            for tenant in rates
+        }
+        return {tenant: max(0.0, min(RESERVED_S * rate, left[tenant])) for tenant, rate in rates.items()}
 
 
 def _free_slots(view: EngineView) -> int:

@@ -227,7 +227,7 @@ class FleetEngine:
             self.cache.evictions.computed(booking)
         view = self.view
         view.compute(booking.prefill, now_s)
-        booking.computed_s, booking.iteration_s = view.computed_s, view.sent_iteration_s
+        booking.computed_s, booking.iteration_s = view.computed_s(now_s), view.sent_iteration_s
         if booking.call.streamed:
             view.ledger.answered(booking.entry, now_s)
 

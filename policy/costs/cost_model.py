@@ -141,7 +141,7 @@ class CostModel:
         attention_s = (self.context_s * sequence_tokens + long_s) / self.efficiency
         return self.forward.slope_s * new_tokens / self.efficiency + attention_s, attention_s
 
-    def marginal_s(self, new_tokens: int) -> float:
+    def marginal_s(self, new_tokens: float) -> float:
         """What `new_tokens` add to a large iteration, without attention."""
         return self.forward.slope_s * new_tokens / self.efficiency
 

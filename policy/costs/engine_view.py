@@ -204,9 +204,6 @@ class EngineView:
     urgent_first: bool = False
     """Whether its local scheduler serves calls first that can keep a TTFT or JCT."""
 
-    computed_s: float = 0.0
-    """What all prompts so far have added to iterations, by the cost model."""
-
     pace: EnginePace = field(default_factory=EnginePace)
     """How fast the engine is."""
 
@@ -250,8 +247,7 @@ class EngineView:
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call has its first token."""
         self.first_bytes.came(prefill.sent_s, now_s)
-        self.queue.leave(prefill, now_s)
-        self.computed_s += self.cost_model.marginal_s(prefill.tokens) + prefill.attention_s
+        self.queue.leave(prefill, now_s, is_computed=True)
         self.floor = None
 
     def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
@@ -315,12 +311,20 @@ class EngineView:
     ) -> None:
         """A call decoded for `time_s` and `iterations`. `sent_iteration_s` and `computed_s` were those at its begin.
 
-        The cost model expects these iterations, and the prompts that were computed meanwhile.
+        The cost model expects these iterations, and what was computed of prompts meanwhile.
         """
         decode_s = iterations * (begun_iteration_s + self.sent_iteration_s) / 2
-        self.pace.observe(time_s, decode_s + self.computed_s - begun_computed_s, now_s)
+        self.pace.observe(time_s, decode_s + self.computed_s(now_s) - begun_computed_s, now_s)
 
     # What policies read.
+
+    def computed_s(self, now_s: float) -> float:
+        """What prompts have added to iterations so far, by the cost model. Of the oldest, what it has behind it counts.
+
+        Else an engine would look slow while it computes a prompt of ten seconds: the answers beside it take as long.
+        """
+        tokens, attention_s = self.queue.computed(now_s)
+        return self.cost_model.marginal_s(tokens) + attention_s
 
     @property
     def iteration_s(self) -> float:

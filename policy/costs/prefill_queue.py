@@ -69,12 +69,14 @@ class PrefillQueue:
     `on_time_tokens` are those of prefills on time. `held` counts the prefills of calls that wait in the gateway, and
     `sent` those that the engine was sent and has not computed. `sent_tokens` and `sent_attention_s` are the sums of the
     latter, and `tokens_of` their tokens by precedence. `tenants` counts them by tenant. The oldest of them has been
-    computed since `head_s`. `expires_s` is when the next one ends without an event (infinite: none does).
+    computed since `head_s`. `computed_tokens` and `computed_attention_s` are those of all that was computed, also
+    of a prefill that was given up. `expires_s` is when the next one ends without an event (infinite: none does).
     """
 
     __slots__ = (
         *("_begin_by", "_held", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
-        *("attention_s", "expires_s", "head_s", "held", "on_time_tokens", "sent", "sent_attention_s"),
+        *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "held", "on_time_tokens"),
+        *("sent", "sent_attention_s"),
         *("sent_tokens", "tenants", "tokens", "tokens_of"),
     )
 
@@ -83,6 +85,7 @@ class PrefillQueue:
         self.tokens_of = [0] * len(Precedence)
         self.tenants = Counter[str]()
         self.attention_s = self.sent_attention_s = 0.0
+        self.computed_tokens = self.computed_attention_s = 0.0
         self._sent_time_s = self._own_time_s = 0.0
         self._held: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
@@ -134,11 +137,10 @@ class PrefillQueue:
             self._whole.append((now_s + self._sent_time_s, prefill))
             self.expires_s = self._whole[0][0]
 
-    def leave(self, prefill: Prefill, now_s: float) -> None:
+    def leave(self, prefill: Prefill, now_s: float, *, is_computed: bool = False) -> None:
         """A call does not wait any more: its prompt is computed, or it has ended; no effect if it did not wait."""
         if prefill in self._sent:
-            if prefill is next(iter(self._sent)):
-                self.head_s = now_s
+            self._add_computed(prefill, now_s, is_computed=is_computed)
             del self._sent[prefill]
             if not self._sent and not self._held:
                 self._clear()
@@ -169,6 +171,17 @@ class PrefillQueue:
             if not self._held:
                 self.attention_s = 0.0
 
+    def _add_computed(self, prefill: Prefill, now_s: float, *, is_computed: bool) -> None:
+        """A prefill that was sent leaves, whole or as far as it has come; the next one is the oldest."""
+        is_oldest = prefill is self.oldest
+        if is_computed:
+            self.computed_tokens += prefill.tokens
+            self.computed_attention_s += prefill.attention_s
+        elif is_oldest:
+            self.computed_tokens, self.computed_attention_s = self.computed(now_s)
+        if is_oldest:
+            self.head_s = now_s
+
     def _clear(self) -> None:
         """Nothing waits any more. Rounding ends with the last one."""
         self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
@@ -193,7 +206,7 @@ class PrefillQueue:
         """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
         while self.expires_s <= now_s:
             ended_s, prefill = self._whole[0]
-            self.leave(prefill, ended_s)
+            self.leave(prefill, ended_s, is_computed=True)
 
     def find_late(self, now_s: float) -> None:
         """Mark the prefills that can no longer be on time. Call this before sums by precedence are read."""
@@ -259,9 +272,22 @@ class PrefillQueue:
         return self._own_time_s / self._sent_time_s if self._sent_time_s else 1.0
 
     @property
+    def oldest(self) -> Prefill | None:
+        """The prefill that was sent first; None if none is there."""
+        return next(iter(self._sent), None)
+
+    @property
     def most_progress_s(self) -> float:
         """What `progress_s` is at most while nothing happens."""
         return MOST_PROGRESS * next(iter(self._sent)).time_s if self._sent else 0.0
+
+    def computed(self, now_s: float) -> tuple[float, float]:
+        """The tokens that were computed so far, and their attention, with those of the oldest prefill's progress."""
+        oldest = self.oldest
+        if oldest is None or oldest.time_s <= 0.0:
+            return self.computed_tokens, self.computed_attention_s
+        share = max(0.0, self.progress_s(now_s)) / oldest.time_s
+        return self.computed_tokens + share * oldest.tokens, self.computed_attention_s + share * oldest.attention_s
 
     def progress_s(self, now_s: float) -> float:
         """How much of the oldest prefill that was sent has been computed, as seconds of it."""

@@ -5,29 +5,28 @@ An assistant's turn is a `message` object, and the events that let it grow.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.backends.translation.answer_translator import (
     Event,
     Identity,
     Part,
-    Reasoning,
-    ToolCall,
     TurnTranslator,
-    Usage,
     new_identity,
     write_event,
 )
+from plait.backends.translation.chat_answer import Reasoning, Usage
 from plait.backends.translation.fields import Json
 from plait.backends.translation.messages_request import chat_request, prompt_request
+from plait.backends.translation.tool_calls import ToolCall
 
-# OpenAI's finish reason -> Anthropic's stop reason
-_STOP_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+# OpenAI's finish reason -> Anthropic's stop reason; the other ones do not say whether there is a call to run
+_STOP_REASONS: Final = {"length": "max_tokens", "content_filter": "refusal"}
 
 # Anthropic's types of error that engines name as Anthropic does, and those of vLLM's types
 _ERROR_TYPES: Final = {
@@ -54,7 +53,6 @@ class MessageTurn:
         self._key = identity.key
         self._stop_sequences = frozenset(fields.get("stop_sequences") or ())
         self._blocks: list[_Block] = []
-        self._calls: dict[int, _Block] = {}
         self._message: Json = {
             "id": f"msg_{identity.key}",
             "type": "message",
@@ -83,14 +81,13 @@ class MessageTurn:
     def take(self, part: Part) -> Iterable[Event]:
         """A new block where the part does not continue the last one, and the part's delta."""
         block, events = self._block_for(part)
-        text = part.arguments if isinstance(part, ToolCall) else part.text
+        text = block.add(part)
         if text:
-            block.add(text)
             delta = {"type": block.delta, block.delta_key: text}
             events.append({"type": "content_block_delta", "index": block.index, "delta": delta})
         return events
 
-    def end(self, finish_reason: str | None, stop: str | None, usage: Usage) -> Iterable[Event]:
+    def end(self, finish_reason: str, stop: str | None, usage: Usage) -> Iterable[Event]:
         """The end of the last block, `message_delta` with the reason and the usage, and `message_stop`."""
         events = self._close()
         reason = {"stop_reason": self._stop_reason(finish_reason, stop), "stop_sequence": None}
@@ -105,17 +102,16 @@ class MessageTurn:
         kind = _ERROR_TYPES.get(str(error.get("type")), "api_error")
         return [error_event(kind, str(error.get("message") or "The engine has failed."))]
 
-    def _stop_reason(self, finish_reason: str | None, stop: str | None) -> str:
+    def _stop_reason(self, finish_reason: str, stop: str | None) -> str:
         if finish_reason in _STOP_REASONS:
             return _STOP_REASONS[finish_reason]
         if stop in self._stop_sequences:
             return "stop_sequence"
-        return "tool_use" if self._calls else "end_turn"
+        return "tool_use" if any(isinstance(block, _ToolUse) for block in self._blocks) else "end_turn"
 
     def _block_for(self, part: Part) -> tuple[_Block, list[Event]]:
-        last = self._calls.get(part.index) if isinstance(part, ToolCall) else self._blocks[-1] if self._blocks else None
-        if last is not None and last.continues(part):
-            return last, []
+        if self._blocks and self._blocks[-1].continues(part):
+            return self._blocks[-1], []
         events = self._close()
         block = self._new_block(part, len(self._blocks))
         self._blocks.append(block)
@@ -123,47 +119,57 @@ class MessageTurn:
 
     def _new_block(self, part: Part, index: int) -> _Block:
         if isinstance(part, ToolCall):
-            self._calls[part.index] = call = _ToolUse(
-                index, part.call_id or f"toolu_{self._key}_{index}", part.name or ""
-            )
-            return call
+            return _ToolUse(index, part.call_id or f"toolu_{self._key}_{index}", part.name)
         return _Thinking(index) if isinstance(part, Reasoning) else _Text(index)
 
     def _close(self) -> list[Event]:
         return [{"type": "content_block_stop", "index": self._blocks[-1].index}] if self._blocks else []
 
 
-class _Block:
+class _Block(ABC):
     """A content block. `delta` is the type of its deltas, `delta_key` the key of the text in them."""
 
-    delta: str
-    delta_key: str
+    delta: ClassVar[str]
+    delta_key: ClassVar[str]
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._text = ""
 
-    def add(self, text: str) -> None:
-        self._text += text
-
+    @abstractmethod
     def continues(self, part: Part) -> bool:
-        raise NotImplementedError
+        """Whether a part belongs to this block, which is the last one."""
 
+    @abstractmethod
+    def add(self, part: Part) -> str:
+        """Add a part; returns the text of its delta."""
+
+    @abstractmethod
     def body(self) -> Json:
-        raise NotImplementedError
+        """The block as it is now."""
 
 
-class _Text(_Block):
+class _TextBlock(_Block):
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._texts: list[str] = []
+
+    def add(self, part: Part) -> str:
+        assert not isinstance(part, ToolCall)
+        self._texts.append(part.text)
+        return part.text
+
+
+class _Text(_TextBlock):
     delta, delta_key = "text_delta", "text"
 
     def continues(self, part: Part) -> bool:
         return not isinstance(part, Reasoning | ToolCall)
 
     def body(self) -> Json:
-        return {"type": "text", "text": self._text}
+        return {"type": "text", "text": "".join(self._texts)}
 
 
-class _Thinking(_Block):
+class _Thinking(_TextBlock):
     delta, delta_key = "thinking_delta", "thinking"
 
     def continues(self, part: Part) -> bool:
@@ -171,28 +177,29 @@ class _Thinking(_Block):
 
     def body(self) -> Json:
         """The signature is empty: only Anthropic's models sign."""
-        return {"type": "thinking", "thinking": self._text, "signature": ""}
+        return {"type": "thinking", "thinking": "".join(self._texts), "signature": ""}
 
 
 class _ToolUse(_Block):
+    """A call. Arguments that are cut off, or no object, become an empty object."""
+
     delta, delta_key = "input_json_delta", "partial_json"
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
         super().__init__(index)
-        self._call_id, self._name = call_id, name
+        self._call: Json = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
-    def continues(self, part: Part) -> bool:
-        """False for another call: some engines give every call the index 0, but each a new id."""
-        return isinstance(part, ToolCall) and (not part.name or part.call_id in (None, self._call_id))
+    def continues(self, part: Part) -> bool:  # noqa: ARG002
+        return False
+
+    def add(self, part: Part) -> str:
+        assert isinstance(part, ToolCall)
+        values = part.values
+        self._call["input"] = values or {}
+        return "" if values is None else part.json.decode()
 
     def body(self) -> Json:
-        """The call. Arguments that are cut off, or no object, become an empty object."""
-        try:
-            arguments = msgspec.json.decode(with_whole_pairs(self._text.encode())) if self._text else {}
-        except msgspec.DecodeError:
-            arguments = {}
-        arguments = arguments if isinstance(arguments, dict) else {}
-        return {"type": "tool_use", "id": self._call_id, "name": self._name, "input": arguments}
+        return dict(self._call)
 
 
 def error_event(kind: str, message: str) -> Event:

@@ -14,17 +14,14 @@ from plait.backends.translation.answer_translator import (
     Event,
     Identity,
     Part,
-    Reasoning,
-    Refusal,
-    Text,
-    ToolCall,
     TurnTranslator,
-    Usage,
     new_identity,
     write_event,
 )
+from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json
 from plait.backends.translation.responses_request import chat_request, wants_logprobs
+from plait.backends.translation.tool_calls import ToolCall
 
 
 class Item(Protocol):
@@ -135,7 +132,7 @@ class ReasoningItem(_ContentItem):
 
 
 class CallItem:
-    """A call to a function. A part of the call may come after another item has begun; the item is then closed."""
+    """A call to a function, which is complete when it is added."""
 
     def __init__(self, item_id: str, position: int, call_id: str, name: str) -> None:
         self._item_id, self._position = item_id, position
@@ -143,19 +140,19 @@ class CallItem:
         self._arguments = ""
         self._status = "in_progress"
 
-    def continues(self, part: Part) -> bool:
-        """False for another call: some engines give every call the index 0, but each a new id."""
-        return isinstance(part, ToolCall) and (not part.name or part.call_id in (None, self._call_id))
+    def continues(self, part: Part) -> bool:  # noqa: ARG002
+        """Never: nothing of a call comes later."""
+        return False
 
     def opening(self) -> Iterable[Event]:
         """The events that announce the item."""
         return [{"type": "response.output_item.added", "output_index": self._position, "item": self.body()}]
 
     def add(self, part: Part) -> Iterable[Event]:
-        """A delta of the arguments; no events for an empty one."""
+        """A delta with all of the arguments. No arguments are an empty object: clients parse them."""
         assert isinstance(part, ToolCall)
-        self._arguments += part.arguments
-        return [self._event("delta", {"delta": part.arguments})] if part.arguments else []
+        self._arguments = part.arguments if part.arguments.strip() else "{}"
+        return [self._event("delta", {"delta": self._arguments})]
 
     def close(self, status: str) -> Iterable[Event]:
         """The item's last events."""
@@ -219,12 +216,19 @@ class _Content:
 
 def _logprob(token: Mapping[str, Any]) -> Json:
     """A token's logprob with its alternatives, from chat completions."""
-    return {**_one_logprob(token), "top_logprobs": [_one_logprob(other) for other in token.get("top_logprobs") or ()]}
+    others = token.get("top_logprobs")
+    others = [other for other in others if isinstance(other, dict)] if isinstance(others, list) else []
+    return {**_one_logprob(token), "top_logprobs": [_one_logprob(other) for other in others]}
 
 
 def _one_logprob(token: Mapping[str, Any]) -> Json:
-    text = token.get("token", "")
-    return {"token": text, "bytes": token.get("bytes") or list(text.encode()), "logprob": token.get("logprob", 0.0)}
+    text, logprob, given = token.get("token"), token.get("logprob"), token.get("bytes")
+    text = text if isinstance(text, str) else ""
+    return {
+        "token": text,
+        "bytes": given if given and isinstance(given, list) else list(text.encode()),
+        "logprob": logprob if isinstance(logprob, int | float) else 0.0,
+    }
 
 
 def _without_bytes(token: Json) -> Json:
@@ -252,7 +256,6 @@ class ResponseTurn:
         self._key = identity.key
         self._logprobs = wants_logprobs(fields)
         self._items: list[Item] = []
-        self._calls: dict[int, CallItem] = {}
         self._number = 0
         echoed = {name: default if fields.get(name) is None else fields[name] for name, default in _ECHOED.items()}
         self._response: Json = {
@@ -288,9 +291,9 @@ class ResponseTurn:
         item, events = self._item_for(part)
         return [*events, *self._numbered(item.add(part))]
 
-    def end(self, finish_reason: str | None, stop: str | None, usage: Usage) -> Iterable[Event]:  # noqa: ARG002
+    def end(self, finish_reason: str, stop: str | None, usage: Usage) -> Iterable[Event]:  # noqa: ARG002
         """The end of the last item, and `response.completed` or `response.incomplete`."""
-        reason = INCOMPLETE.get(finish_reason or "")
+        reason = INCOMPLETE.get(finish_reason)
         status = "completed" if reason is None else "incomplete"
         events = self._close(status)
         self._response |= {
@@ -310,11 +313,7 @@ class ResponseTurn:
         return [*events, error_event(error, self._next_number())]
 
     def _item_for(self, part: Part) -> tuple[Item, list[Event]]:
-        if isinstance(part, ToolCall):
-            call = self._calls.get(part.index)
-            if call is not None and call.continues(part):
-                return call, []
-        elif self._items and self._items[-1].continues(part):
+        if self._items and self._items[-1].continues(part):
             return self._items[-1], []
         events = self._close("completed")
         item = self._new_item(part, len(self._items))
@@ -329,9 +328,7 @@ class ResponseTurn:
             case Text() | Refusal():
                 return MessageItem(f"msg_{suffix}", position, self._logprobs)
             case ToolCall():
-                call = CallItem(f"fc_{suffix}", position, part.call_id or f"call_{suffix}", part.name or "")
-                self._calls[part.index] = call
-                return call
+                return CallItem(f"fc_{suffix}", position, part.call_id or f"call_{suffix}", part.name)
 
     def _close(self, status: str) -> list[Event]:
         return list(self._numbered(self._items[-1].close(status))) if self._items else []

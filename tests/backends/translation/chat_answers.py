@@ -45,10 +45,10 @@ def stream(
 ) -> list[bytes]:
     """The events of a stream that says the same, in pieces of `size` characters."""
     deltas = [{"role": "assistant", "content": ""}, *_deltas(said, size)]
-    events = [_chunk([{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
-    events.append(_chunk([{"index": 0, "delta": {}, "finish_reason": finish_reason, **choice}]))
+    events = [chunk([{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
+    events.append(chunk([{"index": 0, "delta": {}, "finish_reason": finish_reason, **choice}]))
     if usage is not None:
-        events.append(_chunk([], usage=usage))
+        events.append(chunk([], usage=usage))
     return [*events, b"data: [DONE]\n\n"]
 
 
@@ -73,6 +73,7 @@ def _deltas(said: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
             yield {"tool_calls": [{"index": index, "function": {"arguments": text[at : at + size]}}]}
 
 
-def _chunk(choices: list[Any], **more: Any) -> bytes:
+def chunk(choices: list[Any], **more: Any) -> bytes:
+    """The event of one chunk."""
     body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m", "choices": choices, **more}
     return b"data: " + json.dumps(body).encode() + b"\n\n"

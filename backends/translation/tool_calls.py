@@ -1,0 +1,115 @@
+"""A turn's calls to tools, put together from their pieces.
+
+Engines cut calls in many ways: calls alternate, a name comes late or again, an index or an id is missing or wrong. A
+call is complete when the answer ends, and not when the next call begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from plait.backends.protocol.surrogates import with_whole_pairs
+from plait.backends.translation.chat_answer import CallPiece
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that is complete. `call_id` is empty if the engine has sent none."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+    @property
+    def values(self) -> dict[str, object] | None:
+        """The arguments as an object; None if they are cut off or no object. No arguments are an empty object."""
+        if not self.arguments.strip():
+            return {}
+        try:
+            value = msgspec.json.decode(self.json)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    @property
+    def json(self) -> bytes:
+        """The arguments as they came, but for halves of surrogate pairs."""
+        return bytes(with_whole_pairs(self.arguments.encode()))
+
+
+@dataclass(slots=True)
+class _GrowingCall:
+    index: int = 0
+    call_id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, piece: CallPiece) -> None:
+        is_repeated = bool(piece.name) and piece.name == self.name and self.is_whole
+        self.call_id = self.call_id or piece.call_id
+        if not self.name:
+            self.name = piece.name
+        elif not self.arguments and piece.name != self.name:
+            self.name = piece.name if piece.name.startswith(self.name) else self.name + piece.name
+        if piece.arguments and not is_repeated:
+            self.arguments.append(piece.arguments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments are an object, which nothing can follow."""
+        return bool(self.arguments) and self.arguments[-1].rstrip()[-1:] == "}" and self.call.values is not None
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.call_id, self.name, "".join(self.arguments))
+
+
+class ToolCalls:
+    """The calls of one turn."""
+
+    def __init__(self) -> None:
+        self._calls: list[_GrowingCall] = []
+        self._at: dict[int, _GrowingCall] = {}
+
+    def add_whole(self, call: CallPiece) -> None:
+        """Add a call of a whole answer, where each is an item of its own."""
+        self.add(replace(call, index=len(self._calls)))
+
+    def add(self, piece: CallPiece) -> None:
+        """Add a piece to its call, which may be a new one."""
+        call = self._call_of(piece)
+        if call is None or _begins_another(call, piece):
+            call = _GrowingCall(piece.index or 0)
+            self._calls.append(call)
+        if piece.index is not None:
+            self._at[piece.index] = call
+        call.add(piece)
+
+    def complete(self) -> Iterator[ToolCall]:
+        """The calls in the order of their indexes. One without a name is left out: no client could run it."""
+        for call in sorted(self._calls, key=lambda call: call.index):
+            if call.name:
+                yield call.call
+
+    def _call_of(self, piece: CallPiece) -> _GrowingCall | None:
+        if piece.index is not None:
+            return self._at.get(piece.index)
+        same_id = (call for call in self._calls if piece.call_id and call.call_id == piece.call_id)
+        return next(same_id, self._calls[-1] if self._calls else None)
+
+
+def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
+    """Whether a piece at the place of a call begins another: some engines give every call the index 0, or none.
+
+    A new id alone does not say so, since some engines give every piece a new one, nor does a name that comes again.
+    """
+    has_new_id = bool(piece.call_id and call.call_id) and piece.call_id != call.call_id
+    if piece.call_id and not has_new_id and call.call_id:
+        return False
+    if has_new_id and piece.name and call.name and (piece.name != call.name or not call.arguments):
+        return True
+    names_more = bool(piece.name and call.name) and (piece.name != call.name or bool(piece.arguments.strip()))
+    return (has_new_id or names_more) and call.is_whole

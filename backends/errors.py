@@ -196,9 +196,24 @@ class OverloadedError(LimitError):
 
 
 class ContextLengthError(CallerError):
-    """The prompt, alone or with the requested output, exceeds the model's context."""
+    """The prompt, alone or with the requested output, exceeds the model's context.
+
+    `needed_tokens` and `context_tokens` are None where they are not known.
+    """
 
     default_code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        needed_tokens: int | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.needed_tokens = needed_tokens
+        self.context_tokens = context_tokens
 
 
 class UnsupportedError(CallerError):

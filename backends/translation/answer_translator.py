@@ -81,8 +81,8 @@ DONE = b"[DONE]"
 class Turn(Protocol):
     """An assistant's turn in one API. Each method returns the events that tell a client of the change."""
 
-    def begin(self, model: str) -> Iterable[Event]:
-        """The turn's first events. `model` is the one that the engine names."""
+    def begin(self, model: str, usage: Usage) -> Iterable[Event]:
+        """The turn's first events. `model` is the one that the engine names, `usage` what is known so far."""
         ...
 
     def wait(self) -> Iterable[Event]:
@@ -125,6 +125,10 @@ class TurnTranslator:
         self._finish_reason = ""
         self._stop: str | None = None
         self._usage = Usage()
+
+    def expect(self, usage: Usage) -> None:
+        """Take these counts until the engine tells its own."""
+        self._usage = usage
 
     def whole(self, answer: bytes) -> bytes:
         """The answer's object for a `chat.completion`. Raises EngineGarbledError if it is none."""
@@ -169,7 +173,7 @@ class TurnTranslator:
         return events
 
     def _begin(self, model: str) -> list[Event]:
-        events = list[Event]() if self._begun else list(self._turn.begin(model))
+        events = list[Event]() if self._begun else list(self._turn.begin(model, self._usage))
         self._begun = True
         return events
 

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import ContextLengthError, PlaitError
+from plait.backends.protocol.context_overflow import is_overflow, overflow_error
 from plait.backends.translation.answer_translator import (
     Event,
     Identity,
@@ -23,6 +24,7 @@ from plait.backends.translation.answer_translator import (
 from plait.backends.translation.chat_answer import Reasoning, Usage
 from plait.backends.translation.fields import Json
 from plait.backends.translation.messages_request import chat_request, prompt_request
+from plait.backends.translation.messages_tools import ignored_tools
 from plait.backends.translation.tool_calls import ToolCall
 
 # OpenAI's finish reason -> Anthropic's stop reason; the other ones do not say whether there is a call to run
@@ -68,10 +70,11 @@ class MessageTurn:
         """The message as it is now."""
         return {**self._message, "content": [block.body() for block in self._blocks]}
 
-    def begin(self, model: str) -> Iterable[Event]:
-        """`message_start`. Its usage is 0: an engine tells it at the end."""
+    def begin(self, model: str, usage: Usage) -> Iterable[Event]:
+        """`message_start`, with what is known of the usage."""
         if model:
             self._message["model"] = model
+        self._message["usage"] = _usage(usage)
         return [{"type": "message_start", "message": self.answer()}]
 
     def wait(self) -> Iterable[Event]:
@@ -99,8 +102,10 @@ class MessageTurn:
 
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
         """An `error` event."""
-        kind = _ERROR_TYPES.get(str(error.get("type")), "api_error")
-        return [error_event(kind, str(error.get("message") or "The engine has failed."))]
+        message = str(error.get("message") or "The engine has failed.")
+        if is_overflow(f"{error.get('code')} {message}"):
+            return [_error(overflow_error(message))]
+        return [error_event(_ERROR_TYPES.get(str(error.get("type")), "api_error"), message)]
 
     def _stop_reason(self, finish_reason: str, stop: str | None) -> str:
         if finish_reason in _STOP_REASONS:
@@ -255,6 +260,10 @@ class MessagesTranslation:
         """The answer of `COUNT_TOKENS`."""
         return msgspec.json.encode({"input_tokens": input_tokens})
 
+    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
+        """The tools that are left out."""
+        return ignored_tools(fields)
+
     def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
         """A translator for the answer, with a new id."""
         return TurnTranslator(MessageTurn(fields, new_identity()))
@@ -269,5 +278,14 @@ class MessagesTranslation:
 
 
 def _error(error: PlaitError) -> Event:
+    if isinstance(error, ContextLengthError):
+        return error_event("invalid_request_error", _too_long(error))
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return error_event(kind, error.message)
+
+
+def _too_long(error: ContextLengthError) -> str:
+    """Anthropic's words, at which its clients shorten the conversation, with the numbers if they are known."""
+    if error.needed_tokens is None or error.context_tokens is None:
+        return f"prompt is too long: {error.message}"
+    return f"prompt is too long: {error.needed_tokens} tokens > {error.context_tokens} maximum"

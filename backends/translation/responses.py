@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import ContextLengthError, PlaitError
+from plait.backends.protocol.context_overflow import is_overflow
 from plait.backends.translation.answer_translator import (
     Event,
     Identity,
@@ -21,6 +22,7 @@ from plait.backends.translation.answer_translator import (
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json
 from plait.backends.translation.responses_request import chat_request, wants_logprobs
+from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind
 from plait.backends.translation.tool_calls import ToolCall
 
 
@@ -132,12 +134,11 @@ class ReasoningItem(_ContentItem):
 
 
 class CallItem:
-    """A call to a function, which is complete when it is added."""
+    """A call, which is complete when it is added. `fields` are those that only its type has."""
 
-    def __init__(self, item_id: str, position: int, call_id: str, name: str) -> None:
-        self._item_id, self._position = item_id, position
-        self._call_id, self._name = call_id, name
-        self._arguments = ""
+    def __init__(self, key: str, position: int, call_id: str, kind: ToolKind, fields: Json) -> None:
+        self._position, self._kind, self._fields = position, kind, fields
+        self._head: Json = {"id": f"{kind.prefix}_{key}_{position}", "type": kind.item, "call_id": call_id}
         self._status = "in_progress"
 
     def continues(self, part: Part) -> bool:  # noqa: ARG002
@@ -145,37 +146,32 @@ class CallItem:
         return False
 
     def opening(self) -> Iterable[Event]:
-        """The events that announce the item."""
-        return [{"type": "response.output_item.added", "output_index": self._position, "item": self.body()}]
+        """The events that announce the item. What a delta tells is empty still."""
+        told = {} if self._kind.delta is None else {self._kind.delta[1]: ""}
+        item = {**self.body(), **told}
+        return [{"type": "response.output_item.added", "output_index": self._position, "item": item}]
 
-    def add(self, part: Part) -> Iterable[Event]:
-        """A delta with all of the arguments. No arguments are an empty object: clients parse them."""
-        assert isinstance(part, ToolCall)
-        self._arguments = part.arguments if part.arguments.strip() else "{}"
-        return [self._event("delta", {"delta": self._arguments})]
+    def add(self, part: Part) -> Iterable[Event]:  # noqa: ARG002
+        """A delta with all of the call."""
+        return self._told("delta", "delta")
 
     def close(self, status: str) -> Iterable[Event]:
         """The item's last events."""
         self._status = status
-        return [
-            self._event("done", {"arguments": self._arguments, "name": self._name}),
-            {"type": "response.output_item.done", "output_index": self._position, "item": self.body()},
-        ]
+        done = {"type": "response.output_item.done", "output_index": self._position, "item": self.body()}
+        named = {"name": self._fields["name"]} if self._kind is FUNCTION else {}
+        return [*self._told("done", None, **named), done]
 
     def body(self) -> Json:
-        """A `function_call`."""
-        return {
-            "id": self._item_id,
-            "type": "function_call",
-            "status": self._status,
-            "call_id": self._call_id,
-            "name": self._name,
-            "arguments": self._arguments,
-        }
+        """The item, such as a `function_call`."""
+        return {**self._head, "status": self._status, **self._fields}
 
-    def _event(self, what: str, more: Mapping[str, Any]) -> Event:
-        kind = f"response.function_call_arguments.{what}"
-        return {"type": kind, "item_id": self._item_id, "output_index": self._position, **more}
+    def _told(self, what: str, key: str | None, **more: Any) -> list[Event]:
+        if self._kind.delta is None:
+            return []
+        event, field = self._kind.delta
+        place = {"item_id": self._head["id"], "output_index": self._position}
+        return [{"type": f"response.{event}.{what}", **place, key or field: self._fields[field], **more}]
 
 
 class _Content:
@@ -237,6 +233,9 @@ def _without_bytes(token: Json) -> Json:
     return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": top}
 
 
+OVERFLOW: Final = ContextLengthError.default_code
+"""OpenAI's code for a request that is too long, at which clients shorten the conversation."""
+
 # finish reason -> why the response is incomplete
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -255,6 +254,7 @@ class ResponseTurn:
     def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
         self._key = identity.key
         self._logprobs = wants_logprobs(fields)
+        self._tools = ResponseTools(fields)
         self._items: list[Item] = []
         self._number = 0
         echoed = {name: default if fields.get(name) is None else fields[name] for name, default in _ECHOED.items()}
@@ -276,7 +276,7 @@ class ResponseTurn:
         """The response as it is now."""
         return {**self._response, "output": [item.body() for item in self._items]}
 
-    def begin(self, model: str) -> Iterable[Event]:
+    def begin(self, model: str, usage: Usage) -> Iterable[Event]:  # noqa: ARG002
         """`response.created` and `response.in_progress`, unless the client has had them."""
         if model:
             self._response["model"] = model
@@ -284,7 +284,7 @@ class ResponseTurn:
 
     def wait(self) -> Iterable[Event]:
         """OpenAI's own sign of life. The first event of a stream has to be `response.created`."""
-        return self._numbered([{"type": "keepalive"}]) if self._number else self.begin("")
+        return self._numbered([{"type": "keepalive"}]) if self._number else self.begin("", Usage())
 
     def take(self, part: Part) -> Iterable[Event]:
         """A new item where the part does not continue the last one, and the part's delta."""
@@ -308,7 +308,8 @@ class ResponseTurn:
         events = list[Event]()
         if self._number:
             message = str(error.get("message") or "The engine has failed.")
-            self._response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+            code = OVERFLOW if is_overflow(f"{error.get('code')} {message}") else "server_error"
+            self._response |= {"status": "failed", "error": {"code": code, "message": message}}
             events.append(self._lifecycle("failed"))
         return [*events, error_event(error, self._next_number())]
 
@@ -328,7 +329,8 @@ class ResponseTurn:
             case Text() | Refusal():
                 return MessageItem(f"msg_{suffix}", position, self._logprobs)
             case ToolCall():
-                return CallItem(f"fc_{suffix}", position, part.call_id or f"call_{suffix}", part.name)
+                kind, fields = self._tools.item(part)
+                return CallItem(self._key, position, part.call_id or f"call_{suffix}", kind, fields)
 
     def _close(self, status: str) -> list[Event]:
         return list(self._numbered(self._items[-1].close(status))) if self._items else []
@@ -347,14 +349,16 @@ class ResponseTurn:
 
 def error_event(error: Mapping[str, Any], number: int) -> Event:
     """An `error` event for OpenAI's error object. `error` in it lets OpenAI's SDKs raise."""
-    code = error.get("code")
+    code, message = error.get("code"), str(error.get("message") or "The engine has failed.")
+    if is_overflow(message):
+        code = OVERFLOW
     return {
         "type": "error",
         "code": None if code is None else str(code),
-        "message": str(error.get("message") or "The engine has failed."),
+        "message": message,
         "param": error.get("param"),
         "sequence_number": number,
-        "error": error,
+        "error": {**error, "code": code},
     }
 
 
@@ -379,6 +383,10 @@ class ResponsesTranslation:
         `previous_response_id` is left out. Put the items of that response, and of those before it, into `input` first.
         """
         return chat_request(fields)
+
+    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
+        """The tools that are left out."""
+        return ResponseTools(fields).ignored
 
     def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
         """A translator for the answer, with a new id."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from plait.backends.translation.chat_history import note, ordered, text_part
 from plait.backends.translation.fields import (
     Json,
     a_limit,
     a_list,
     a_text,
-    an_object,
     an_object_or_none,
     objects,
     one_or_parts,
@@ -19,11 +19,18 @@ from plait.backends.translation.fields import (
     without_nones,
     wrong,
 )
+from plait.backends.translation.responses_tools import (
+    CALL_ITEMS,
+    TOOL_KINDS,
+    ResponseTools,
+    output_of,
+    tool_fields,
+)
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
-def messages_of(value: object) -> list[Json]:
+def messages_of(value: object, tools: ResponseTools) -> list[Json]:
     """The messages for `input`, a text or a list of items. Raises CallerError.
 
     What the assistant said and called in a row is one message, as chat completions have it.
@@ -32,7 +39,7 @@ def messages_of(value: object) -> list[Json]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise wrong("input", "must be a text or a non-empty list of items")
-    messages = _Messages()
+    messages = _Messages(tools)
     for item, where in objects(value, "input"):
         messages.add(item, where)
     return messages.messages
@@ -41,27 +48,27 @@ def messages_of(value: object) -> list[Json]:
 class _Messages:
     """The messages so far. `_thought` waits for the message or the call that it led to."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: ResponseTools) -> None:
         self.messages: list[Json] = []
+        self._tools = tools
         self._thought = ""
+        self._call_ids: dict[str, str] = {}  # by the item's id, which some results have instead
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
-        kind = item.get("type", "message")
+        kind = a_text(item.get("type") or "message", f"{where}.type")
         if kind == "message":
             self._message(item, where)
-        elif kind == "function_call":
+        elif kind in CALL_ITEMS:
             self._call(item, where)
-        elif kind == "function_call_output":
-            self._thought = ""
-            call_id = a_text(item.get("call_id"), f"{where}.call_id")
-            content = _content(item.get("output"), f"{where}.output")
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif kind in _RESULTS:
+            self._result(item, where)
         elif kind == "reasoning":
             self._thought += _thought(item, where)
         elif kind == "item_reference":
-            raise unsupported(where, "a reference to a stored item")
-        else:
-            raise unsupported(where, f"an item of type {kind!r}")
+            if not str(item.get("id")).startswith("rs_"):  # a thought that is missed by nobody
+                self._note("[an item that is not stored any more]")
+        elif kind not in _SILENT:
+            self._note(note(kind, item))
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
@@ -74,14 +81,40 @@ class _Messages:
         self.messages.append(message)
 
     def _call(self, item: Mapping[str, Any], where: str) -> None:
+        kind = CALL_ITEMS[item["type"]]
+        name, namespace = kind, item.get("namespace")
+        if TOOL_KINDS[kind].has_name:
+            name = a_text(item.get("name"), f"{where}.name")
+        function = {
+            "name": self._tools.flat(kind, name, namespace if isinstance(namespace, str) else None),
+            "arguments": TOOL_KINDS[kind].arguments(item, where),
+        }
+        call_id = a_text(item.get("call_id") or item.get("id"), f"{where}.call_id")
+        self._call_ids[str(item.get("id"))] = call_id
+        calls = self._assistant().setdefault("tool_calls", [])
+        calls.append({"id": call_id, "type": "function", "function": function})
+
+    def _result(self, item: Mapping[str, Any], where: str) -> None:
+        self._thought = ""
+        call_id = item.get("call_id") or self._call_ids.get(str(item.get("id"))) or item.get("id")
+        content = output_of(item, where, _content)
+        if call_id is None and item["type"] == "tool_search_output":
+            return  # of a search that the vendor ran
+        self.messages.append({"role": "tool", "tool_call_id": a_text(call_id, f"{where}.call_id"), "content": content})
+
+    def _note(self, text: str) -> None:
+        message = self._assistant()
+        said = message["content"]
+        message["content"] = [*said, text_part(text)] if isinstance(said, list) else f"{said}\n{text}" if said else text
+
+    def _assistant(self) -> Json:
+        """The assistant's message that goes on, or a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thought:
             last = {"role": "assistant", "content": None}
             self._think(last)
             self.messages.append(last)
-        function = {key: a_text(item.get(key), f"{where}.{key}") for key in ("name", "arguments")}
-        call_id = a_text(item.get("call_id"), f"{where}.call_id")
-        last.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+        return last
 
     def _think(self, message: Json) -> None:
         if self._thought:
@@ -89,11 +122,21 @@ class _Messages:
         self._thought = ""
 
 
+_RESULTS: Final = frozenset((
+    "function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+    "apply_patch_call_output", "tool_search_output",
+))  # fmt: skip
+_SILENT: Final = frozenset(("additional_tools", "mcp_list_tools", "compaction_trigger"))
+"""Items that say nothing to the model."""
+
+
 def _thought(item: Mapping[str, Any], where: str) -> str:
-    """The text of a reasoning item; none if it is encrypted."""
-    return "".join(
-        a_text(part.get("text"), f"{place}.text") for part, place in objects(item.get("content"), f"{where}.content")
-    )
+    """The text of a reasoning item, or its summary; none if it is encrypted."""
+    for key in ("content", "summary"):
+        texts = [part.get("text") for part, _ in objects(item.get(key), f"{where}.{key}")]
+        if said := "".join(text for text in texts if isinstance(text, str)):
+            return said
+    return ""
 
 
 def _content(content: object, where: str) -> str | list[Json]:
@@ -105,19 +148,19 @@ def _content(content: object, where: str) -> str | list[Json]:
 
 def _parts(part: Mapping[str, Any], where: str) -> Iterator[Json]:
     kind = part.get("type")
-    if kind in ("input_text", "output_text", "text"):
-        yield {"type": "text", "text": a_text(part.get("text"), f"{where}.text")}
+    if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
+        yield text_part(a_text(part.get("text"), f"{where}.text"))
     elif kind == "refusal":
         yield {"type": "refusal", "refusal": a_text(part.get("refusal"), f"{where}.refusal")}
-    elif kind == "input_image":
-        if part.get("image_url") is None:
-            raise unsupported(where, "an image by 'file_id'; send its 'image_url'")
+    elif kind == "input_image" and part.get("image_url") is not None:
         url = a_text(part["image_url"], f"{where}.image_url")
         yield {"type": "image_url", "image_url": without_nones(url=url, detail=part.get("detail"))}
     elif kind == "input_audio":
         yield {"type": "input_audio", "input_audio": part.get("input_audio")}
+    elif isinstance(kind, str):
+        yield text_part(note(kind, part))
     else:
-        raise unsupported(where, f"a part of type {kind!r}")
+        raise wrong(f"{where}.type", "must be a string")
 
 
 # What is translated, echoed in the answer, or without a meaning for an engine. Everything else stays as it is.
@@ -149,53 +192,18 @@ def chat_request(fields: Mapping[str, Any]) -> Json:
     options = dict(an_object_or_none(fields.get("stream_options"), "stream_options"))
     options.pop("include_obfuscation", None)
     chat = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
-    chat["messages"] = _messages(fields)
-    chat |= _tools(fields) | _format(fields) | _limits(fields) | streamed(fields, options)
+    tools = ResponseTools(fields)
+    chat["messages"] = _messages(fields, tools)
+    chat |= tool_fields(fields, tools) | _format(fields) | _limits(fields) | streamed(fields, options)
     return chat
 
 
-def _messages(fields: Mapping[str, Any]) -> list[Json]:
-    messages = messages_of(fields.get("input"))
+def _messages(fields: Mapping[str, Any], tools: ResponseTools) -> list[Json]:
+    messages = messages_of(fields.get("input"), tools)
     instructions = fields.get("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": a_text(instructions, "instructions")})
-    return messages
-
-
-def _tools(fields: Mapping[str, Any]) -> Json:
-    """Tools and their choice. Engines refuse a choice without tools, so 'auto' and 'none' are left out there."""
-    choice = fields.get("tool_choice")
-    tools = [_tool(tool, where) for tool, where in objects(fields.get("tools"), "tools")]
-    if not tools:
-        return {} if choice in (None, "auto", "none") else {"tool_choice": _choice(choice)}
-    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        allowed = [tool.get("name") for tool, _ in objects(choice.get("tools"), "tool_choice.tools")]
-        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
-        choice = choice.get("mode", "auto")
-        if not tools:
-            raise wrong("tool_choice", "allows no tool that is in 'tools'")
-    return without_nones(
-        tools=tools, tool_choice=_choice(choice), parallel_tool_calls=fields.get("parallel_tool_calls")
-    )
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> Json:
-    if tool.get("type") != "function":
-        raise unsupported(where, f"a tool of type {tool.get('type')!r}")
-    function = {"name": a_text(tool.get("name"), f"{where}.name")}
-    return {
-        "type": "function",
-        "function": function | without_nones(**{key: tool.get(key) for key in ("description", "parameters", "strict")}),
-    }
-
-
-def _choice(choice: object) -> str | Json | None:
-    if choice is None or isinstance(choice, str):
-        return choice
-    named = an_object(choice, "tool_choice")
-    if named.get("type") != "function":
-        raise unsupported("tool_choice", f"a choice of type {named.get('type')!r}")
-    return {"type": "function", "function": {"name": a_text(named.get("name"), "tool_choice.name")}}
+    return ordered(messages)
 
 
 def _format(fields: Mapping[str, Any]) -> Json:

@@ -11,12 +11,17 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from plait.backends.errors import PlaitError
+from plait.backends.translation.chat_answer import Usage
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.responses import ResponsesTranslation
 
 
 class AnswerTranslator(Protocol):
     """The answer to one request. Use either `whole`, once, or `feed`, for one stream from its first event on."""
+
+    def expect(self, usage: Usage) -> None:
+        """Take these counts until the engine tells its own. A stream's first event may have them."""
+        ...
 
     def whole(self, answer: bytes) -> bytes:
         """The API's object for a `chat.completion`. Raises EngineGarbledError if it is none."""
@@ -46,6 +51,10 @@ class Translation(Protocol):
         Fields that the API does not know stay as they are, such as `top_k`. A stream asks for its usage. Raises
         CallerError, with `param`, for malformed fields and for what chat completions cannot express.
         """
+        ...
+
+    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
+        """What of a request that `to_chat` took is left out, each with its place, as in `tools[8]:web_search`."""
         ...
 
     def answer(self, fields: Mapping[str, Any]) -> AnswerTranslator:

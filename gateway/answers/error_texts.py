@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from plait.backends.errors import CallerError, PlaitError
+from plait.backends.errors import CallerError, ContextLengthError, PlaitError
+from plait.backends.protocol.context_overflow import is_overflow, overflow_error
 
 _EXCERPT_CHARACTERS = 300
 
@@ -58,6 +59,8 @@ def error_of(status: int, answer: bytes) -> PlaitError:
     except (msgspec.DecodeError, UnicodeDecodeError):
         fields = {}
     message, param, code = (fields.get(name) for name in ("message", "param", "code"))
+    if status == 400 and (code == ContextLengthError.default_code or is_overflow(str(message))):
+        return overflow_error(str(message), param if isinstance(param, str) else None)
     error: PlaitError = (CallerError if status < 500 else PlaitError)(
         str(message or f"The engine answered with status {status}."),
         param=param if isinstance(param, str) else None,

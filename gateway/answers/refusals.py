@@ -9,6 +9,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
+from plait.backends.protocol.context_overflow import is_overflow
 from plait.gateway.answers.error_texts import error_text
 
 
@@ -34,23 +35,6 @@ class LackError(Exception):
 LOOKED_AT_BYTES: Final = 4_096
 """How much of a refusal is read: behind the message, some engines repeat what the client has sent."""
 
-_TOO_LONG: Final = re.compile(
-    rb"context_length_exceeded|context length|context size|maximum model length|max_model_len|maximum allowed length|"
-    rb"supports at most \d+ completion tokens",
-    re.IGNORECASE,
-)
-"""A wrong match costs one more refusal.
-
-- The code of OpenAI's API: "context_length_exceeded".
-- vLLM: "This model's maximum context length is 2000 tokens. However, ...", "Input length (2100) exceeds model's maximum
-  context length (2000).", "... is longer than the maximum model length of 2000.", "... exceeds the max_model_len 2000."
-- SGLang: "The input (2100 tokens) is longer than the model's context length (2000 tokens).", "Requested token count
-  exceeds the model's maximum context length of 2000 tokens. ...", "Input length (2100 tokens) exceeds the maximum
-  allowed length (2000 tokens). ...", "... This model supports at most 2000 completion tokens."
-- llama.cpp: "the request exceeds the available context size ..."
-"""
-
-
 _NO_MODEL: Final = re.compile(
     r"(?:the )?model [`'\"](?P<model>.+?)[`'\"] (?:does not exist|not found)"
     r"|the following requested lora adapters are not loaded: (?P<adapter>\S+)",
@@ -66,7 +50,7 @@ _NO_MODEL: Final = re.compile(
 
 def lack_of(status: int, answer: bytes, model: str) -> Lack | None:
     """What the engine lacks that refuses a call for `model` with this answer; None if it is not that."""
-    if status == 400 and _TOO_LONG.search(answer, 0, LOOKED_AT_BYTES):
+    if status == 400 and is_overflow(answer[:LOOKED_AT_BYTES].decode("utf-8", "ignore")):
         return Lack.CONTEXT
     refused = _NO_MODEL.match(error_text(answer).message) if status in {400, 404} else None
     if refused is None:

@@ -12,7 +12,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 SHOWN_HEADERS = (
     "x-request-id", "retry-after", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-waited-s",
-    "plait-slo", "plait-session", "plait-session-position",
+    "plait-slo", "plait-session", "plait-session-position", "plait-ignored",
 )  # fmt: skip
 """The headers that a page may read."""
 

@@ -5,26 +5,25 @@ A plain ASGI callable, since these routes are the data path. Starlette serves al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import structlog
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
-from plait.backends.http.connection import is_event_stream
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
 from plait.backends.translation.messages import MessagesTranslation
-from plait.backends.translation.translation import AnswerTranslator, Translation
-from plait.gateway.answers.error_texts import error_of
+from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import RefusalMetrics, error_body
-from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items
+from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items, referred
+from plait.gateway.api.rewritten_answer import RewrittenAnswer, TranslatedAnswer
 from plait.gateway.asgi import (
     NAME,
     ClientGoneError,
@@ -41,7 +40,7 @@ from plait.gateway.asgi import (
 )
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call import Asked
-from plait.gateway.calls.call_reader import CallReader, Incoming
+from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
@@ -56,7 +55,6 @@ Fields = dict[str, Any]
 
 log = structlog.get_logger(__name__)
 
-_OF_THE_BODY = frozenset((b"content-length", b"content-type"))
 _MESSAGES = MessagesTranslation()
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
@@ -89,8 +87,13 @@ class CompletionApi:
         begun.close()
         return None
 
-    async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
+    async def serve(
+        self, incoming: Incoming, receive: Receive, send: Send, on_read: Callable[[int], None] | None = None
+    ) -> None:
+        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`.
+
+        `on_read` takes the tokens of the prompt, unless the call waits for its inputs.
+        """
         held = None
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
@@ -105,6 +108,8 @@ class CompletionApi:
             self._no_call(incoming, error)
             raise
         if asked is not None:
+            if on_read is not None:
+                on_read(asked.call.prompt_tokens or len(incoming.body) // CHARACTERS_PER_TOKEN)
             await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
         elif held is not None:
             try:
@@ -120,54 +125,6 @@ class CompletionApi:
         """Whether another gateway has the session of the request, and has answered it."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
-
-
-class RewrittenAnswer:
-    """The answer to a client that is to have other bytes than the engine's; its errors, too, with a `translation`.
-
-    A whole body waits until it has all come; events go on as they come.
-    """
-
-    def __init__(self, to_client: Send, rewriter: AnswerTranslator, translation: Translation | None = None) -> None:
-        self._to_client = to_client
-        self._rewriter = rewriter
-        self._translation = translation
-        self._head: Message | None = None  # until the client has it
-        self._is_stream = False
-        self._parts: list[bytes] = []
-
-    async def send(self, message: Message) -> None:
-        """ASGI's send."""
-        if message["type"] == "http.response.start":
-            self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
-            self._head = message
-            if self._is_stream:
-                await self._to_client(message)
-        elif self._is_stream:
-            await self._to_client({**message, "body": self._rewriter.feed(message.get("body", b""))})
-        else:
-            self._parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._send_whole(b"".join(self._parts))
-
-    async def _send_whole(self, answer: bytes) -> None:
-        head = self._head
-        assert head is not None
-        body = self._rewriter.whole(answer) if head["status"] == 200 else self._error(head["status"], answer)
-        kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
-        headers = [
-            *kept,
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await self._to_client({**head, "headers": headers})
-        await self._to_client({"type": "http.response.body", "body": body})
-
-    def _error(self, status: int, answer: bytes) -> bytes:
-        """The error object of an engine in the client's API."""
-        if self._translation is None:
-            return answer
-        return self._translation.error(error_of(status, answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +149,8 @@ class ForwardingApi:
             if holder is not None:
                 await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return
-            fields, send = self._conversation(incoming, given, send)
+            previous, own = given.get("previous_response_id"), self._referred(incoming, given)
+            fields, send = self._conversation(incoming, own, send)
             reason = self._reason_to_translate(route, request, annotations, fields)
             if reason is not None:
                 try:
@@ -201,10 +159,11 @@ class ForwardingApi:
                     raise error.because(reason) from None
                 return
             chat = _chat(route.translation, fields) if route.computes else None
-            if fields is not given:  # no engine knows the response that this one continues
+            if fields is not given:  # no engine knows the responses that this one continues and refers to
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
-                send = RewrittenAnswer(send, ContinuedResponse(given["previous_response_id"])).send
+            if fields is not own:
+                send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send
         elif not annotations.is_label:
             raise CallerError(
                 f"{route.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
@@ -222,6 +181,10 @@ class ForwardingApi:
             return None
         stream, path = self.stored.stream(incoming.tenant, previous), f"{RESPONSES_PATH}/{quote(previous, safe='')}"
         return await forwarding.holder(stream, path, incoming.headers)
+
+    def _referred(self, incoming: Incoming, given: Fields) -> Fields:
+        """The fields of a response with the stored items that they refer to."""
+        return referred(self.stored, incoming.tenant, given) if incoming.path == RESPONSES_PATH else given
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
         """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""
@@ -260,8 +223,9 @@ class ForwardingApi:
             await self._count(incoming, fields, send)
             return
         body = msgspec.json.encode(translation.to_chat(fields))
-        answer = RewrittenAnswer(send, translation.answer(fields), translation)
-        await self.completions.serve(msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), receive, answer.send)
+        answer = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
+        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
+        await self.completions.serve(chat, receive, answer.send, answer.expect_prompt)
 
     async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:
         """Count a message's tokens here, with the model's tokenizer."""

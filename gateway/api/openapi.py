@@ -56,6 +56,7 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-slo": "Of a call with a TTFT or a JCT. `expected`: the engine is expected to meet it; `at-risk`: no engine "
     "was; `missed`: it is over",
     "plait-session": "The call's session",
+    "plait-ignored": "What of a translated request was left out, each with its place",
 }
 """Headers of calls' answers."""
 

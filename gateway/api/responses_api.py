@@ -150,6 +150,20 @@ def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
     return {**fields, "input": stored.said_before(tenant, previous, loop_time_s()) + input_items(fields)}
 
 
+def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
+    """The fields with the items that they refer to. A reference to what is not stored here stays."""
+    given = fields.get("input")
+    if not isinstance(given, list) or not any(_is_reference(item) for item in given):
+        return fields
+    now_s = loop_time_s()
+    items = [(_is_reference(item) and stored.item(tenant, item["id"], now_s)) or item for item in given]
+    return {**fields, "input": items}
+
+
+def _is_reference(item: object) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+
+
 def input_items(fields: Json) -> list[Any]:
     """A request's own input, as items."""
     given = fields.get("input")

@@ -121,6 +121,8 @@ class PromptReader:
                 f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
                 f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
                 param=field,
+                needed_tokens=-(-size_bytes // longest),
+                context_tokens=context_tokens,
             )
 
     def begin(
@@ -489,4 +491,6 @@ def _check_context(
             f"{prompt_tokens + output_tokens}: {prompt_tokens} of prompt and {output_tokens} of output. Shorten one "
             "of them.",
             param=request.prompt_field,
+            needed_tokens=prompt_tokens + output_tokens,
+            context_tokens=context_tokens,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -88,10 +88,24 @@ class _Output(msgspec.Struct):
     output: list[Item] = []
 
 
+class _NamedItem(msgspec.Struct, gc=False):
+    id: Any = None
+
+
+class _ItemNames(msgspec.Struct):
+    output: list[_NamedItem] = []
+
+
+_NAMES: msgspec.json.Decoder[_ItemNames] = msgspec.json.Decoder(_ItemNames)
+
+
 @dataclass(slots=True)
 class _Tenant:
     responses: OrderedDict[str, StoredResponse]
     size_bytes: int = 0
+
+    items: dict[str, str] = field(default_factory=dict)
+    """The id of each item of an output -> the id of its response."""
 
 
 class StoredResponses:
@@ -179,6 +193,17 @@ class StoredResponses:
         self._use(tenant, response_id, stored, now_s)
         return stored
 
+    def item(self, tenant: str, item_id: str, now_s: float) -> Item | None:
+        """An item of a stored response's output; None if it is not stored."""
+        response_id = self._tenants[tenant].items.get(item_id) if tenant in self._tenants else None
+        if response_id is None:
+            return None
+        try:
+            output = msgspec.json.decode(self.get(tenant, response_id, now_s).answer, type=_Output).output
+        except NotFoundError:  # it has just become too old
+            return None
+        return next((item for item in output if item.get("id") == item_id), None)
+
     def delete(self, tenant: str, response_id: str, now_s: float) -> None:
         """Forget a response. Raises `NotFoundError`."""
         self.get(tenant, response_id, now_s)
@@ -231,12 +256,15 @@ class StoredResponses:
         kept = self._tenants[tenant]
         kept.responses[response_id] = stored
         kept.size_bytes += stored.size_bytes
+        kept.items |= dict.fromkeys(_item_ids(stored), response_id)
 
     def _drop(self, tenant: str, response_id: str) -> None:
         kept = self._tenants[tenant]
         dropped = kept.responses.pop(response_id, None)
         if dropped is not None:
             kept.size_bytes -= dropped.size_bytes
+            for item_id in _item_ids(dropped):
+                kept.items.pop(item_id, None)
             if self._log is not None:
                 self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
 
@@ -244,6 +272,14 @@ class StoredResponses:
         if self._log is not None:
             stream, data = StreamKey(RESPONSE, tenant, response_id), msgspec.msgpack.encode(event)
             self._log.append([Change(stream, self._log.unix_s(now_s), data)])
+
+
+def _item_ids(stored: StoredResponse) -> list[str]:
+    """The ids in an output, which any engine may have written."""
+    try:
+        return [item.id for item in _NAMES.decode(stored.answer).output if isinstance(item.id, str)]
+    except msgspec.DecodeError:
+        return []
 
 
 class ResponsesCollector(Collector):

@@ -44,8 +44,7 @@ def test_instructions_come_first() -> None:
         {"role": "developer", "content": "more"}, {"role": "user", "content": "hi"}, instructions="be brief"
     )
     assert made == [
-        {"role": "system", "content": "be brief"},
-        {"role": "developer", "content": "more"},
+        {"role": "system", "content": "be brief\n\nmore"},
         {"role": "user", "content": "hi"},
     ]
 
@@ -191,12 +190,9 @@ def test_what_only_the_answer_repeats_is_left_out() -> None:
         ({"input": [{"role": "boss", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
-        ({"input": [{"type": "web_search_call", "id": "i"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input[0].arguments"),
-        ({"tools": [LOOK, {"type": "web_search"}]}, "tools[1]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0]"),
+        ({"tools": [LOOK, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [LOOK], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),

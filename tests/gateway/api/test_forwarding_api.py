@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ async def test_a_refusal_says_why(
     api: Api, routes: list[str], more: dict[str, Any], headers: dict[str, str], reason: str
 ) -> None:
     has(api, *routes)
-    tools = {} if more else {"tools": BUILT_IN[RESPONSES]}
+    tools = {} if more else {"tools": BUILT_IN[RESPONSES], "tool_choice": "required"}
     response = await api.post(RESPONSES, {**ASK[RESPONSES], **tools, **more}, **headers)
     assert response.status_code == 400
     assert reason in response.json()["error"]["message"]
@@ -204,3 +205,47 @@ async def test_a_response_in_the_background_is_refused(api: Api) -> None:
     has(api, RESPONSES)
     response = await api.post(RESPONSES, {"input": "x", "background": True})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "background")
+
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("routes", [[], [RESPONSES]])
+async def test_stored_items_are_referred_to(api: Api, routes: list[str]) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    choice = {"index": 0, "message": said, "finish_reason": "tool_calls"}
+    api.relay.answer = json.dumps({**CHAT_ANSWER, "choices": [choice]}).encode()
+    first = (await api.post(RESPONSES, {"input": "hi", "tools": [TOOL]})).json()
+    has(api, *routes)
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    result = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+    api.relay.answer = json.dumps(
+        CHAT_ANSWER if not routes else {"id": "resp_2", "status": "completed", "output": []}
+    ).encode()
+    response = await api.post(RESPONSES, {"input": [{"role": "user", "content": "hi"}, *references, result]})
+    assert response.status_code == 200
+    asked = api.relay.deliveries[-1]
+    if routes:
+        assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0))["input"][1:3] == first["output"]
+    else:
+        [_, thought, _] = json.loads(asked.body.original)["messages"]
+        assert (thought["reasoning_content"], thought["tool_calls"][0]["id"]) == ("hm", "c1")
+    assert first["output"][0] in json.loads(api.stored.get("", response.json()["id"], 0.0).items), (
+        "stored as it is meant"
+    )
+
+
+async def test_an_answer_says_what_was_left_out(api: Api) -> None:
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    tools = [TOOL, {"type": "web_search"}, {"type": "b\r\nx-a: \u00e4"}]
+    response = await api.post(RESPONSES, {"input": "hi", "tools": tools})
+    assert response.headers["plait-ignored"] == "tools[1]:web_search, tools[2]:b??x-a:??"
+    assert "plait-ignored" not in (await api.post(RESPONSES, {"input": "hi", "tools": [TOOL]})).headers
+
+
+async def test_a_context_overflow_has_the_words_of_the_api(api: Api) -> None:
+    long = "hello " * 2_000
+    refused = await api.post(MESSAGES, {"messages": [{"role": "user", "content": long}], "max_tokens": 5})
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 1000 maximum", refused.json()["error"]["message"])
+    assert (await api.post(RESPONSES, {"input": long})).json()["error"]["code"] == "context_length_exceeded"

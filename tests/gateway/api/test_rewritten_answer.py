@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import COMPLETION
-from plait.gateway.api.call_api import RewrittenAnswer
 from plait.gateway.api.responses_api import ContinuedResponse
+from plait.gateway.api.rewritten_answer import TranslatedAnswer
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.commented_sink import CommentedSink
 
@@ -33,7 +34,7 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
         sent.append(message.get("body", b""))
 
     translation = TRANSLATIONS[path]
-    translated = RewrittenAnswer(to_client, translation.answer({}), translation)
+    translated = TranslatedAnswer(to_client, translation.answer({}), translation)
     held = CommentedSink(AsgiSink(translated.send), COMPLETION, "r1")
     held.tell("waiting position=1 expected_s=4")
     held.start(200, [*STREAM, (b"plait-engine", b"a")])
@@ -54,3 +55,24 @@ def test_each_response_object_of_a_stream_tells_what_it_continues(end: bytes) ->
     sent = end.join([*other, created % b"null", completed % b"", b""])
     wanted = end.join([*other, created % b'"r1"', completed % b',"previous_response_id":"r1"', b""])
     assert ContinuedResponse("r1").feed(sent) == wanted
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+async def test_a_message_begins_with_the_gateways_counts(has_waited: bool) -> None:
+    sent = list[bytes]()
+
+    async def to_client(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    translation = TRANSLATIONS["/v1/messages"]
+    translated = TranslatedAnswer(to_client, translation.answer({}), translation)
+    translated.expect_prompt(10)
+    held = CommentedSink(AsgiSink(translated.send), COMPLETION, "r1")
+    if has_waited:
+        held.tell("waiting")
+    held.start(200, [*STREAM, (b"plait-cached-tokens", b"4")])
+    held.write(CHUNK)
+    await held.flush()
+    [start] = [line for line in b"".join(sent).split(b"\n") if line.startswith(b'data: {"type":"message_start"')]
+    usage = json.loads(start.removeprefix(b"data: "))["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (6, 4)

@@ -94,3 +94,18 @@ def test_none_are_stored_without_room() -> None:
     stored = StoredResponses(0, TTL_S)
     put(stored, "a", None, 0.0)
     assert stored.size_bytes("t") == 0
+
+
+def test_items_are_found_by_their_ids_until_their_response_goes() -> None:
+    stored = StoredResponses(10_000, TTL_S)
+    outputs: dict[str, list[object]] = {"a": [{"id": "i1", "n": 1}, {"n": 2}, {"id": 3}], "b": [{"id": "i2"}], "c": []}
+    for name, output in outputs.items():
+        answer = json.dumps({"output": output}).encode()
+        stored.put("t", name, previous=None, items=b"[]", answer=answer, now_s=0.0)
+    assert stored.item("t", "i1", 1.0) == {"id": "i1", "n": 1}
+    assert stored.item("other", "i1", 1.0) is None
+    stored.delete("t", "a", 2.0)
+    assert stored.item("t", "i1", 2.0) is None
+    assert stored.item("t", "i2", 2.0) == {"id": "i2"}
+    assert stored.item("t", "i2", 3.0 + TTL_S) is None
+    stored.put("t", "odd", previous=None, items=b"[]", answer=b'{"output": 3}', now_s=20.0)

@@ -1,0 +1,45 @@
+"""What engines say of a request that is longer than the model's context."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from plait.backends.errors import ContextLengthError
+
+_TOO_LONG: Final = re.compile(
+    r"context_length_exceeded|context length|context size|maximum model length|max_model_len|maximum allowed length|"
+    r"supports at most \d+ completion tokens",
+    re.IGNORECASE,
+)
+"""A wrong match costs one more refusal.
+
+- The code of OpenAI's API: "context_length_exceeded".
+- vLLM: "This model's maximum context length is 2000 tokens. However, ...", "Input length (2100) exceeds model's maximum
+  context length (2000).", "... is longer than the maximum model length of 2000.", "... exceeds the max_model_len 2000."
+- SGLang: "The input (2100 tokens) is longer than the model's context length (2000 tokens).", "Requested token count
+  exceeds the model's maximum context length of 2000 tokens. ...", "Input length (2100 tokens) exceeds the maximum
+  allowed length (2000 tokens). ...", "... This model supports at most 2000 completion tokens."
+- llama.cpp: "the request exceeds the available context size ..."
+"""
+
+_LIMIT: Final = re.compile(
+    r"(?:context length|context size|model length|max_model_len|allowed length|context|at most)\D{0,9}(\d+)",
+    re.IGNORECASE,
+)
+_QUOTED: Final = re.compile(r"'[^']*\d[^']*'|`[^`]*`|\"[^\"]*\"")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def is_overflow(text: str) -> bool:
+    """Whether an engine's refusal is of a request that is too long."""
+    return _TOO_LONG.search(text) is not None
+
+
+def overflow_error(message: str, param: str | None = None) -> ContextLengthError:
+    """The error for such a message, with the numbers that it has."""
+    text = _QUOTED.sub("", message)  # names of models have numbers, too
+    limit = _LIMIT.search(text)
+    context = None if limit is None else int(limit[1])
+    more = [number for number in map(int, _NUMBER.findall(text)) if context is not None and number > context]
+    return ContextLengthError(message, param=param, needed_tokens=max(more, default=None), context_tokens=context)

@@ -1,0 +1,99 @@
+"""The history of a chat in the order that all templates take: one system message first, and results behind calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from plait.backends.translation.fields import Json, one_or_parts
+
+SYSTEM_ROLES: Final = ("system", "developer")
+
+NOTE_CHARACTERS: Final = 2_000
+"""How much of what chat completions cannot express is told to the model."""
+
+NOTE_LEVELS: Final = 6
+"""How deep it is looked into."""
+
+_UNTOLD: Final = frozenset((
+    "id", "type", "status", "role", "cache_control", "encrypted_content", "encrypted_stdout", "encrypted_index", "data",
+    "file_data", "image_url", "result", "signature", "caller", "created_by", "page_age",
+))  # fmt: skip
+"""Keys of what says nothing to a model."""
+
+
+def note(kind: object, value: Mapping[str, Any]) -> str:
+    """What stands for an item or a part that no chat can have: its type and what it says, as far as that is text."""
+    said = _told(value, NOTE_LEVELS)
+    text = f": {msgspec.json.encode(said).decode()}" if said else ""
+    shown = text if len(text) <= NOTE_CHARACTERS else f"{text[:NOTE_CHARACTERS]}..."
+    return f"[{kind}{shown}]"
+
+
+def _told(value: Any, levels: int) -> Any:
+    """What the value says down to so many levels; None for what is deeper."""
+    if isinstance(value, Mapping | list) and not levels:
+        return None
+    if isinstance(value, Mapping):
+        told = {key: _told(item, levels - 1) for key, item in value.items() if key not in _UNTOLD}
+        return {key: item for key, item in told.items() if item not in (None, "", [], {})}
+    return [_told(item, levels - 1) for item in value] if isinstance(value, list) else value
+
+
+def text_part(text: str) -> Json:
+    """A text as a part of a message."""
+    return {"type": "text", "text": text}
+
+
+def ordered(messages: list[Json]) -> list[Json]:
+    """The messages, with those of the system at their beginning as one, and each result behind its call.
+
+    Many templates refuse a system message behind the first. A later one becomes a part of the user's turn at its place,
+    so that the prefix before it is cached still.
+    """
+    begin = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
+    turns: list[list[Json]] = []
+    caller: dict[str, list[Json]] = {}
+    for message in messages[begin:]:
+        if message["role"] == "tool" and message["tool_call_id"] in caller:
+            caller[message["tool_call_id"]].append(message)
+            continue
+        if message["role"] in SYSTEM_ROLES:
+            message = {"role": "user", "content": _reminder(message["content"]), _REMINDS: True}  # noqa: PLW2901
+        last = turns[-1][-1] if turns else {}
+        if message["role"] == last.get("role") == "user" and (_REMINDS in message or _REMINDS in last):
+            turns[-1][-1] = {**last, "content": _joined(last["content"], message["content"])}
+            turns[-1][-1] |= {_REMINDS: True} if _REMINDS in message else {}
+            continue
+        turns.append([message])
+        caller |= {call["id"]: turns[-1] for call in message.get("tool_calls", ())}
+    rest = [{key: value for key, value in message.items() if key != _REMINDS} for turn in turns for message in turn]
+    return [*_one_system(messages[:begin]), *rest]
+
+
+_REMINDS: Final = "reminds"
+"""Marks a user's message that ends with what the system said."""
+
+
+def _one_system(messages: list[Json]) -> list[Json]:
+    if not messages:
+        return []
+    content = messages[0]["content"]
+    for message in messages[1:]:
+        content = _joined(content, message["content"])
+    return [{"role": "system", "content": content}]
+
+
+def _reminder(content: Any) -> str | list[Json]:
+    if isinstance(content, str):
+        return f"<system-reminder>\n{content}\n</system-reminder>"
+    return [text_part("<system-reminder>"), *content, text_part("</system-reminder>")]
+
+
+def _joined(first: Any, second: Any) -> str | list[Json]:
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    parts = [[text_part(content)] if isinstance(content, str) else content for content in (first, second)]
+    return one_or_parts([part for one in parts for part in one])

@@ -1,0 +1,132 @@
+"""Answers that reach the client with other bytes than the engine's: continued responses, and translated answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from starlette.types import Message, Send
+
+from plait.backends.http.connection import is_event_stream
+from plait.backends.translation.chat_answer import Usage
+from plait.backends.translation.translation import AnswerTranslator, Translation
+from plait.gateway.answers.error_texts import error_of
+from plait.gateway.asgi import Headers
+
+_OF_THE_BODY: Final = frozenset((b"content-length", b"content-type"))
+
+
+class Rewriter(Protocol):
+    """Makes the client's bytes of the engine's."""
+
+    def whole(self, answer: bytes) -> bytes:
+        """A whole body."""
+        ...
+
+    def feed(self, events: bytes) -> bytes:
+        """Whole events of a stream."""
+        ...
+
+
+class RewrittenAnswer:
+    """The answer to a client that is to have other bytes than the engine's.
+
+    A whole body waits until it has all come; events go on as they come.
+    """
+
+    def __init__(self, to_client: Send, rewriter: Rewriter) -> None:
+        self._to_client = to_client
+        self._rewriter = rewriter
+        self._head: Message | None = None  # until the client has it
+        self._is_stream = False
+        self._parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        if message["type"] == "http.response.start":
+            self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
+            self._head = message = {**message, "headers": self.headers(message["headers"])}
+            if self._is_stream:
+                await self._to_client(message)
+        elif self._is_stream:
+            await self._to_client({**message, "body": self.events(message.get("body", b""))})
+        else:
+            self._parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._send_whole(b"".join(self._parts))
+
+    def headers(self, headers: Headers) -> Headers:
+        """The client's headers for the engine's."""
+        return headers
+
+    def events(self, events: bytes) -> bytes:
+        """The client's events for whole events of the engine's."""
+        return self._rewriter.feed(events)
+
+    def error(self, status: int, answer: bytes) -> bytes:  # noqa: ARG002
+        """The client's error object for the engine's, which came with this status."""
+        return answer
+
+    async def _send_whole(self, answer: bytes) -> None:
+        head = self._head
+        assert head is not None
+        body = self._rewriter.whole(answer) if head["status"] == 200 else self.error(head["status"], answer)
+        kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
+        headers = [
+            *kept,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._to_client({**head, "headers": headers})
+        await self._to_client({"type": "http.response.body", "body": body})
+
+
+IGNORED: Final = b"plait-ignored"
+IGNORED_CHARACTERS: Final = 1_000
+_UNSAFE: Final = re.compile(r"[^\w.:\[\]-]", re.ASCII)
+_CACHED: Final = b"plait-cached-tokens"
+_CACHED_COMMENT: Final = re.compile(rb"^: .*\bplait-cached-tokens=(\d+)", re.MULTILINE)
+"""How a stream tells its headers whose status went out before them."""
+
+
+class TranslatedAnswer(RewrittenAnswer):
+    """The answer to a request that was translated to a chat. `ignored` is what was left out of it."""
+
+    def __init__(
+        self, to_client: Send, translator: AnswerTranslator, translation: Translation, ignored: Sequence[str] = ()
+    ) -> None:
+        super().__init__(to_client, translator)
+        self._translator = translator
+        self._translation = translation
+        self._ignored = ", ".join(_UNSAFE.sub("?", one) for one in ignored)[:IGNORED_CHARACTERS].encode()
+        self._prompt_tokens = 0
+        self._has_begun = False
+
+    def expect_prompt(self, tokens: int) -> None:
+        """The gateway has counted the tokens of the prompt."""
+        self._prompt_tokens = tokens
+        self._translator.expect(Usage(tokens))
+
+    def headers(self, headers: Headers) -> Headers:
+        """The engine's headers, and what was left out of the request."""
+        cached = dict(headers).get(_CACHED)
+        if cached is not None:
+            self._expect_cached(int(cached))
+        return [*headers, (IGNORED, self._ignored)] if self._ignored else headers
+
+    def events(self, events: bytes) -> bytes:
+        """The events of the client's API."""
+        if not self._has_begun:
+            cached = _CACHED_COMMENT.search(events)
+            if cached is not None:
+                self._expect_cached(int(cached[1]))
+            self._has_begun = events.find(b"data:") >= 0
+        return super().events(events)
+
+    def error(self, status: int, answer: bytes) -> bytes:
+        """The error object of an engine in the client's API."""
+        return self._translation.error(error_of(status, answer))
+
+    def _expect_cached(self, tokens: int) -> None:
+        self._translator.expect(Usage(self._prompt_tokens, cached_tokens=min(tokens, self._prompt_tokens)))

@@ -162,4 +162,4 @@ nightly: test
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 
 clean:
-	rm -rf $(VENV) .venv-* e2e/clients/node/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-* e2e/clients/*/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -2,7 +2,8 @@
 
 The Python clients share an environment wherever their dependencies agree. Their versions are in `constraints-NAME.txt`.
 To take newer versions, write one anew with `uv pip compile` from `requirements` below. The clients for Node are in
-`node/`, and `npm ci` installs what its lock file says. The browser for pages is Debian's Chromium.
+`node/`, coding agents in `agents/`, and `npm ci` installs what their lock files say. The browser for pages is Debian's
+Chromium.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ HERE: Final = Path(__file__).parent
 NODE: Final = HERE / "node"
 NODE_MODULES: Final = NODE / "node_modules"
 NODE_FILES: Final = (NODE / "package.json", NODE / "package-lock.json")
+AGENTS: Final = HERE / "agents"
+"""Coding agents, whose programs take a gigabyte."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def build() -> None:
         environment.build()
         _share_uv(environment.environment.python)
     if shutil.which("npm") is not None:
-        _build_node()
+        _build_node(NODE)
+        _build_node(AGENTS)
     if chromium() is None:
         _install_chromium()
 
@@ -97,11 +101,12 @@ def _share_uv(python: Path) -> None:
         os.environ["PATH"] += f"{os.pathsep}{python.parent}"
 
 
-def _build_node() -> None:
-    stamp, digest = NODE_MODULES / ".clients-installed", _digest(NODE_FILES)
+def _build_node(folder: Path) -> None:
+    files = (folder / "package.json", folder / "package-lock.json")
+    stamp, digest = folder / "node_modules" / ".clients-installed", _digest(files)
     if not (stamp.is_file() and stamp.read_text() == digest):
         quiet = ("--no-audit", "--no-fund", "--loglevel", "error")
-        subprocess.run(["npm", "ci", "--ignore-scripts", "--prefer-offline", *quiet], cwd=NODE, check=True)
+        subprocess.run(["npm", "ci", "--ignore-scripts", "--prefer-offline", *quiet], cwd=folder, check=True)
         stamp.write_text(digest)
 
 

@@ -63,7 +63,14 @@ def run_tool(
     environment = {**kept, **QUIET, "HOME": str(home), **(more or {})}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=home, timeout=TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=home,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ProgramError(f"{command[0]} runs for more than {TIMEOUT_S:g} s:\n{error.stdout!r}") from error

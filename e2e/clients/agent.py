@@ -1,0 +1,186 @@
+"""The coding agents: how each is started, and the model that they work with here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from e2e.clients.environment import AGENTS
+from e2e.clients.program_run import KEY
+from e2e.stub_engine import EVENT_STREAM, JSON, Received, Script, StubEngine
+from plait.backends.translation.translation import TRANSLATIONS
+
+MODEL: Final = "demo"
+SAID: Final = ("42-one", "42-two")
+"""What the shell says in a turn. The commands do not have these texts in them."""
+COMMANDS: Final = ("echo $((6*7))-one", "echo $((6*7))-two")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One agent. `program` is a path below the modules, `first` and `next` are its arguments for two turns.
+
+    `{url}` stands for the gateway's address. `files` are written into its home first.
+    """
+
+    name: str
+    package: str
+    program: str
+    first: Sequence[str]
+    next: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The version that is installed."""
+        return str(msgspec.json.decode((AGENTS / "package.json").read_bytes())["optionalDependencies"][self.package])
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """What runs it; nothing where it has no program for this machine."""
+        found = sorted((AGENTS / "node_modules").glob(self.program))
+        return [] if not found else ["node", str(found[0])] if found[0].suffix == ".js" else [str(found[0])]
+
+
+_CODEX: Final = (
+    "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", MODEL, "-c", "model_provider=plait",
+    "-c", "model_providers.plait.name=plait", "-c", "model_providers.plait.wire_api=responses",
+    "-c", "model_providers.plait.base_url={url}/v1", "-c", "model_providers.plait.env_key=AGENT_KEY",
+)  # fmt: skip
+_CLAUDE: Final = ("-p", "--model", MODEL, "--dangerously-skip-permissions")
+_OPENCODE: Final[Mapping[str, Any]] = {
+    "autoupdate": False,
+    "share": "disabled",
+    "model": f"plait/{MODEL}",
+    "small_model": f"plait/{MODEL}",
+    "permission": {"bash": "allow"},
+    "provider": {
+        "plait": {
+            "npm": "@ai-sdk/openai",
+            "options": {"baseURL": "{url}/v1", "apiKey": KEY},
+            "models": {MODEL: {"reasoning": True, "tool_call": True}},
+        }
+    },
+}
+
+AGENT_PROGRAMS: Final = (
+    Agent(
+        "Codex CLI",
+        "@openai/codex",
+        "@openai/codex/bin/codex.js",
+        ("exec", *_CODEX, "Work."),
+        ("exec", "resume", "--last", *_CODEX, "Go on."),
+        {"AGENT_KEY": KEY},
+    ),
+    Agent(
+        "opencode",
+        "opencode-linux-x64",
+        "opencode-linux-x64/bin/opencode",
+        ("run", "Work."),
+        ("run", "-c", "Go on."),
+        {
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        },
+        {".config/opencode/opencode.json": _OPENCODE},
+    ),
+    Agent(
+        "Claude Code",
+        "@anthropic-ai/claude-code-linux-x64",
+        "@anthropic-ai/claude-code-linux-x64/claude",
+        (*_CLAUDE, "Work."),
+        (*_CLAUDE, "-c", "Go on."),
+        {
+            "ANTHROPIC_API_KEY": KEY,
+            "ANTHROPIC_BASE_URL": "{url}",
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "IS_SANDBOX": "1",
+        },
+    ),
+)
+
+
+def prepared(agent: Agent, url: str, home: Path) -> Mapping[str, str]:
+    """The agent's environment, after its files have been written."""
+    for name, content in agent.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(json.dumps(content).replace("{url}", url))
+    return {name: value.replace("{url}", url) for name, value in agent.environment.items()}
+
+
+class ShellModel(StubEngine):
+    """Thinks in each turn, calls the agent's shell twice at a time, and then repeats what that said.
+
+    The pieces of both calls alternate. With `routes` it has Responses and Messages of its own.
+    """
+
+    def answer(self, received: Received) -> Script:
+        """A stream, or a title where the agent wants no stream."""
+        asked = json.loads(received.body)
+        translation = TRANSLATIONS.get(received.path)
+        chat = asked if translation is None else translation.to_chat(asked)
+        translator = None if translation is None else translation.answer(asked)
+        if not asked.get("stream"):
+            message = {"role": "assistant", "content": "A title"}
+            whole = json.dumps({"model": MODEL, "choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+            return Script([whole if translator is None else translator.whole(whole)], headers=JSON)
+        pieces = [event if translator is None else translator.feed(event) for event in _events(chat)]
+        return Script([piece for piece in pieces if piece], headers=EVENT_STREAM)
+
+
+def _events(chat: Mapping[str, Any]) -> Iterator[bytes]:
+    calls = list(_calls(chat))
+    yield _event({"role": "assistant", "content": "", "reasoning_content": "I think."})
+    if calls:
+        for cut in (slice(0, 0), slice(0, 9), slice(9, None)):
+            for index, (name, arguments) in enumerate(calls):
+                named = {"id": f"call_{len(chat['messages'])}_{index}", "name": name} if cut.stop == 0 else {}
+                yield _event({"tool_calls": [_piece(index, arguments[cut], **named)]})
+    else:
+        yield _event({"content": "It said: " + " ".join(said for said in SAID if said in _results(chat))})
+    yield _event({}, "tool_calls" if calls else "stop")
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    yield b"data: %b\n\n" % json.dumps({"model": MODEL, "choices": [], "usage": usage}).encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _piece(index: int, arguments: str, id: str | None = None, name: str | None = None) -> dict[str, Any]:  # noqa: A002
+    if name is None:
+        return {"index": index, "function": {"arguments": arguments}}
+    return {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _calls(chat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The calls that are due: those of the agent's shell, unless it has just answered."""
+    if chat["messages"][-1]["role"] == "tool":
+        return
+    for tool in chat.get("tools", ()):
+        name, properties = tool["function"]["name"], tool["function"].get("parameters", {}).get("properties", {})
+        if name.lower() in ("bash", "exec_command"):
+            key = "cmd" if "cmd" in properties else "command"
+            for command in COMMANDS:
+                yield name, json.dumps({key: command, **({"description": "Echo"} if key == "command" else {})})
+
+
+def _results(chat: Mapping[str, Any]) -> str:
+    """What has been said since the user's last turn."""
+    said = []
+    for message in reversed(chat["messages"]):
+        if message["role"] != "tool":
+            break
+        said.append(json.dumps(message["content"]))
+    return "\n".join(said)
+
+
+def _event(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: %b\n\n" % json.dumps({"model": MODEL, "choices": [choice]}).encode()

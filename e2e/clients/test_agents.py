@@ -1,0 +1,59 @@
+"""Coding agents as they are released: two turns of one thread, each with thoughts, two calls of a shell, and an answer.
+
+A `native` engine has Responses and Messages; for the other one the gateway translates them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.clients.agent import AGENT_PROGRAMS, MODEL, SAID, Agent, ShellModel, prepared
+from e2e.clients.matrix import Matrix
+from e2e.clients.program_run import KEY, run_tool
+from e2e.servers import Launcher, Server, eventually
+from plait.backends.translation.translation import TRANSLATIONS
+
+ROUTES = {"translated": (), "native": ("/v1/chat/completions", "/v1/messages/count_tokens", *TRANSLATIONS)}
+
+
+@pytest.fixture(scope="module", params=list(ROUTES))
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, ShellModel, Server]]:
+    """A gateway over the model, and whether that is native or translated."""
+    folder = tmp_path_factory.mktemp(f"agents-{request.param}")
+    with ShellModel(MODEL, ROUTES[request.param]) as engine, Launcher(folder) as launch:
+        gateway = launch.gateway([{"name": "shell", "url": engine.url}], server={"api_keys": [KEY]})
+        gateway.start()
+        gateway.wait_until_ready()
+        eventually(lambda: gateway.metric("plait_engine_up") == gateway.processes)
+        yield request.param, engine, gateway
+
+
+@pytest.mark.parametrize("agent", AGENT_PROGRAMS, ids=lambda agent: agent.name.lower().replace(" ", "-"))
+def test_an_agent_works_and_goes_on(
+    agent: Agent, served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path
+) -> None:
+    kind, engine, gateway = served
+    title = f"{agent.name} {agent.version}, {kind}"
+    if not agent.runs:
+        matrix.skip(title, "it has no program for this machine")
+        pytest.skip(f"{agent.name} is not installed")
+    environment = prepared(agent, gateway.url, tmp_path)
+    engine.received.clear()
+    for arguments in (agent.first, agent.next):
+        command = [*agent.runs, *(argument.replace("{url}", gateway.url) for argument in arguments)]
+        done = run_tool(command, tmp_path, environment)
+        assert f"It said: {' '.join(SAID)}" in done.stdout, done.stdout + done.stderr
+    bodies = [json.loads(received.body) for received in engine.received if b'"tools"' in received.body]
+    last = json.dumps(bodies[-1])
+    assert "Work." in last, "the second turn has the first one before it"
+    assert "Go on." in last
+    assert {received.path for received in engine.received} <= (
+        set(TRANSLATIONS) if kind == "native" else {"/v1/chat/completions"}
+    )
+    matrix.note(f"{title}: two turns of one thread, each with thoughts, parallel calls of its shell and an answer.")

@@ -124,17 +124,23 @@ class ShellModel(StubEngine):
     """
 
     def answer(self, received: Received) -> Script:
-        """A stream, or a title where the agent wants no stream."""
+        """A stream, or a whole answer where the agent wants no stream."""
         asked = json.loads(received.body)
         translation = TRANSLATIONS.get(received.path)
         chat = asked if translation is None else translation.to_chat(asked)
         translator = None if translation is None else translation.answer(asked)
         if not asked.get("stream"):
-            message = {"role": "assistant", "content": "A title"}
-            whole = json.dumps({"model": MODEL, "choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+            whole = json.dumps(_whole(chat)).encode()
             return Script([whole if translator is None else translator.whole(whole)], headers=JSON)
         pieces = [event if translator is None else translator.feed(event) for event in _events(chat)]
         return Script([piece for piece in pieces if piece], headers=EVENT_STREAM)
+
+
+def _whole(chat: Mapping[str, Any]) -> dict[str, Any]:
+    calls = [_piece(index, arguments, f"call_{index}", name) for index, (name, arguments) in enumerate(_calls(chat))]
+    content = None if calls else _repeated(chat)
+    message = {"role": "assistant", "content": content, "reasoning_content": "I think.", "tool_calls": calls or None}
+    return {"model": MODEL, "choices": [{"message": message, "finish_reason": "tool_calls" if calls else "stop"}]}
 
 
 def _events(chat: Mapping[str, Any]) -> Iterator[bytes]:
@@ -146,7 +152,7 @@ def _events(chat: Mapping[str, Any]) -> Iterator[bytes]:
                 named = {"id": f"call_{len(chat['messages'])}_{index}", "name": name} if cut.stop == 0 else {}
                 yield _event({"tool_calls": [_piece(index, arguments[cut], **named)]})
     else:
-        yield _event({"content": "It said: " + " ".join(said for said in SAID if said in _results(chat))})
+        yield _event({"content": _repeated(chat)})
     yield _event({}, "tool_calls" if calls else "stop")
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     yield b"data: %b\n\n" % json.dumps({"model": MODEL, "choices": [], "usage": usage}).encode()
@@ -169,6 +175,10 @@ def _calls(chat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             key = "cmd" if "cmd" in properties else "command"
             for command in COMMANDS:
                 yield name, json.dumps({key: command, **({"description": "Echo"} if key == "command" else {})})
+
+
+def _repeated(chat: Mapping[str, Any]) -> str:
+    return "It said: " + " ".join(said for said in SAID if said in _results(chat))
 
 
 def _results(chat: Mapping[str, Any]) -> str:

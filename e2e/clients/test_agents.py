@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from e2e.clients.agent import AGENT_PROGRAMS, MODEL, SAID, Agent, ShellModel, prepared
+from e2e.clients.client import CLIENTS
 from e2e.clients.matrix import Matrix
-from e2e.clients.program_run import KEY, run_tool
+from e2e.clients.program_run import KEY, run_program, run_tool
 from e2e.servers import Launcher, Server, eventually
 from plait.backends.translation.translation import TRANSLATIONS
 
@@ -57,3 +59,13 @@ def test_an_agent_works_and_goes_on(
         set(TRANSLATIONS) if kind == "native" else {"/v1/chat/completions"}
     )
     matrix.note(f"{title}: two turns of one thread, each with thoughts, parallel calls of its shell and an answer.")
+
+
+def test_a_loop_over_responses(served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path) -> None:
+    kind, _, gateway = served
+    sdk = replace(next(client for client in CLIENTS if client.package == "ai"), program="loop_with_ai_sdk.mjs")
+    if sdk.why_not is not None:
+        pytest.skip(sdk.why_not)
+    failed = [one.detail for one in run_program(sdk.command, gateway.url, tmp_path) if not one.ok]
+    assert not failed, "\n".join(failed)
+    matrix.note(f"{sdk.title}, {kind}: a loop of thoughts, parallel calls and an answer, streamed and not.")

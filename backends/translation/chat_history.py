@@ -56,25 +56,24 @@ def ordered(messages: list[Json]) -> list[Json]:
     begin = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
     turns: list[list[Json]] = []
     caller: dict[str, list[Json]] = {}
+    reminds = False  # whether the last turn ends with what the system said
     for message in messages[begin:]:
-        if message["role"] == "tool" and message["tool_call_id"] in caller:
+        role = message["role"]
+        if role == "tool" and message["tool_call_id"] in caller:
             caller[message["tool_call_id"]].append(message)
             continue
-        if message["role"] in SYSTEM_ROLES:
-            message = {"role": "user", "content": _reminder(message["content"]), _REMINDS: True}  # noqa: PLW2901
-        last = turns[-1][-1] if turns else {}
-        if message["role"] == last.get("role") == "user" and (_REMINDS in message or _REMINDS in last):
+        follows_user, reminded = bool(turns) and turns[-1][-1]["role"] == "user", reminds
+        reminds = role in SYSTEM_ROLES
+        if reminds:
+            message = {"role": "user", "content": _reminder(message["content"])}  # noqa: PLW2901
+        if follows_user and (reminds or (reminded and role == "user")):
+            last = turns[-1][-1]
             turns[-1][-1] = {**last, "content": _joined(last["content"], message["content"])}
-            turns[-1][-1] |= {_REMINDS: True} if _REMINDS in message else {}
             continue
         turns.append([message])
-        caller |= {call["id"]: turns[-1] for call in message.get("tool_calls", ())}
-    rest = [{key: value for key, value in message.items() if key != _REMINDS} for turn in turns for message in turn]
-    return [*_one_system(messages[:begin]), *rest]
-
-
-_REMINDS: Final = "reminds"
-"""Marks a user's message that ends with what the system said."""
+        if "tool_calls" in message:
+            caller |= {call["id"]: turns[-1] for call in message["tool_calls"]}
+    return [*_one_system(messages[:begin]), *(message for turn in turns for message in turn)]
 
 
 def _one_system(messages: list[Json]) -> list[Json]:

@@ -49,9 +49,10 @@ _CLIENTS: Final[Mapping[str, tuple[str, Json]]] = {
 
 def tool_fields(fields: Fields) -> Json:
     """Tools and their choice. Engines refuse a choice without tools, so it is left out there."""
-    tools = [_tool(tool, where) for tool, where in objects(fields.get("tools"), "tools") if not _is_hosted(tool, where)]
+    given = fields.get("tools")
+    tools = [_tool(tool, where) for tool, where in objects(given, "tools") if not _is_hosted(tool, where)]
     choice = an_object_or_none(fields.get("tool_choice"), "tool_choice")
-    ignored = ignored_tools(fields)
+    ignored = [] if len(tools) == len(given or ()) else ignored_tools(fields)
     chosen = _choice(choice)
     if chosen == "required" and ignored and not tools:
         where, _, kind = ignored[0].partition(":")
@@ -81,7 +82,8 @@ def _is_hosted(tool: Fields, where: str) -> bool:
 
 
 def _client_tool(tool: Fields) -> tuple[str, Json] | None:
-    return _CLIENTS.get(str(tool.get("type")).rpartition("_")[0])
+    kind = tool.get("type")
+    return None if kind is None else _CLIENTS.get(kind.rpartition("_")[0])
 
 
 def _tool(tool: Fields, where: str) -> Json:

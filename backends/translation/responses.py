@@ -22,7 +22,7 @@ from plait.backends.translation.answer_translator import (
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json
 from plait.backends.translation.responses_request import chat_request, wants_logprobs
-from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind
+from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind, ignored_tools
 from plait.backends.translation.tool_calls import ToolCall
 
 
@@ -254,7 +254,8 @@ class ResponseTurn:
     def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
         self._key = identity.key
         self._logprobs = wants_logprobs(fields)
-        self._tools = ResponseTools(fields)
+        self._fields = fields
+        self._tools: ResponseTools | None = None  # until there is a call
         self._items: list[Item] = []
         self._number = 0
         echoed = {name: default if fields.get(name) is None else fields[name] for name, default in _ECHOED.items()}
@@ -329,6 +330,7 @@ class ResponseTurn:
             case Text() | Refusal():
                 return MessageItem(f"msg_{suffix}", position, self._logprobs)
             case ToolCall():
+                self._tools = self._tools or ResponseTools(self._fields)
                 kind, fields = self._tools.item(part)
                 return CallItem(self._key, position, part.call_id or f"call_{suffix}", kind, fields)
 
@@ -386,7 +388,7 @@ class ResponsesTranslation:
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         """The tools that are left out."""
-        return ResponseTools(fields).ignored
+        return ignored_tools(fields)
 
     def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
         """A translator for the answer, with a new id."""

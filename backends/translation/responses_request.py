@@ -55,7 +55,9 @@ class _Messages:
         self._call_ids: dict[str, str] = {}  # by the item's id, which some results have instead
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
-        kind = a_text(item.get("type") or "message", f"{where}.type")
+        kind = item.get("type") or "message"
+        if not isinstance(kind, str):
+            raise wrong(f"{where}.type", "must be a string")
         if kind == "message":
             self._message(item, where)
         elif kind in CALL_ITEMS:

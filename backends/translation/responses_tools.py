@@ -214,7 +214,10 @@ class ResponseTools:
         self._tools: dict[str, Tool] = {}
         self._flat: dict[tuple[str, str, str | None], str] = {}
         for tool, where in _given(fields):
-            self._add(tool, where)
+            if _is_ignored(tool):
+                self.ignored.append(_placed(tool, where))
+            else:
+                self._add(tool, where)
 
     @property
     def functions(self) -> list[Json]:
@@ -248,16 +251,12 @@ class ResponseTools:
         return self.flat(kind, str(name), namespace if isinstance(namespace, str) else None)
 
     def _add(self, tool: Fields, where: str, namespace: str | None = None) -> None:
-        kind = tool.get("type")
-        if kind == "namespace" and namespace is None:
+        kind = tool["type"]
+        if kind == "namespace":
             name = a_text(tool.get("name"), f"{where}.name")
             for inner, place in objects(tool.get("tools"), f"{where}.tools"):
-                self._add(inner, place, name)
-            return
-        if not isinstance(kind, str):
-            raise wrong(f"{where}.type", "must be a string")
-        if kind not in TOOL_KINDS or _is_hosted(tool):
-            self.ignored.append(f"{where}:{kind}")
+                if inner.get("type") in ("function", "custom"):
+                    self._add(inner, place, name)
             return
         function = TOOL_KINDS[kind].function(tool, where)
         own = kind, function["name"], namespace
@@ -279,16 +278,30 @@ def _given(fields: Fields) -> Iterator[tuple[Fields, str]]:
     yield from objects(fields.get("tools"), "tools")
     given = fields.get("input")
     for number, item in enumerate(given if isinstance(given, list) else ()):
-        if isinstance(item, Mapping) and item.get("type") in ("tool_search_output", "additional_tools"):
+        if isinstance(item, dict) and item.get("type") in ("tool_search_output", "additional_tools"):
             yield from objects(item.get("tools"), f"input[{number}].tools")
 
 
-def _is_hosted(tool: Fields) -> bool:
-    """Whether the vendor runs a tool whose type clients can run, too."""
-    if tool["type"] == "tool_search":  # whatever it could find, the engine has at once
+def ignored_tools(fields: Fields) -> list[str]:
+    """The tools that are left out, as in `tools[8]:web_search`. Raises CallerError for one without a type."""
+    return [_placed(tool, where) for tool, where in _given(fields) if _is_ignored(tool)]
+
+
+def _placed(tool: Fields, where: str) -> str:
+    return f"{where}:{a_text(tool.get('type'), f'{where}.type')}"
+
+
+def _is_ignored(tool: Fields) -> bool:
+    """Whether no function can stand for a tool, as its vendor runs it."""
+    kind = tool.get("type")
+    if kind in ("function", "namespace"):
+        return False
+    if kind == "tool_search":  # whatever it could find, the engine has at once
         return tool.get("execution") != "client"
     environment = tool.get("environment")
-    return tool["type"] == "shell" and isinstance(environment, Mapping) and environment.get("type") != "local"
+    if kind == "shell" and isinstance(environment, Mapping):
+        return environment.get("type") != "local"
+    return not isinstance(kind, str) or kind not in TOOL_KINDS
 
 
 def _flat(name: str, namespace: str | None) -> str:

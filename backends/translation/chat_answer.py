@@ -98,6 +98,11 @@ class ChatAnswer(msgspec.Struct):
         )
 
 
+def content_text(content: object) -> str:
+    """The text of a message's content, without the thoughts in it."""
+    return _text([part for part in content if not _is_thought(part)] if isinstance(content, list) else content)
+
+
 def finish_reason(choice: Object) -> str:
     """Why the turn has ended; empty if it has not. Some engines send an object with a `type`."""
     reason = choice.get("finish_reason")
@@ -120,11 +125,10 @@ def pieces(choice: Object) -> Iterator[Piece]:
     logprobs = choice.get("logprobs")
     if isinstance(content, list):
         thought = thought or [part for part in content if _is_thought(part)]
-        content = [part for part in content if not _is_thought(part)]
     if thought and (text := _text(thought)):
         yield Reasoning(text)
     tokens = () if logprobs is None else _objects(_object(logprobs).get("content"))
-    if (text := content if isinstance(content, str) else _text(content)) or tokens:
+    if (text := content if isinstance(content, str) else content_text(content)) or tokens:
         yield Text(text, tokens)
     if (refusal := message.get("refusal")) and (text := _text(refusal)):
         yield Refusal(text)

@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
+from plait.backends.translation.chat_answer import content_text
+
 
 class _Text(msgspec.Struct, frozen=True):
-    content: str | None = None
+    content: Any = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    text: str | None = None
+    text: Any = None
     delta: _Text | None = None
     message: _Text | None = None
     finish_reason: Any = None
@@ -82,4 +84,4 @@ class TextTap(msgspec.Struct, eq=False):
         if text is None:
             return ""
         self.is_found = True
-        return text
+        return text if isinstance(text, str) else content_text(text)

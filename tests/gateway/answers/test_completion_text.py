@@ -87,3 +87,10 @@ def test_a_space_at_the_beginning_that_was_in_the_prompt_is_left_out(pieces: lis
         tap.feed(b"data: " + json.dumps({"choices": [{"text": piece}]}).encode() + b"\n\n")
     assert texts == received
     assert tap.problem is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_content_in_parts_is_read_without_its_thoughts(stream: bool) -> None:
+    content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]
+    body = json.dumps({"choices": [{"delta" if stream else "message": {"content": content}}]}).encode()
+    assert read(b"data: " + body + b"\n\n" if stream else body, stream=stream) == (["a cat"], None)

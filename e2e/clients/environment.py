@@ -92,7 +92,9 @@ def build() -> None:
         _build_node(NODE)
         _build_node(AGENTS)
     if chromium() is None:
-        _install_chromium()
+        _install("chromium", "tests of pages will be skipped")
+    if "PLAIT_NIGHTLY" in os.environ and shutil.which("java") is None:
+        _install("default-jdk-headless", "the test of the JDK's client will fail")
 
 
 def _share_uv(python: Path) -> None:
@@ -110,16 +112,16 @@ def _build_node(folder: Path) -> None:
         stamp.write_text(digest)
 
 
-def _install_chromium() -> None:
-    """From Debian, where this may install packages. Elsewhere the tests of pages say that they have no browser."""
+def _install(package: str, without: str) -> None:
+    """Install a package of Debian, where this may do so. `without` says what follows elsewhere."""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        sys.stderr.write("chromium is not installed, and this may not install it: tests of pages will be skipped\n")
+        sys.stderr.write(f"{package} is not installed, and this may not install it: {without}\n")
         return
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", package]):
         run = subprocess.run(["apt-get", *command], check=False, stdout=subprocess.DEVNULL, env=environment)
         if run.returncode:
-            sys.stderr.write(f"apt-get {command[0]} failed: without chromium, tests of pages will be skipped\n")
+            sys.stderr.write(f"apt-get {command[0]} failed: {without}\n")
             return
 
 

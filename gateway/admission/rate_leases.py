@@ -94,9 +94,9 @@ class RateLeases:
         return bool(await told)
 
     def spend(self, tenant: str) -> None:
-        """A request of a tenant was refused that was no call: it counts as one, if the tenant has a lease."""
+        """A request of a tenant was refused that was no call: it uses one of a lease, while that has some."""
         lease = self._leases.get(tenant)
-        if lease is not None:
+        if lease is not None and lease.left[0] >= 1:
             lease.left[0] -= lease.limited(0).calls
 
     def put_back(self, tenant: str, tokens: int) -> None:

@@ -108,11 +108,11 @@ class TenantUse:
                 raise beyond_rate(rate, unit, over / rate)
 
     def spend(self, limits: TenantLimits, now_s: float) -> None:
-        """A request was refused that was no call: it counts as one without tokens."""
+        """A request was refused that was no call: it counts as one without tokens, up to a whole burst."""
         if limits.has_rates:
             self.has_rates = True
             self._drain(limits, now_s)
-            self._calls += 1
+            self._calls = min(self._calls + 1, max(self._calls, BURST_S * limits.calls_per_s))
 
     def enter(self, tokens: int) -> None:
         """A call was taken of a tenant that has rates: it counts for them."""

@@ -56,13 +56,24 @@ def join(calls: dict[T, None], call: T) -> None:
         calls[one] = calls.pop(one)
 
 
-class InTurn(Generic[T]):
-    """Calls of one tenant that wait, in the turns of their conversations; of each, in the order of joining."""
+MOST_APART: Final = 64
+"""Each choice of a call compares the first calls of all conversations."""
 
-    __slots__ = ("_calls", "_present", "_times")
+TOGETHER: Final = "\0"
+"""No client can name a conversation so."""
+
+
+class InTurn(Generic[T]):
+    """Calls of one tenant that wait, in the turns of their conversations; of each, in the order of joining.
+
+    While calls of `MOST_APART` conversations wait, those of further ones go as one conversation.
+    """
+
+    __slots__ = ("_calls", "_names", "_present", "_times")
 
     def __init__(self) -> None:
         self._calls: dict[str, dict[T, None]] = {}
+        self._names: dict[T, str] = {}
         self._times: dict[str, float] = {}  # virtual, in tokens
         self._present = 0.0
 
@@ -91,10 +102,14 @@ class InTurn(Generic[T]):
 
     def add(self, call: T) -> None:
         """A call waits."""
-        calls = self._calls.get(call.conversation)
+        name = call.conversation
+        if len(self._calls) >= MOST_APART and name not in self._calls:
+            name = TOGETHER
+        self._names[call] = name
+        calls = self._calls.get(name)
         if calls is None:
-            self._times[call.conversation] = self._after_those_before(call) if call.is_back else self._present
-            self._calls[call.conversation] = {call: None}
+            self._times[name] = self._after_those_before(call) if call.is_back else self._present
+            self._calls[name] = {call: None}
         else:
             join(calls, call)
 
@@ -106,19 +121,20 @@ class InTurn(Generic[T]):
     def serve(self, call: T) -> None:
         """A call goes: its conversation is served its tokens."""
         self._present += call.tokens / len(self._calls)
-        self._times[call.conversation] += call.tokens
+        self._times[self._names[call]] += call.tokens
         self.remove(call)
 
     def remove(self, call: T) -> None:
         """A call does not wait any more."""
-        calls = self._calls[call.conversation]
+        name = self._names.pop(call)
+        calls = self._calls[name]
         del calls[call]
         if not calls:
-            del self._calls[call.conversation], self._times[call.conversation]
+            del self._calls[name], self._times[name]
 
     def defer(self, call: T) -> None:
         """A call goes to the end of its conversation."""
-        calls = self._calls[call.conversation]
+        calls = self._calls[self._names[call]]
         calls[call] = calls.pop(call)
 
 

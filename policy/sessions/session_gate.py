@@ -379,7 +379,9 @@ class SessionGate:
         if self._find_room(first, now_s):
             return first
         late = (turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S)
-        return next(filter(self._take_room, turns), None) or next(late, None)
+        fair = self._fair_level(first.asked.tenant)  # whose turn is held counts in it
+        owed = turns if any(self._level(one) > fair for one in self.live.tenants) else []
+        return next((turn for turn in owed if self._take_room(turn, fair)), None) or next(late, None)
 
     def _find_room(self, turn: Turn, now_s: float) -> bool:
         """Whether there is room for a turn. Sessions that have been idle for long expire for it."""
@@ -392,15 +394,15 @@ class SessionGate:
             self.expired += 1
         return True
 
-    def _take_room(self, turn: Turn) -> bool:
+    def _take_room(self, turn: Turn, fair: float) -> bool:
         """Whether others owe a turn its room: its tenant has no other session live, or stays within its share with it.
 
-        Those owe it that are above their shares. Their youngest idle sessions are paused for it. Nobody owes room to
-        a tenant that would then have as much for its weight: else two sessions that do not fit together would go on
-        pausing each other.
+        Those owe it that are above their shares, the `fair` level. Their youngest idle sessions are paused for it.
+        Nobody owes room to a tenant that would then have as much for its weight: else two sessions that do not fit
+        together would go on pausing each other.
         """
         tenant = turn.asked.tenant
-        fair, own = self._fair_level(tenant), self._level(tenant)
+        own = self._level(tenant)
         level = own + turn.session.tokens / self._weight(tenant)
         if own and level > fair:
             return False

@@ -29,6 +29,9 @@ def test_requests_that_were_no_calls_count_for_the_rate_of_calls() -> None:
     with pytest.raises(LimitError, match="2 calls a second"):
         use.check_rate(limits, 1, 0.0)
     use.check_rate(limits, 10, 0.5)
+    for _ in range(10_000):
+        use.spend(limits, 1.0)
+    use.check_rate(limits, 1, 2.0)
     unlimited = TenantUse()
     unlimited.spend(TenantLimits(), 0.0)
     assert unlimited == TenantUse()

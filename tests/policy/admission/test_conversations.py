@@ -10,6 +10,7 @@ from plait.policy.admission.conversations import (
     CROWD_CALLS,
     JUDGED_S,
     MOST_ACTIVE,
+    MOST_APART,
     Conversations,
     InTurn,
 )
@@ -53,6 +54,15 @@ def test_turns_go_by_tokens() -> None:
 def test_calls_without_a_conversation_are_one() -> None:
     queue = in_turn(*(spoken("") for _ in range(10)), spoken("quiet"))
     assert names(list(queue))[:2] == ["", "quiet"]
+
+
+def test_of_many_conversations_the_last_ones_go_together() -> None:
+    calls = [spoken(str(number % 100)) for number in range(300)]
+    queue = in_turn(*calls)
+    assert sorted(names(list(queue)[:MOST_APART])) == sorted(str(number) for number in range(MOST_APART))
+    for number, call in enumerate(calls):
+        (queue.serve if number % 2 else queue.remove)(call)
+    assert not queue
 
 
 def test_conversations_with_a_call_at_a_time_go_in_the_order_in_which_they_came() -> None:

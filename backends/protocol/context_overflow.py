@@ -24,21 +24,23 @@ _TOO_LONG: Final = re.compile(
 """
 
 _LIMIT: Final = re.compile(
-    r"(?:context length|context size|model length|max_model_len|allowed length|context|at most)\D{0,9}(\d+)",
+    r"(?:context length|context size|model length|max_model_len|allowed length|context|at most)\D{0,9}(\d{1,12})",
     re.IGNORECASE,
 )
-_QUOTED: Final = re.compile(r"'[^']*\d[^']*'|`[^`]*`|\"[^\"]*\"")
-_NUMBER: Final = re.compile(r"\d+")
+_QUOTED: Final = re.compile(r"'[^'\n]{0,200}'|`[^`\n]{0,200}`|\"[^\"\n]{0,200}\"")
+_NUMBER: Final = re.compile(r"\d{1,12}")
+LOOKED_AT: Final = 4_000
+"""Characters of a message: an engine may repeat what a client has sent."""
 
 
 def is_overflow(text: str) -> bool:
     """Whether an engine's refusal is of a request that is too long."""
-    return _TOO_LONG.search(text) is not None
+    return _TOO_LONG.search(text, 0, LOOKED_AT) is not None
 
 
 def overflow_error(message: str, param: str | None = None) -> ContextLengthError:
     """The error for such a message, with the numbers that it has."""
-    text = _QUOTED.sub("", message)  # names of models have numbers, too
+    text = _QUOTED.sub("", message[:LOOKED_AT])  # names of models have numbers, too
     limit = _LIMIT.search(text)
     context = None if limit is None else int(limit[1])
     more = [number for number in map(int, _NUMBER.findall(text)) if context is not None and number > context]

@@ -56,6 +56,7 @@ def ordered(messages: list[Json]) -> list[Json]:
     begin = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
     turns: list[list[Json]] = []
     caller: dict[str, list[Json]] = {}
+    joined: list[tuple[Json, list[Any]]] = []  # messages of users, and the contents that each is made of
     reminds = False  # whether the last turn ends with what the system said
     for message in messages[begin:]:
         role = message["role"]
@@ -68,21 +69,23 @@ def ordered(messages: list[Json]) -> list[Json]:
             message = {"role": "user", "content": _reminder(message["content"])}  # noqa: PLW2901
         if follows_user and (reminds or (reminded and role == "user")):
             last = turns[-1][-1]
-            turns[-1][-1] = {**last, "content": _joined(last["content"], message["content"])}
+            if not joined or joined[-1][0] is not last:
+                last = turns[-1][-1] = {**last}
+                joined.append((last, [last["content"]]))
+            joined[-1][1].append(message["content"])
             continue
         turns.append([message])
         if "tool_calls" in message:
             caller |= {call["id"]: turns[-1] for call in message["tool_calls"]}
+    for message, contents in joined:
+        message["content"] = _joined(contents)
     return [*_one_system(messages[:begin]), *(message for turn in turns for message in turn)]
 
 
 def _one_system(messages: list[Json]) -> list[Json]:
     if not messages:
         return []
-    content = messages[0]["content"]
-    for message in messages[1:]:
-        content = _joined(content, message["content"])
-    return [{"role": "system", "content": content}]
+    return [{"role": "system", "content": _joined([message["content"] for message in messages])}]
 
 
 def _reminder(content: Any) -> str | list[Json]:
@@ -91,8 +94,13 @@ def _reminder(content: Any) -> str | list[Json]:
     return [text_part("<system-reminder>"), *content, text_part("</system-reminder>")]
 
 
-def _joined(first: Any, second: Any) -> str | list[Json]:
-    if isinstance(first, str) and isinstance(second, str):
-        return "\n\n".join(filter(None, (first, second)))
-    parts = [[text_part(content)] if isinstance(content, str) else content for content in (first, second)]
+def _joined(contents: list[Any]) -> str | list[Json]:
+    """Several contents as one. A single one stays as it is."""
+    if len(contents) == 1:
+        only: str | list[Json] = contents[0]
+        return only
+    said = [content for content in contents if content]
+    if all(isinstance(content, str) for content in said):
+        return "\n\n".join(said)
+    parts = [[text_part(content)] if isinstance(content, str) else content for content in said]
     return one_or_parts([part for one in parts for part in one])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,7 +82,7 @@ def _plain(source: Mapping[str, Any]) -> str | None:
         return None
     try:
         return base64.b64decode(source["data"], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # it is not base64, or not UTF-8
         return None
 
 

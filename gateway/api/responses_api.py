@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -17,7 +18,7 @@ from plait.backends.http.connection import is_event_stream
 from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.calls.stored_responses import SHOWN, StoredResponses
 from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.programs.unstored import unstored_fields, unstored_headers, unstored_response
 from plait.gateway.timer import loop_time_s
@@ -151,13 +152,21 @@ def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
 
 
 def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """The fields with the items that they refer to. A reference to what is not stored here stays."""
+    """The fields with the items that they refer to. A reference to what is not stored here stays.
+
+    Raises `CallerError` for two references to one item: a short request could grow without bound.
+    """
     given = fields.get("input")
-    if not isinstance(given, list) or not any(_is_reference(item) for item in given):
+    if not isinstance(given, list):
         return fields
-    now_s = loop_time_s()
-    items = [(_is_reference(item) and stored.item(tenant, item["id"], now_s)) or item for item in given]
-    return {**fields, "input": items}
+    places = Counter(item["id"] for item in given if _is_reference(item))
+    if not places:
+        return fields
+    (most, times), *_ = places.most_common(1)
+    if times > 1:
+        raise CallerError(f"'input' refers to the item '{most[:SHOWN]}' {times} times", param="input")
+    found = stored.items(tenant, places.keys(), loop_time_s())
+    return {**fields, "input": [found.get(item["id"], item) if _is_reference(item) else item for item in given]}
 
 
 def _is_reference(item: object) -> bool:

@@ -8,7 +8,8 @@ its tenant needs the room. Synchronous; each event carries its time.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -193,16 +194,15 @@ class StoredResponses:
         self._use(tenant, response_id, stored, now_s)
         return stored
 
-    def item(self, tenant: str, item_id: str, now_s: float) -> Item | None:
-        """An item of a stored response's output; None if it is not stored."""
-        response_id = self._tenants[tenant].items.get(item_id) if tenant in self._tenants else None
-        if response_id is None:
-            return None
-        try:
-            output = msgspec.json.decode(self.get(tenant, response_id, now_s).answer, type=_Output).output
-        except NotFoundError:  # it has just become too old
-            return None
-        return next((item for item in output if item.get("id") == item_id), None)
+    def items(self, tenant: str, item_ids: Collection[str], now_s: float) -> dict[str, Item]:
+        """The items of stored responses' outputs that have these ids. Each response is decoded once."""
+        of_tenant = self._tenants[tenant].items if tenant in self._tenants else {}
+        found: dict[str, Item] = {}
+        for response_id in dict.fromkeys(of_tenant[item_id] for item_id in item_ids if item_id in of_tenant):
+            with suppress(NotFoundError):  # it has just become too old
+                output = msgspec.json.decode(self.get(tenant, response_id, now_s).answer, type=_Output).output
+                found |= {item["id"]: item for item in output if item.get("id") in item_ids}
+        return found
 
     def delete(self, tenant: str, response_id: str, now_s: float) -> None:
         """Forget a response. Raises `NotFoundError`."""
@@ -264,7 +264,8 @@ class StoredResponses:
         if dropped is not None:
             kept.size_bytes -= dropped.size_bytes
             for item_id in _item_ids(dropped):
-                kept.items.pop(item_id, None)
+                if kept.items.get(item_id) == response_id:  # engines choose the names, so two may have the same
+                    del kept.items[item_id]
             if self._log is not None:
                 self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
 

@@ -37,3 +37,8 @@ def test_the_numbers_of_an_overflow(text: str, needed: int | None, context: int 
 
 def test_other_refusals_are_none() -> None:
     assert not is_overflow("max_tokens must be at least 1, got 0.")
+
+
+def test_what_an_engine_repeats_of_a_client_is_no_trouble() -> None:
+    assert overflow_error("context length '" + "1" * 5_000).context_tokens != 0
+    assert overflow_error("maximum context length is 2000 tokens. " + "'1a" * 100_000).context_tokens == 2_000

@@ -237,6 +237,10 @@ PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
         ({"type": "document", "source": {"type": "file", "file_id": "f7"}}, "f7"),
         ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}, "words"),
         ({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "d29yZHM="}}, "words"),
+        (
+            {"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "Gr\u00fc\u00dfe"}},
+            "read",
+        ),
         ({"type": "document", "source": {"type": "content", "content": "words"}}, "words"),
         (
             {

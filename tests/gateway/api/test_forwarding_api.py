@@ -234,6 +234,8 @@ async def test_stored_items_are_referred_to(api: Api, routes: list[str]) -> None
     assert first["output"][0] in json.loads(api.stored.get("", response.json()["id"], 0.0).items), (
         "stored as it is meant"
     )
+    again = await api.post(RESPONSES, {"input": [*references, *references]})
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "input")
 
 
 async def test_an_answer_says_what_was_left_out(api: Api) -> None:

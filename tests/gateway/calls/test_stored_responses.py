@@ -102,10 +102,13 @@ def test_items_are_found_by_their_ids_until_their_response_goes() -> None:
     for name, output in outputs.items():
         answer = json.dumps({"output": output}).encode()
         stored.put("t", name, previous=None, items=b"[]", answer=answer, now_s=0.0)
-    assert stored.item("t", "i1", 1.0) == {"id": "i1", "n": 1}
-    assert stored.item("other", "i1", 1.0) is None
+    assert stored.items("t", ["i1"], 1.0) == {"i1": {"id": "i1", "n": 1}}
+    assert stored.items("other", ["i1"], 1.0) == {}
     stored.delete("t", "a", 2.0)
-    assert stored.item("t", "i1", 2.0) is None
-    assert stored.item("t", "i2", 2.0) == {"id": "i2"}
-    assert stored.item("t", "i2", 3.0 + TTL_S) is None
+    assert stored.items("t", ["i1", "i2"], 2.0) == {"i2": {"id": "i2"}}
+    assert stored.items("t", ["i2"], 3.0 + TTL_S) == {}
+    for name in ("d", "e"):
+        stored.put("t", name, previous=None, items=b"[]", answer=b'{"output": [{"id": "same"}]}', now_s=10.0)
+    stored.delete("t", "d", 10.0)
+    assert stored.items("t", ["same"], 10.0) == {"same": {"id": "same"}}
     stored.put("t", "odd", previous=None, items=b"[]", answer=b'{"output": 3}', now_s=20.0)

@@ -45,7 +45,7 @@ CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
 
 OFF_LOOP_BYTES: Final = 16 * 1024
-"""More is tokenized in threads: some 4,000 tokens would block the event loop for 2 ms or more."""
+"""Longer texts are worked on in threads, unless most of a prompt may be known or its tokenizer is quick."""
 
 MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
 """Of a body whose prompt is rendered and looked up at once, in some 0.2 ms, in case little of it is new."""

@@ -6,6 +6,7 @@ nobody needs is never an error. Only the first choice is read, since the other A
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -146,7 +147,14 @@ def read_answer(body: bytes) -> ChatAnswer:
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineGarbledError(f"The engine's answer is not a chat completion: {error}") from error
+        try:
+            return msgspec.convert(json.loads(body, parse_constant=_NO_NUMBERS.get), ChatAnswer)
+        except (ValueError, msgspec.ValidationError, RecursionError):
+            raise EngineGarbledError(f"The engine's answer is not a chat completion: {error}") from error
+
+
+_NO_NUMBERS: Final = {"-Infinity": -9999.0}
+"""Python's constants that JSON lacks, such as NaN, become null. -9999.0 is OpenAI's logprob of what is impossible."""
 
 
 _THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")

@@ -48,6 +48,8 @@ class _GrowingCall:
     arguments: list[str] = field(default_factory=list)
 
     def add(self, piece: CallPiece) -> None:
+        if piece.arguments and len(self.arguments) == 1 and self.arguments[0].strip() == "{}":  # it held the place
+            self.arguments.clear()
         is_repeated = bool(piece.name) and piece.name == self.name and self.is_whole
         self.call_id = self.call_id or piece.call_id
         if not self.name:
@@ -89,16 +91,25 @@ class ToolCalls:
         call.add(piece)
 
     def complete(self) -> Iterator[ToolCall]:
-        """The calls in the order of their indexes. One without a name is left out: no client could run it."""
+        """The calls in the order of their indexes. One without a name is left out: no client could run it.
+
+        An id that an earlier call has is none: a client knows a result's call by it.
+        """
+        told = set[str]()
         for call in sorted(self._calls, key=lambda call: call.index):
             if call.name:
-                yield call.call
+                yield replace(call.call, call_id="") if call.call_id in told else call.call
+                told.add(call.call_id)
 
     def _call_of(self, piece: CallPiece) -> _GrowingCall | None:
-        if piece.index is not None:
-            return self._at.get(piece.index)
-        same_id = (call for call in self._calls if piece.call_id and call.call_id == piece.call_id)
-        return next(same_id, self._calls[-1] if self._calls else None)
+        at_index = None if piece.index is None else self._at.get(piece.index)
+        if at_index is not None:
+            return at_index
+        same_id = next((call for call in self._calls if piece.call_id and call.call_id == piece.call_id), None)
+        if piece.index is None:
+            return same_id or (self._calls[-1] if self._calls else None)
+        goes_on = same_id is not None and piece.name in ("", same_id.name) and not same_id.is_whole
+        return same_id if goes_on else None
 
 
 def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
@@ -109,7 +120,7 @@ def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
     has_new_id = bool(piece.call_id and call.call_id) and piece.call_id != call.call_id
     if piece.call_id and not has_new_id and call.call_id:
         return False
-    if has_new_id and piece.name and call.name and (piece.name != call.name or not call.arguments):
+    if has_new_id and piece.name and call.name and (piece.name != call.name or piece.index is None):
         return True
     names_more = bool(piece.name and call.name) and (piece.name != call.name or bool(piece.arguments.strip()))
     return (has_new_id or names_more) and call.is_whole

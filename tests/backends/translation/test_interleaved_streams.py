@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.translation.answer_translator import Identity, TurnTranslator
+from plait.backends.translation.chat_answer import pieces, read_answer
 from plait.backends.translation.messages import MessageTurn
 from plait.backends.translation.responses import ResponseTurn
 from tests.backends.translation.chat_answers import USAGE, chunk, message, whole
@@ -192,6 +193,11 @@ def test_two_calls(api: Callable[[], TurnTranslator], read: Read, deltas: list[A
         [piece(0, None, None, '{"a"'), piece(0, "call_0", "look", ":1}")],
         [piece(0, "call_0", "look", '{"a"'), piece(0, "x7", "look", ":1}")],
         [piece(0, "call_0", "look", '{"a"'), piece(0, "x7", None, ":1"), piece(0, "x8", None, "}")],
+        [piece(0, "call_0", "look", ""), piece(0, "x7", *LOOK)],
+        [piece(0, "call_0", "look", '{"a"'), piece(1, "call_0", "look", ":1}")],
+        [piece(0, "call_0", "look", ""), piece(1, "call_0", None, '{"a"'), piece(1, None, None, ":1}")],
+        [piece(0, "call_0", "look", "{}"), piece(0, None, None, '{"a"'), piece(0, None, None, ":1}")],
+        [piece(0, "call_0", "look", "{}"), piece(0, "call_0", *LOOK)],
         [piece(0, "call_0", "lo", ""), piece(0, "call_0", "ok", ""), piece(0, None, None, '{"a":1}')],
         [piece(0, "call_0", "lo", ""), piece(0, "call_0", *LOOK)],
         [piece(0, "call_0", *LOOK), piece(0, "call_0", *LOOK)],
@@ -201,6 +207,25 @@ def test_two_calls(api: Callable[[], TurnTranslator], read: Read, deltas: list[A
 )
 def test_one_call(api: Callable[[], TurnTranslator], read: Read, deltas: list[Any]) -> None:
     same(api, read, sent(*deltas, finish="tool_calls"), ONE)
+
+
+@APIS
+def test_calls_of_one_id_get_ids_of_their_own(api: Callable[[], TurnTranslator], read: Read) -> None:
+    told = read(api().feed(sent(piece(0, "a", *LOOK), piece(1, "a", *WAIT), finish="tool_calls")))
+    calls = told.get("output") or told["content"]
+    assert [call["name"] for call in calls] == ["look", "wait"]
+    assert len({call.get("call_id") or call["id"] for call in calls}) == 2
+
+
+@APIS
+def test_numbers_that_json_lacks_fail_no_turn(api: Callable[[], TurnTranslator], read: Read) -> None:
+    tokens = [{"token": "a", "logprob": float(value)} for value in ("-inf", "nan", "-1.5")]
+    choice = {"index": 0, "logprobs": {"content": tokens}, "finish_reason": "stop"}
+    streamed = b"".join([chunk([{**choice, "delta": {"content": "a"}}]), chunk([], usage=USAGE), DONE])
+    assert b"NaN" in streamed
+    same(api, read, streamed, whole(message("a"), logprobs=choice["logprobs"]))
+    [text] = pieces(read_answer(streamed.split(b"\n\n")[0].removeprefix(b"data: ")).choice)
+    assert [one["logprob"] for one in getattr(text, "logprobs", ())] == [-9999.0, None, -1.5]
 
 
 @APIS

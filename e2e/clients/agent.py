@@ -18,6 +18,13 @@ from plait.backends.translation.translation import TRANSLATIONS
 MODEL: Final = "demo"
 SAID: Final = ("42-one", "42-two")
 """What the shell says in a turn. The commands do not have these texts in them."""
+SCHEMA_FILE: Final = "answer.json"
+SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"said": {"type": "string"}},
+    "required": ["said"],
+    "additionalProperties": False,
+}
 COMMANDS: Final = ("echo $((6*7))-one", "echo $((6*7))-two")
 
 
@@ -25,7 +32,8 @@ COMMANDS: Final = ("echo $((6*7))-one", "echo $((6*7))-two")
 class Agent:
     """One agent. `program` is a path below the modules, `first` and `next` are its arguments for two turns.
 
-    `{url}` stands for the gateway's address. `files` are written into its home first.
+    `{url}` stands for the gateway's address. `files` are written into its home first. `structured` are the arguments
+    for a turn whose answer is an object of `SCHEMA`, which is in the home's `SCHEMA_FILE`; an agent may have none.
     """
 
     name: str
@@ -33,6 +41,7 @@ class Agent:
     program: str
     first: Sequence[str]
     next: Sequence[str]
+    structured: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,6 +85,7 @@ AGENT_PROGRAMS: Final = (
         "@openai/codex/bin/codex.js",
         ("exec", *_CODEX, "Work."),
         ("exec", "resume", "--last", *_CODEX, "Go on."),
+        ("exec", "--output-schema", SCHEMA_FILE, *_CODEX, "Work."),
         {"AGENT_KEY": KEY},
     ),
     Agent(
@@ -84,6 +94,7 @@ AGENT_PROGRAMS: Final = (
         "opencode-linux-x64/bin/opencode",
         ("run", "Work."),
         ("run", "-c", "Go on."),
+        (),
         {
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -98,6 +109,7 @@ AGENT_PROGRAMS: Final = (
         "@anthropic-ai/claude-code-linux-x64/claude",
         (*_CLAUDE, "Work."),
         (*_CLAUDE, "-c", "Go on."),
+        (*_CLAUDE, "--output-format", "json", "--json-schema", json.dumps(SCHEMA), "Work."),
         {
             "ANTHROPIC_API_KEY": KEY,
             "ANTHROPIC_BASE_URL": "{url}",
@@ -111,7 +123,7 @@ AGENT_PROGRAMS: Final = (
 
 def prepared(agent: Agent, url: str, home: Path) -> Mapping[str, str]:
     """The agent's environment, after its files have been written."""
-    for name, content in agent.files.items():
+    for name, content in {SCHEMA_FILE: SCHEMA, **agent.files}.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(json.dumps(content).replace("{url}", url))
     return {name: value.replace("{url}", url) for name, value in agent.environment.items()}
@@ -120,7 +132,8 @@ def prepared(agent: Agent, url: str, home: Path) -> Mapping[str, str]:
 class ShellModel(StubEngine):
     """Thinks in each turn, calls the agent's shell twice at a time, and then repeats what that said.
 
-    The pieces of both calls alternate. With `routes` it has Responses and Messages of its own.
+    The pieces of both calls alternate. An object that has to fit a schema is the answer, or the arguments of the tool
+    that an agent has for it. With `routes` it has Responses and Messages of its own.
     """
 
     def answer(self, received: Received) -> Script:
@@ -166,18 +179,28 @@ def _piece(index: int, arguments: str, id: str | None = None, name: str | None =
 
 
 def _calls(chat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The calls that are due: those of the agent's shell, unless it has just answered."""
-    if chat["messages"][-1]["role"] == "tool":
-        return
+    """The calls that are due: those of the agent's shell, and when it has answered, the one with the object."""
+    has_results = chat["messages"][-1]["role"] == "tool"
     for tool in chat.get("tools", ()):
         name, properties = tool["function"]["name"], tool["function"].get("parameters", {}).get("properties", {})
-        if name.lower() in ("bash", "exec_command"):
+        if has_results:
+            if name == "StructuredOutput" and all(said in _results(chat) for said in SAID):
+                yield name, _object(chat)
+        elif name.lower() in ("bash", "exec_command"):
             key = "cmd" if "cmd" in properties else "command"
             for command in COMMANDS:
                 yield name, json.dumps({key: command, **({"description": "Echo"} if key == "command" else {})})
 
 
 def _repeated(chat: Mapping[str, Any]) -> str:
+    return _object(chat) if "response_format" in chat else _said(chat)
+
+
+def _object(chat: Mapping[str, Any]) -> str:
+    return json.dumps({"said": _said(chat)})
+
+
+def _said(chat: Mapping[str, Any]) -> str:
     return "It said: " + " ".join(said for said in SAID if said in _results(chat))
 
 

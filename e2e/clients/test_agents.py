@@ -36,14 +36,18 @@ def served(
         yield request.param, engine, gateway
 
 
-@pytest.mark.parametrize("agent", AGENT_PROGRAMS, ids=lambda agent: agent.name.lower().replace(" ", "-"))
+def title(agent: Agent) -> str:
+    return agent.name.lower().replace(" ", "-")
+
+
+@pytest.mark.parametrize("agent", AGENT_PROGRAMS, ids=title)
 def test_an_agent_works_and_goes_on(
     agent: Agent, served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path
 ) -> None:
     kind, engine, gateway = served
-    title = f"{agent.name} {agent.version}, {kind}"
+    row = f"{agent.name} {agent.version}, {kind}"
     if not agent.runs:
-        matrix.skip(title, "it has no program for this machine")
+        matrix.skip(row, "it has no program for this machine")
         pytest.skip(f"{agent.name} is not installed")
     environment = prepared(agent, gateway.url, tmp_path)
     engine.received.clear()
@@ -58,7 +62,25 @@ def test_an_agent_works_and_goes_on(
     assert {received.path for received in engine.received} <= (
         set(TRANSLATIONS) if kind == "native" else {"/v1/chat/completions"}
     )
-    matrix.note(f"{title}: two turns of one thread, each with thoughts, parallel calls of its shell and an answer.")
+    matrix.note(f"{row}: two turns of one thread, each with thoughts, parallel calls of its shell and an answer.")
+
+
+@pytest.mark.parametrize("agent", [agent for agent in AGENT_PROGRAMS if agent.structured], ids=title)
+def test_an_agent_answers_with_an_object(
+    agent: Agent, served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path
+) -> None:
+    kind, engine, gateway = served
+    if not agent.runs:
+        pytest.skip(f"{agent.name} is not installed")
+    environment = prepared(agent, gateway.url, tmp_path)
+    engine.received.clear()
+    command = [*agent.runs, *(argument.replace("{url}", gateway.url) for argument in agent.structured)]
+    done = run_tool(command, tmp_path, environment)
+    [told] = [line for line in done.stdout.splitlines() if "It said" in line] or [done.stdout + done.stderr]
+    answer = json.loads(told)
+    assert answer.get("structured_output", answer) == {"said": f"It said: {' '.join(SAID)}"}
+    assert any(b'"additionalProperties":false' in received.body for received in engine.received)
+    matrix.note(f"{agent.name} {agent.version}, {kind}: an answer of two calls that is an object of a schema.")
 
 
 def test_a_loop_over_responses(served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
+from itertools import dropwhile
 from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -49,10 +50,10 @@ T = TypeVar("T", bound=OfConversation)
 
 
 def join(calls: dict[T, None], call: T) -> None:
-    """Add a call at the end, or if it is back, in its old place."""
-    later = [one for one in calls if one.number > call.number] if call.is_back else []
+    """Add a call at the end, or if it is back, before the first that came after it."""
+    behind = list(dropwhile(lambda one: one.number < call.number, calls)) if call.is_back else []
     calls[call] = None
-    for one in later:
+    for one in behind:
         calls[one] = calls.pop(one)
 
 

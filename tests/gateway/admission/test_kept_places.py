@@ -56,14 +56,13 @@ def test_not_all_places_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_ticket_that_is_back_joins_before_those_that_came_after_it() -> None:
     queue: dict[Waiting, None] = {}
-    tickets = [waiting(number) for number in (1, 4, 6)]
-    for ticket in tickets:
+    deferred = waiting(2)
+    for ticket in (waiting(1), waiting(4), waiting(6), deferred):
         join(queue, ticket)
-    join(queue, waiting(2))
     back = waiting(3)
     back.is_back = True
     join(queue, back)
-    assert [ticket.number for ticket in queue] == [1, 2, 3, 4, 6]
+    assert [ticket.number for ticket in queue] == [1, 3, 4, 6, 2]
 
 
 def test_a_call_that_comes_back_goes_before_those_that_came_after_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.policy.admission.conversations import (
@@ -130,6 +130,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=60))
+@example([("add", "", 1, 0), ("add", "", 1, 0), ("defer", "", 1, 0), ("back", "", 1, 3)])
 def test_the_order_is_that_of_the_oracle(events: list[tuple[str, str, int, int]]) -> None:
     queue, oracle = InTurn[Asked](), Oracle()
     for place, (what, name, tokens, which) in enumerate(events):

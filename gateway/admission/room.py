@@ -111,7 +111,8 @@ class Room:
         is_shared, queue = self._is_shared(tenant, now_s), view.queue
         queue.expire(now_s)
         if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
-            return inf
+            kept_since_s, _ = self._wanted.get(view.engine_id, (inf, {}))
+            return kept_since_s + RESERVED_S if view.slots and _free_slots(view) > 0 else inf
         is_over, bound_s = is_shared and self.is_over(tenant, now_s), self._bound_s(view, is_shared=is_shared)
         over_s = self._before_s(view, Precedence.REST, now_s, is_shared=is_shared, is_over=is_over) - bound_s
         if not queue.sent or over_s < 0:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.backends.errors import PlaitError
+from plait.gateway.admission.room import RESERVED_S
 from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
 from tests.gateway.admission.waiting_fleet import WaitingFleet
@@ -81,7 +82,11 @@ class Machine(RuleBasedStateMachine):
             if call.booking is not None and not call.is_sent and call.error is None:
                 engine = fleet.router.engines[call.booking.placement.engine_id]
                 assert engine in taking or not taking
-                assert engine.view.queue.sent or sent_calls(engine.view) == engine.view.slots > 0
+                if not engine.view.queue.sent and sent_calls(engine.view) < engine.view.slots:  # kept for others
+                    due_s = fleet.admission.queue.lines.room.due_s(engine.view, call.tenant, fleet.now_s)
+                    assert fleet.now_s < due_s <= fleet.now_s + RESERVED_S
+                else:
+                    assert engine.view.queue.sent or sent_calls(engine.view) == engine.view.slots > 0
 
     @invariant()
     def the_room_counts_what_was_sent(self) -> None:

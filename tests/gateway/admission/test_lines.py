@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.room import SLOTS_A_RESERVED, Room
+from plait.gateway.admission.room import RESERVED_S, SLOTS_A_RESERVED, Room
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 SOON_S = 0.01
@@ -67,6 +67,18 @@ def test_the_reserved_slot_is_taken_a_minute_after_the_light_tenant_has_gone() -
     last = fleet.enter("heavy", 64)
     fleet.pass_time(SOON_S)
     assert [call.is_sent for call in (*waiting, last)] == [True, False, False, False]
+
+
+def test_a_slot_that_is_kept_is_taken_once_it_need_not_be_although_nothing_happens() -> None:
+    fleet = WaitingFleet("x")
+    fleet.router.engines["x"].view.slots = 2
+    fleet.go(fleet.enter("light", 64))
+    running, waiting = fleet.enter("heavy", 64), fleet.enter("heavy", 64)
+    fleet.first_byte(running)
+    fleet.pass_time(SOON_S)
+    assert not waiting.is_sent
+    fleet.pass_time(2 * RESERVED_S)
+    assert waiting.is_sent
 
 
 # What the room counts.

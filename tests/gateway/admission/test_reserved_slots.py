@@ -34,6 +34,7 @@ def test_slots_are_kept_for_the_calls_that_tenants_send_in_a_second() -> None:
     assert has(shared, engine, "ab") == [True, True], "21 slots are free"
     decode(shared, engine, {"a": 1})
     assert has(shared, engine, "ab") == [False, True]
+    assert shared.due_s(engine, "a", 0.5) == RESERVED_S, "then fewer may be kept"
     decode(shared, engine, {"b": 20})
     assert has(shared, engine, "ab") == [False, False]
 

@@ -57,6 +57,9 @@ class Context:
 class Session:
     """What is known of one session. It was `born_s` when its first call came. `calls` are on their way or in an engine.
 
+    It `is_proven` once its client has named it, or a call has gone on where the one before had ended. Until then it may
+    as well be a document that others ask about, too, through other gateways for example.
+
     A live one may have its contexts in the engines' caches. `prefill_s` is what computing all of them takes. So many
     turns are `held`. The client has tried since `tried_s` to send one that has not passed (None: there is none).
     """
@@ -65,6 +68,7 @@ class Session:
     name: str
     born_s: float
     contexts: list[Context] = field(default_factory=list)
+    is_proven: bool = False
     is_live: bool = False
     calls: int = 0
     held: int = 0
@@ -117,7 +121,7 @@ class KnownSessions:
         """A new context, of the session of this `name` if there is one, else of a new session."""
         session = self._named.get((tenant, name)) if name else None
         if session is None:
-            session = Session(tenant, name, now_s)
+            session = Session(tenant, name, now_s, is_proven=bool(name))
             self._sessions[session] = None
             if name:
                 self._named[tenant, name] = session

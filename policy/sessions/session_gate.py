@@ -82,15 +82,16 @@ class Arrival(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A call that has come to a gate, and the context that it goes on with; None for chat.
+    """A call that has come to a gate, and the context that it goes on with; None if it goes on with none.
 
-    `tokens` are its prompt and the answer that is expected.
+    `tokens` are its prompt and the answer that is expected. Those of chat count while it is in an engine.
     """
 
     gate: SessionGate
     asked: Arrival
     context: Context | None
     tokens: int
+    is_chat: bool
     is_held: bool = False
     is_sent: bool = False
 
@@ -203,14 +204,19 @@ class SessionGate:
         """A call has come. If it is held, `release` returns it, then or later."""
         if now_s >= self.worth.due_s:
             self.worth.judge(self.known, now_s)
-        is_chat = asked.passes or asked.call.prompt_tokens < self._chat_tokens  # if it extends none
-        goes_on = bool(asked.session or self.known.marks)
-        context = None if is_chat and not goes_on else self._context(asked, now_s, is_chat=is_chat)
-        turn = Turn(self, asked, context, asked.call.prompt_tokens + asked.output_tokens)
+        begins = not asked.passes and asked.call.prompt_tokens >= self._chat_tokens  # if it extends none
+        may_go_on = bool(asked.session or self.known.marks)
+        context = self._context(asked, now_s, begins=begins) if begins or may_go_on else None
+        is_chat = context is None or not context.session.is_proven
+        turn = Turn(self, asked, context, asked.call.prompt_tokens + asked.output_tokens, is_chat)
         if context is None:
             return turn
         session = context.session
         context.calls += 1
+        if is_chat:
+            self.known.mark(context, asked.call.block_hashes, marked_block(asked.call))
+            session.calls += 1
+            return turn
         if session.tried_s is None or (not session.held and now_s - session.ended_s > MOST_AWAY_S):
             session.tried_s = now_s
         self._resize(context, asked.call.block_hashes, turn.tokens)
@@ -225,17 +231,15 @@ class SessionGate:
     def sent(self, turn: Turn) -> None:
         """A turn that has passed is in an engine."""
         turn.is_sent = True
-        if turn.context is None:
+        if turn.is_chat:
             self._chatting_tokens += turn.tokens
 
     def ended(self, turn: Turn, output_tokens: int | None, now_s: float) -> None:
         """A turn was answered; `output_tokens` is None if it is not known."""
         context = turn.context
-        if context is None:
-            self._chatting_tokens -= turn.tokens
-            return
-        context.ended_s = now_s
-        if output_tokens is not None:
+        if context is not None:
+            context.ended_s = now_s
+        if context is not None and not turn.is_chat and output_tokens is not None:
             self.worth.answered(output_tokens)
             if context.tokens and not context.is_shared:
                 self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
@@ -243,8 +247,9 @@ class SessionGate:
 
     def gone(self, turn: Turn, now_s: float) -> None:
         """A turn is not to be answered, or was."""
+        if turn.is_chat and turn.is_sent:
+            self._chatting_tokens -= turn.tokens
         if turn.context is None:
-            self._chatting_tokens -= turn.tokens if turn.is_sent else 0
             return
         turn.session.ended_s = now_s
         turn.context.calls -= 1
@@ -275,10 +280,8 @@ class SessionGate:
 
     # Whose call it is.
 
-    def _context(self, asked: Arrival, now_s: float, *, is_chat: bool) -> Context | None:
-        """The context that a call goes on with, or a new one; None for chat.
-
-        A call that extends none `is_chat`, or begins a context.
+    def _context(self, asked: Arrival, now_s: float, *, begins: bool) -> Context | None:
+        """The context that a call goes on with, or a new one that it `begins`; None if it does neither.
 
         Of the turns of coding agents, 95 % go on where the latest prompt ended. The others rewrite its end, not twice
         in a row. Each question about a document leaves the one before it, at the document's end.
@@ -286,18 +289,20 @@ class SessionGate:
         hashes = asked.call.block_hashes
         context = self.known.extended(asked.tenant, asked.session, hashes)
         if context is not None:
-            is_again = context.session.tried_s is not None
-            strays = not (asked.session or is_again or context.is_continued_by(hashes))
+            session, goes_on = context.session, context.is_continued_by(hashes)
+            is_again = session.tried_s is not None
+            strays = not (asked.session or is_again or goes_on)
             if context.calls or (strays and context.strayed):
                 self.known.share(context)
             if not is_again:
                 context.strayed = strays
             if context.is_shared:
                 return None
-            if context.ended_s is not None and not is_again:
+            session.is_proven = session.is_proven or goes_on
+            if session.is_proven and context.ended_s is not None and not is_again:
                 self.worth.returned(now_s - context.ended_s, asked.call.prompt_tokens)
             return context
-        return None if is_chat else self.known.begin(asked.tenant, asked.session, now_s)
+        return self.known.begin(asked.tenant, asked.session, now_s) if begins else None
 
     def _resize(self, context: Context, hashes: Sequence[int], tokens: int) -> None:
         self.live.change(context, hashes, tokens)

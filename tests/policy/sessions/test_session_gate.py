@@ -89,8 +89,23 @@ def test_chat_is_never_held_and_counts_while_it_is_in_an_engine() -> None:
 def test_a_session_without_a_name_is_known_by_its_prompts() -> None:
     gate = Gate()
     gate.end(gate.come("system A" + "a" * 12), 1.0)
-    assert gate.come("system B" + "b" * 12, now_s=1.0).is_held
+    gate.end(gate.come("system B" + "b" * 12, now_s=1.0), 1.5)
     assert not gate.come("system A" + "a" * 14, now_s=2.0).is_held
+    assert gate.come("system B" + "b" * 14, now_s=3.0).is_held
+    assert not gate.come("system A" + "a" * 16, now_s=4.0).is_held
+
+
+def test_a_prompt_that_names_no_session_is_chat_until_another_goes_on_with_it() -> None:
+    gate = Gate()
+    firsts = [gate.come(12 * name, now_s=0.1) for name in "abc"]
+    assert not any(first.is_held for first in firsts)
+    assert (gate.tokens, len(gate.live), gate.worth._returns) == (360, 0, 0)
+    gate.gone(firsts[0], 1.0)
+    gate.end(firsts[1], 1.0)
+    gate.end(firsts[2], 1.0)
+    assert gate.tokens == 0
+    second = gate.come(14 * "c", now_s=2.0)
+    assert (gate.tokens, len(gate.live), gate.worth._returns, second.is_chat) == (140, 1, 1, False)
 
 
 def test_questions_about_a_document_are_of_no_session() -> None:
@@ -98,11 +113,12 @@ def test_questions_about_a_document_are_of_no_session() -> None:
     gate = Gate(is_closed=False)
     document = 30 * "d"
     gate.end(gate.come(document + "a"), 1.0)
-    gate.end(gate.come(document + "b", now_s=1.5), 1.6)
-    assert len(gate.live) == 1, "it may be one: agents rewrite the end of a prompt now and then"
+    maybe = gate.come(document + "b", now_s=1.5)
+    assert maybe.context is not None, "it may be one: agents rewrite the end of a prompt now and then"
+    gate.end(maybe, 1.6)
     questions = [gate.come(document + question, now_s=2.0) for question in ("c", "cc", "aa")]
     assert all(question.context is None for question in questions)
-    assert (len(gate.live), gate.worth._returns) == (0, 1)
+    assert (len(gate.live), gate.worth._returns) == (0, 0)
     gate.worth.is_closed = True
     assert not gate.come(document + "d").is_held
 
@@ -111,6 +127,7 @@ def test_a_held_question_that_comes_again_is_still_one_about_a_document() -> Non
     gate = Gate(is_closed=False)
     document = 30 * "d"
     gate.end(gate.come(document + "a"), 1.0)
+    gate.end(gate.come(document + "aa", now_s=1.5), 1.6)
     gate.worth.is_closed = True
     gate.live.drop(next(iter(gate.live)))
     gate.come(90 * "f", "f", 2.0)
@@ -147,7 +164,7 @@ def test_calls_that_extend_a_prompt_at_the_same_time_are_of_no_session() -> None
 def test_a_held_call_of_a_document_passes_when_others_ask_about_it() -> None:
     gate = Gate()
     gate.come("aaaaaaaaaa", "a")
-    held = gate.come("ddddddddda", now_s=1.0)
+    held = gate.come("ddddddddda", "d", now_s=1.0)
     assert held.is_held
     assert not gate.come("dddddddddb", now_s=2.0).is_held
     assert gate.free(2.0) == [held]

@@ -86,12 +86,15 @@ class CostModel:
     context_floor_s: float
     long_attention: LongAttention
     efficiency: float = 1.0
+    tokens_per_s: float = field(init=False, repr=False, compare=False)
+    """How fast large prompts are computed, without attention."""
     _one_s: float = field(init=False, repr=False, compare=False)
     """`forward` of one token: what each token of an answer takes without its attention."""
 
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
             raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
+        object.__setattr__(self, "tokens_per_s", self.efficiency / (self.forward.slope_s or 1.0))
         object.__setattr__(self, "_one_s", self.forward.at(1))
 
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:

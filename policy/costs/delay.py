@@ -79,14 +79,14 @@ class DelayCost:
 class CallToPlace:
     """A call to be placed: the length that is expected of its answer, and what is left of its TTFT and of its JCT.
 
-    These are infinite if it has none, and negative once they are over. `rate_s` is how many calls come to an engine in
-    a second, and none of them waits there longer than `most_wait_s`.
+    These are infinite if it has none, and negative once they are over. For each token that an engine can compute in a
+    second, `rate` calls a second come there, and none of them waits longer than `most_wait_s`.
     """
 
     call: Call
     output_tokens: float
     ttft_s: float
-    rate_s: float = 0.0
+    rate: float = 0.0
     most_wait_s: float = inf
     jct_s: float = inf
 
@@ -98,7 +98,8 @@ class CallToPlace:
         jct_s = inf if slo.jct_s is None else slo.jct_s - age_s
         output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming()
         costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
-        return cls(call, output_tokens, ttft_s, coming.rate_s, ELSEWHERE * costs.added_s(tokens, 0)[0], jct_s)
+        prefill_s = costs.added_s(tokens, 0)[0] * costs.tokens_per_s / coming.tokens_per_s
+        return cls(call, output_tokens, ttft_s, coming.rate_s / coming.tokens_per_s, ELSEWHERE * prefill_s, jct_s)
 
     def late_s(self, cost: DelayCost) -> float:
         """By how much the first token or the last one is expected too late, whichever is later; 0 if neither is."""
@@ -227,7 +228,8 @@ def _prompt_s(
     added_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
     work_s = slowness * added_s
     prefill_s = slowness * (drain_s + attention_s)
-    later_s = LATER * asked.rate_s * work_s * min(asked.most_wait_s, queue_s + prefill_s / 2)
+    wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
+    later_s = LATER * asked.rate * costs.tokens_per_s * added_s * wait_s  # a slow engine gets the fewer calls
     return prefill_s, STALLED_SHARE * calls * work_s, later_s
 
 

@@ -23,16 +23,25 @@ ARRIVALS_S = 60.0
 """Calls of about the last minute say how many come a second."""
 
 
+SPEEDS_S: Final = 1.0
+"""Engines' speeds are looked at once in so long: as often as they are measured."""
+
+
 class Coming(NamedTuple):
-    """What is expected to come: calls a second to each engine, and the mean length of their prompts."""
+    """What is expected to come: calls a second to each engine, and the mean length of their prompts.
+
+    An engine gets the more the faster it computes prompts. `rate_s` is that of one that computes the engines' mean of
+    `tokens_per_s`.
+    """
 
     rate_s: float
     prompt_tokens: float
+    tokens_per_s: float
 
 
 def nothing_comes() -> Coming:
     """What is expected where no call has come."""
-    return Coming(0.0, 0.0)
+    return Coming(0.0, 0.0, 1.0)
 
 
 class Traffic:
@@ -71,11 +80,12 @@ class Arrivals:
     Means that forget exponentially over `ARRIVALS_S`: O(1) in time and memory.
     """
 
-    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens")
+    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens", "_speed", "_speed_of", "_speed_until_s")
 
     def __init__(self, now_s: float) -> None:
         self._began_s = self._latest_s = now_s
         self._calls = self._prompt_tokens = 0.0
+        self._speed, self._speed_of, self._speed_until_s = 1.0, 0, now_s
 
     def came(self, prompt_tokens: int, now_s: float) -> None:
         """A call has come."""
@@ -84,11 +94,18 @@ class Arrivals:
         self._prompt_tokens = prompt_tokens + self._prompt_tokens * kept
         self._latest_s = now_s
 
-    def coming(self, engines: int, now_s: float) -> Coming:
-        """What each of so many `engines` has to expect. At least a second counts: the first calls are no burst."""
+    def coming(self, engines: Sequence[EngineView], now_s: float) -> Coming:
+        """What the `engines` have to expect. At least a second counts: the first calls are no burst."""
         known = 1.0 - exp(min(self._began_s - now_s, -1.0) / ARRIVALS_S)
         rate_s = self._calls * exp((self._latest_s - now_s) / ARRIVALS_S) / (ARRIVALS_S * known)
-        return Coming(rate_s / engines, self._prompt_tokens / self._calls)
+        return Coming(rate_s / len(engines), self._prompt_tokens / self._calls, self._mean_speed(engines, now_s))
+
+    def _mean_speed(self, engines: Sequence[EngineView], now_s: float) -> float:
+        """The engines' mean, which is computed once a second."""
+        if now_s >= self._speed_until_s or len(engines) != self._speed_of:
+            speeds = [engine.cost_model.tokens_per_s / engine.slowness for engine in engines]
+            self._speed, self._speed_of, self._speed_until_s = sum(speeds) / len(speeds), len(speeds), now_s + SPEEDS_S
+        return self._speed
 
 
 NO_TRAFFIC = Traffic(1.0, 0.0)
@@ -199,7 +216,7 @@ class Demand:
             self._traffic.get((call.model, call.group is not None), self._nothing),
             0 if call.group is None else self.siblings(call.group),
             passed,
-            nothing_comes if arrivals is None else partial(arrivals.coming, len(engines), now_s),
+            nothing_comes if arrivals is None else partial(arrivals.coming, engines, now_s),
         )
 
     def siblings(self, group: TaskGroup) -> int:

@@ -232,11 +232,15 @@ class Floors(NamedTuple):
 
 
 class _Prefill(NamedTuple):
-    """The least seconds of a prefill: its own, weighed, and half of them; what it adds to the iterations of others."""
+    """The least seconds of a prefill: its own, weighed, and half of them; what it adds to the iterations of others.
+
+    `later`: for each second that it waits, the seconds by which it delays later calls, weighed.
+    """
 
     weighed_s: float
     half_s: float
     added_s: float
+    later: float
 
 
 _cost_model = attrgetter("cost_model")
@@ -249,11 +253,11 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
     """
     call, output_tokens, now_s, passed = asked.call, asked.output_tokens, situation.now_s, situation.passed
     models = _models(engines)
-    most_blocks, prefills = _prefills(call, situation, models)
-    copy_own_s, copy_half_s, copy_added_s = _least_prefill(call, models, copy_blocks)
+    most_blocks, prefills = _prefills(asked, situation, models)
+    copy_own_s, copy_half_s, copy_added_s, copy_later = _least_prefill(asked, models, copy_blocks)
     token_s = min(costs.context_s / costs.efficiency for costs in models)
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
-    weight, later, stalled = FIRST_TOKEN_WEIGHT, FIRST_TOKEN_WEIGHT * LATER * asked.rate_s, STALLED_SHARE
+    weight, stalled = FIRST_TOKEN_WEIGHT, STALLED_SHARE
     most_wait_s = asked.most_wait_s
     waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
     costs_s, with_copy_s = list[float](), list[float]()
@@ -268,17 +272,17 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         if not waits:
             queue_s = 0.0
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
-        own_s, half_s, added_s = prefills[most_blocks.get(engine.engine_id, 0)]
+        own_s, half_s, added_s, later = prefills[most_blocks.get(engine.engine_id, 0)]
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:
             wait_s = most_wait_s
-        costs_s.append(slowness * (fixed_s + own_s + added_s * (stalled * calls + later * wait_s)))
+        costs_s.append(slowness * (fixed_s + own_s + added_s * stalled * calls) + later * wait_s)
         if copy_blocks:
             wait_s = slowness * (queue_s + copy_half_s)
             if wait_s > most_wait_s:
                 wait_s = most_wait_s
-            delays_s = copy_own_s + copy_added_s * (stalled * calls + later * wait_s)
-            with_copy_s.append(slowness * (fixed_s + delays_s))
+            delays_s = copy_own_s + copy_added_s * stalled * calls
+            with_copy_s.append(slowness * (fixed_s + delays_s) + copy_later * wait_s)
     return Floors(costs_s, with_copy_s)
 
 
@@ -298,7 +302,7 @@ def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:
 
 
 def _prefills(
-    call: Call, situation: Situation, models: Collection[CostModel]
+    asked: CallToPlace, situation: Situation, models: Collection[CostModel]
 ) -> tuple[Mapping[str, int], Mapping[int, _Prefill]]:
     """How many blocks of the prompt engines have at most, and the least prefill for each such number."""
     most_blocks = dict[str, int]()
@@ -308,20 +312,22 @@ def _prefills(
             most_blocks[node.first.engine_id] = end_blocks
             if node.others:
                 most_blocks.update(dict.fromkeys(node.others, end_blocks))
-    return most_blocks, {blocks: _least_prefill(call, models, blocks) for blocks in {0, *most_blocks.values()}}
+    return most_blocks, {blocks: _least_prefill(asked, models, blocks) for blocks in {0, *most_blocks.values()}}
 
 
-def _least_prefill(call: Call, models: Collection[CostModel], held_blocks: int) -> _Prefill:
+def _least_prefill(asked: CallToPlace, models: Collection[CostModel], held_blocks: int) -> _Prefill:
+    call = asked.call
     cached_tokens = held_blocks * call.block_tokens
     if cached_tokens >= call.prompt_tokens:  # the last token is always computed
         cached_tokens = call.cacheable_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
-    own_s = added_s = inf
+    own_s = added_s = later = inf
     for costs in models:
         prefill_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
         own_s = min(own_s, costs.forward.at(missed_tokens) / costs.efficiency + attention_s)
         added_s = min(added_s, prefill_s)
-    return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s)
+        later = min(later, FIRST_TOKEN_WEIGHT * LATER * asked.rate * costs.tokens_per_s * prefill_s)
+    return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s, later)
 
 
 WORTH = 0.9

@@ -27,7 +27,7 @@ from plait.policy.types import Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
-COMING = Coming(0.5, 20.0)
+COMING = Coming(0.5, 20.0, COSTS.tokens_per_s)
 MOST_WAIT_S = 2.5 * (0.001 * 20 + 0.000_01 * 20)
 
 
@@ -110,7 +110,7 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
 def test_work_delays_the_calls_that_come_later_where_calls_wait(most_wait_s: float, wait_s: float) -> None:
     (view,) = situation(Engine(waiting=(50, 100), contexts=(50, 100))).engines
     none, some = (
-        delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s, most_wait_s), view, 0, 0.0)
+        delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s * 0.001, most_wait_s), view, 0, 0.0)
         for rate_s in (0, 2.0)
     )
     assert some.later_s == pytest.approx(1.5 * 2.0 * (0.061 + 0.000_61) * wait_s)
@@ -339,7 +339,7 @@ def choice(
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    return CallToPlace(call_of(prompt), output_tokens, ttft_s, COMING.rate_s, most_wait_s), fleet
+    return CallToPlace(call_of(prompt), output_tokens, ttft_s, COMING.rate_s / COMING.tokens_per_s, most_wait_s), fleet
 
 
 @CHOICES

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from plait.policy.costs.situation import PRIOR_CALLS, Arrivals, Traffic
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.load import LoadLedger
+from plait.policy.costs.situation import PRIOR_CALLS, SPEEDS_S, Arrivals, Traffic
+from plait.policy.prefix.prefix_tree import PrefixTree
+from plait.policy.prefix.residency import Residency
+
+
+def engines(*token_s: float) -> list[EngineView]:
+    """Engines that take so many seconds for a token."""
+    tree, costs = (
+        PrefixTree(),
+        [CostModel(PiecewiseLinear(((0, 0.010),), one), 0, 0, 0, LongAttention()) for one in token_s],
+    )
+    return [EngineView(f"{at}", one, LoadLedger(one), Residency(f"{at}", tree)) for at, one in enumerate(costs)]
+
+
+ONE = engines(0.001)
 
 
 def test_the_prior_gives_way_to_what_was_seen() -> None:
@@ -35,9 +52,19 @@ def test_arrivals_are_counted_by_the_second() -> None:
     arrivals = Arrivals(0.0)
     for number in range(1, 6001):
         arrivals.came(100 + number % 2, number / 10)
-    assert arrivals.coming(1, 600.0).rate_s == pytest.approx(10.0, rel=0.01)
-    assert arrivals.coming(1, 660.0).rate_s == pytest.approx(10.0 / 2.718, rel=0.01)
-    assert arrivals.coming(4, 600.0) == pytest.approx((2.5, 100.5), rel=0.01)
+    assert arrivals.coming(ONE, 600.0).rate_s == pytest.approx(10.0, rel=0.01)
+    assert arrivals.coming(ONE, 660.0).rate_s == pytest.approx(10.0 / 2.718, rel=0.01)
+    assert arrivals.coming(4 * ONE, 600.0) == pytest.approx((2.5, 100.5, 1000.0), rel=0.01)
+
+
+def test_the_speed_of_engines_is_looked_at_each_second() -> None:
+    arrivals, fleet = Arrivals(0.0), engines(0.001, 0.001, 0.000_25)
+    arrivals.came(100, 1.0)
+    assert arrivals.coming(fleet, 1.0).tokens_per_s == pytest.approx(2000.0)
+    fleet[2].slowness = 4.0
+    assert arrivals.coming(fleet, 1.0).tokens_per_s == pytest.approx(2000.0)
+    assert arrivals.coming(fleet, 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(1000.0)
+    assert arrivals.coming(fleet[:1], 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize(("seconds", "rate_s"), [(1.0, 10.0), (10.0, 10.0), (0.1, 1.0)])
@@ -46,4 +73,4 @@ def test_the_first_arrivals_count_over_their_own_time(seconds: float, rate_s: fl
     calls = round(10 * seconds)
     for number in range(1, calls + 1):
         arrivals.came(1, seconds * number / calls)
-    assert arrivals.coming(1, seconds).rate_s == pytest.approx(rate_s, rel=0.1)
+    assert arrivals.coming(ONE, seconds).rate_s == pytest.approx(rate_s, rel=0.1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from benchmarks import agent_sessions, full_fleet, gateways
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
-from benchmarks.claiming import programs
+from benchmarks.claiming import programs, through_gateways
 from benchmarks.claiming.documents import document_claims
 from benchmarks.claiming.placement import PLACEMENT_POLICIES, placement_claims
 from benchmarks.filling import promise_report, promises, runs, tenant_report, tenants
@@ -54,6 +54,7 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "prefixes": _prefixes(quick=quick),
         "documents": _documents(quick=quick),
         "gateways": _gateways(quick=quick),
+        "unnamed": _unnamed(quick=quick),
     }
 
 
@@ -154,6 +155,17 @@ def _gateways(*, quick: bool) -> Row:
         return map(_of_most, gateways.claims([one for some in found.values() for one in some]))
 
     return Row(tasks, new_runner, claims)
+
+
+def _unnamed(*, quick: bool) -> Row:
+    """Documents that come and go, of which no call names a session, through four gateways, against one."""
+    asked = (("video", 10.2),) if quick else (("video", 5.7), ("video", 10.2), ("loogle", 2.2))
+    tasks = [
+        through_gateways.Task(workload, rate_per_s, 1200, seed)
+        for workload, rate_per_s in asked
+        for seed in ((1,) if quick else (1, 2, 3))
+    ]
+    return Row(tasks, through_gateways.new_runner, through_gateways.claims)
 
 
 QUICK_AGENTS: Final = "A 1.9, chat beside"

@@ -6,7 +6,6 @@ nobody needs is never an error. Only the first choice is read, since the other A
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.errors import EngineGarbledError
+from plait.backends.protocol.json_constants import without_constants
 
 Object = Mapping[str, Any]
 
@@ -147,14 +147,10 @@ def read_answer(body: bytes) -> ChatAnswer:
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        try:
-            return msgspec.convert(json.loads(body, parse_constant=_NO_NUMBERS.get), ChatAnswer)
-        except (ValueError, msgspec.ValidationError, RecursionError):
+        document = without_constants(body)
+        if document is None:
             raise EngineGarbledError(f"The engine's answer is not a chat completion: {error}") from error
-
-
-_NO_NUMBERS: Final = {"-Infinity": -9999.0}
-"""Python's constants that JSON lacks, such as NaN, become null. -9999.0 is OpenAI's logprob of what is impossible."""
+        return read_answer(document)
 
 
 _THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")

@@ -48,8 +48,8 @@ class _GrowingCall:
     arguments: list[str] = field(default_factory=list)
 
     def add(self, piece: CallPiece) -> None:
-        if piece.arguments and len(self.arguments) == 1 and self.arguments[0].strip() == "{}":  # it held the place
-            self.arguments.clear()
+        if len(self.arguments) == 1 and self.arguments[0].strip() == "{}" and piece.arguments.lstrip().startswith("{"):
+            self.arguments.clear()  # they held the place of these
         is_repeated = bool(piece.name) and piece.name == self.name and self.is_whole
         self.call_id = self.call_id or piece.call_id
         if not self.name:
@@ -78,14 +78,13 @@ class ToolCalls:
 
     def add_whole(self, call: CallPiece) -> None:
         """Add a call of a whole answer, where each is an item of its own."""
-        self.add(replace(call, index=len(self._calls)))
+        self._begin(len(self._calls)).add(call)
 
     def add(self, piece: CallPiece) -> None:
         """Add a piece to its call, which may be a new one."""
         call = self._call_of(piece)
         if call is None or _begins_another(call, piece):
-            call = _GrowingCall(piece.index or 0)
-            self._calls.append(call)
+            call = self._begin(piece.index or 0)
         if piece.index is not None:
             self._at[piece.index] = call
         call.add(piece)
@@ -93,13 +92,21 @@ class ToolCalls:
     def complete(self) -> Iterator[ToolCall]:
         """The calls in the order of their indexes. One without a name is left out: no client could run it.
 
-        An id that an earlier call has is none: a client knows a result's call by it.
+        So is one without arguments behind one of its name at its index: where every piece has an id and a name, the
+        last piece is empty. An id that an earlier call has is none: a client knows a result's call by it.
         """
-        told = set[str]()
+        told, last = set[str](), None
         for call in sorted(self._calls, key=lambda call: call.index):
-            if call.name:
+            is_rest = last is not None and (call.index, call.name) == (last.index, last.name) and not call.arguments
+            if call.name and not is_rest:
                 yield replace(call.call, call_id="") if call.call_id in told else call.call
                 told.add(call.call_id)
+                last = call
+
+    def _begin(self, index: int) -> _GrowingCall:
+        call = _GrowingCall(index)
+        self._calls.append(call)
+        return call
 
     def _call_of(self, piece: CallPiece) -> _GrowingCall | None:
         at_index = None if piece.index is None else self._at.get(piece.index)
@@ -108,8 +115,9 @@ class ToolCalls:
         same_id = next((call for call in self._calls if piece.call_id and call.call_id == piece.call_id), None)
         if piece.index is None:
             return same_id or (self._calls[-1] if self._calls else None)
-        goes_on = same_id is not None and piece.name in ("", same_id.name) and not same_id.is_whole
-        return same_id if goes_on else None
+        if same_id is None or same_id.is_whole:
+            return None
+        return same_id if not piece.name or (piece.name == same_id.name and same_id.arguments) else None
 
 
 def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
@@ -119,7 +127,7 @@ def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
     """
     has_new_id = bool(piece.call_id and call.call_id) and piece.call_id != call.call_id
     if piece.call_id and not has_new_id and call.call_id:
-        return False
+        return bool(piece.name and call.name) and piece.name != call.name and call.is_whole
     if has_new_id and piece.name and call.name and (piece.name != call.name or piece.index is None):
         return True
     names_more = bool(piece.name and call.name) and (piece.name != call.name or bool(piece.arguments.strip()))

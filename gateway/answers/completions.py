@@ -22,6 +22,7 @@ from plait.backends.errors import (
     EngineStatusError,
     PlaitError,
 )
+from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
 from plait.gateway.answers.error_texts import excerpt
@@ -104,7 +105,8 @@ def decode(data: bytes | bytearray) -> CompletionBody | None:
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        document = without_constants(data)
+        return None if document is None else decode(document)
 
 
 def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
@@ -112,9 +114,9 @@ def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
     try:
         check_unicode(answer)
         body = _LONG_DECODER.decode(answer)
-    except msgspec.ValidationError:  # it is valid JSON, but another object
+    except msgspec.DecodeError:  # another object, or it has what JSON lacks
         return decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (UnicodeDecodeError, RecursionError):
         return None
     given = body.choices
     choices = None if given is None else [{"finish_reason": one.finish_reason, "index": one.index} for one in given]

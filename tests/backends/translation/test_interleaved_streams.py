@@ -194,6 +194,7 @@ def test_two_calls(api: Callable[[], TurnTranslator], read: Read, deltas: list[A
         [piece(0, "call_0", "look", '{"a"'), piece(0, "x7", "look", ":1}")],
         [piece(0, "call_0", "look", '{"a"'), piece(0, "x7", None, ":1"), piece(0, "x8", None, "}")],
         [piece(0, "call_0", "look", ""), piece(0, "x7", *LOOK)],
+        [piece(0, "call_0", "look", '{"a"'), piece(0, "x7", "look", ":1}"), piece(0, "x8", "look", "")],
         [piece(0, "call_0", "look", '{"a"'), piece(1, "call_0", "look", ":1}")],
         [piece(0, "call_0", "look", ""), piece(1, "call_0", None, '{"a"'), piece(1, None, None, ":1}")],
         [piece(0, "call_0", "look", "{}"), piece(0, None, None, '{"a"'), piece(0, None, None, ":1}")],
@@ -210,11 +211,35 @@ def test_one_call(api: Callable[[], TurnTranslator], read: Read, deltas: list[An
 
 
 @APIS
-def test_calls_of_one_id_get_ids_of_their_own(api: Callable[[], TurnTranslator], read: Read) -> None:
-    told = read(api().feed(sent(piece(0, "a", *LOOK), piece(1, "a", *WAIT), finish="tool_calls")))
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [piece(0, "a", *LOOK), piece(1, "a", *WAIT)],
+        [piece(0, "a", *LOOK), piece(0, "a", *WAIT)],
+        [piece(None, "a", *LOOK), piece(None, "a", *WAIT)],
+        [
+            piece(0, "a", "look", ""),
+            piece(1, "a", "wait", ""),
+            piece(0, None, None, LOOK[1]),
+            piece(1, None, None, "{}"),
+        ],
+    ],
+)
+def test_calls_of_one_id_get_ids_of_their_own(api: Callable[[], TurnTranslator], read: Read, deltas: list[Any]) -> None:
+    told = read(api().feed(sent(*deltas, finish="tool_calls")))
     calls = told.get("output") or told["content"]
     assert [call["name"] for call in calls] == ["look", "wait"]
     assert len({call.get("call_id") or call["id"] for call in calls}) == 2
+
+
+@APIS
+def test_the_calls_of_a_whole_answer_stay_apart(api: Callable[[], TurnTranslator], read: Read) -> None:
+    del read
+    said = message(calls=[("ping", ""), ("ping", ""), LOOK])
+    for call in said["tool_calls"]:
+        call["id"] = "same"
+    told = json.loads(api().whole(whole(said, "tool_calls")))
+    assert [call["name"] for call in told.get("output") or told["content"]] == ["ping", "ping", "look"]
 
 
 @APIS

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import EngineStatusError
 from plait.gateway.answers.completions import (
+    COMPLETION,
+    LONG_BYTES,
+    UNKNOWN,
     UsageBounds,
     decode,
     ending_problem,
@@ -106,3 +109,17 @@ def test_endings_are_read_by_choice() -> None:
 def test_an_error_may_be_the_callers(error: Any, expected: Any) -> None:
     found = reported_error("a", error)
     assert found == expected or (isinstance(expected, type) and isinstance(found, expected))
+
+
+@pytest.mark.parametrize("words", [1, LONG_BYTES // 5], ids=["short", "long"])
+def test_numbers_that_json_lacks_are_no_engines_fault(words: int) -> None:
+    message = {"role": "assistant", "content": "word " * words}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": [{"logprob": nan}]}}
+    usage = {"prompt_tokens": 3, "completion_tokens": words}
+    answer = json.dumps({"choices": [choice], "usage": usage}).encode()
+    read = COMPLETION.whole("e", answer, UNKNOWN)
+    assert (read.finish, read.usage) == ("stop", CallUsage(3, words))
+    stream = COMPLETION.stream("e", withhold=False, choices=1, bounds=UNKNOWN)
+    events = b"data: %b\n\ndata: [DONE]\n\n" % answer
+    assert stream.feed(events) == events
+    assert (stream.problem, stream.finish) == (None, "stop")

@@ -1,0 +1,25 @@
+"""Numbers that JSON lacks, which Python's own encoder writes nevertheless: `NaN`, `Infinity` and `-Infinity`.
+
+Engines send them as the logprob of what is impossible. Decoders refuse the whole document because of it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import msgspec
+
+_CONSTANTS: Final = (b"NaN", b"Infinity")
+_NUMBERS: Final = {"-Infinity": -9999.0}
+"""OpenAI's logprob of what is impossible. The other constants become null."""
+
+
+def without_constants(document: bytes | bytearray) -> bytes | None:
+    """The document with numbers, or null, for these constants. None if it has none, or is no JSON without them."""
+    if not any(constant in document for constant in _CONSTANTS):
+        return None
+    try:
+        return msgspec.json.encode(json.loads(document, parse_constant=_NUMBERS.get))
+    except (ValueError, RecursionError):
+        return None

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
+USUAL_TOKENS = 2048
+"""How fast engines are is compared by a prompt of so many tokens."""
+
 PIVOT_SHARE = 0.9
 """Ours: at the pivot, throughput is this share of its asymptote. AccelGen reads the pivot off a plot."""
 
@@ -87,14 +90,15 @@ class CostModel:
     long_attention: LongAttention
     efficiency: float = 1.0
     tokens_per_s: float = field(init=False, repr=False, compare=False)
-    """How fast large prompts are computed, without attention."""
+    """How fast a prompt of `USUAL_TOKENS` is computed in large iterations; 1 if that takes no time."""
     _one_s: float = field(init=False, repr=False, compare=False)
     """`forward` of one token: what each token of an answer takes without its attention."""
 
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
             raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
-        object.__setattr__(self, "tokens_per_s", self.efficiency / (self.forward.slope_s or 1.0))
+        usual_s = self.added_s(USUAL_TOKENS, 0)[0]
+        object.__setattr__(self, "tokens_per_s", USUAL_TOKENS / usual_s if usual_s else 1.0)
         object.__setattr__(self, "_one_s", self.forward.at(1))
 
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:

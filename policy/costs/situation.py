@@ -85,7 +85,8 @@ class Arrivals:
     def __init__(self, now_s: float) -> None:
         self._began_s = self._latest_s = now_s
         self._calls = self._prompt_tokens = 0.0
-        self._speed, self._speed_of, self._speed_until_s = 1.0, 0, now_s
+        self._speed, self._speed_until_s = 1.0, now_s
+        self._speed_of: Sequence[EngineView] = ()
 
     def came(self, prompt_tokens: int, now_s: float) -> None:
         """A call has come."""
@@ -101,10 +102,10 @@ class Arrivals:
         return Coming(rate_s / len(engines), self._prompt_tokens / self._calls, self._mean_speed(engines, now_s))
 
     def _mean_speed(self, engines: Sequence[EngineView], now_s: float) -> float:
-        """The engines' mean, which is computed once a second."""
-        if now_s >= self._speed_until_s or len(engines) != self._speed_of:
+        """The engines' mean, which is computed once a second for the same engines."""
+        if now_s >= self._speed_until_s or engines is not self._speed_of:
             speeds = [engine.cost_model.tokens_per_s / engine.slowness for engine in engines]
-            self._speed, self._speed_of, self._speed_until_s = sum(speeds) / len(speeds), len(speeds), now_s + SPEEDS_S
+            self._speed, self._speed_of, self._speed_until_s = sum(speeds) / len(speeds), engines, now_s + SPEEDS_S
         return self._speed
 
 

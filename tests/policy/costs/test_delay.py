@@ -110,7 +110,9 @@ def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) 
 def test_work_delays_the_calls_that_come_later_where_calls_wait(most_wait_s: float, wait_s: float) -> None:
     (view,) = situation(Engine(waiting=(50, 100), contexts=(50, 100))).engines
     none, some = (
-        delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s * 0.001, most_wait_s), view, 0, 0.0)
+        delay_cost(
+            CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf, rate_s / COSTS.tokens_per_s, most_wait_s), view, 0, 0.0
+        )
         for rate_s in (0, 2.0)
     )
     assert some.later_s == pytest.approx(1.5 * 2.0 * (0.061 + 0.000_61) * wait_s)

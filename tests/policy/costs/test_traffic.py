@@ -58,13 +58,15 @@ def test_arrivals_are_counted_by_the_second() -> None:
 
 
 def test_the_speed_of_engines_is_looked_at_each_second() -> None:
-    arrivals, fleet = Arrivals(0.0), engines(0.001, 0.001, 0.000_25)
+    arrivals, fleet, slow = Arrivals(0.0), engines(0.001, 0.001, 0.000_25), engines(0.001, 0.001, 0.001)
     arrivals.came(100, 1.0)
     assert arrivals.coming(fleet, 1.0).tokens_per_s == pytest.approx(2000.0)
     fleet[2].slowness = 4.0
     assert arrivals.coming(fleet, 1.0).tokens_per_s == pytest.approx(2000.0)
     assert arrivals.coming(fleet, 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(1000.0)
-    assert arrivals.coming(fleet[:1], 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(1000.0)
+    fleet[2].slowness = 1.0
+    assert arrivals.coming(slow, 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(1000.0)
+    assert arrivals.coming(fleet, 1.0 + SPEEDS_S).tokens_per_s == pytest.approx(2000.0), "other engines, as many"
 
 
 @pytest.mark.parametrize(("seconds", "rate_s"), [(1.0, 10.0), (10.0, 10.0), (0.1, 1.0)])

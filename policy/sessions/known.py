@@ -162,6 +162,7 @@ class KnownSessions:
 
     def _close(self, context: Context) -> None:
         self._on_close(context)
+        context.hashes, context.tokens = (), 0  # a call of it may be on its way still
         self.mark(context, (), -1)
         context.session.contexts.remove(context)
 

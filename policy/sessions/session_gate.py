@@ -1,9 +1,9 @@
 """The gate of one model: it holds sessions so that the contexts of those that are live fit into the engines' caches.
 
 A synchronous core; each event carries its time. A call that comes is a `Turn`. It is of a session, or it is chat: a
-short prompt that extends nothing, or a prompt that shares its beginning with others, as questions about a document do.
-Those come while others are in engines, or do not go on where the last one ended. Chat is never held; while it is in an
-engine its tokens count.
+prompt that extends nothing and is short or of no named session, or one that shares its beginning with others, as
+questions about a document do. Those come while others are in engines, or do not go on where the last one ended. Chat is
+never held; while it is in an engine its tokens count.
 
 - `arrive`: a call has come. A live session's passes, unless the live contexts have outgrown the caches: then the
   youngest session without a call is paused, which may be this one. Another session's passes if there is room, and is
@@ -47,7 +47,10 @@ MOST_AWAY_S: Final = 120.0
 """A client that was told to come again, and has not come for so long, begins its tries anew."""
 
 CHAT_TOKENS: Final = 4_000
-"""A shorter prompt that extends none is chat."""
+"""A shorter prompt that extends none is chat, whatever session its client names."""
+
+CHAT_SHARE: Final = 0.5
+"""Chat counts up to such a part of the caches. Else long prompts without a session would keep all sessions out."""
 
 FIRST_BETWEEN_S: Final = 10.0
 """Between two turns that pass, until it has been measured."""
@@ -97,7 +100,7 @@ class Turn:
 
     @property
     def session(self) -> Session:
-        """Of a call that is not chat."""
+        """Of a call that has a context."""
         assert self.context is not None
         return self.context.session
 
@@ -195,8 +198,9 @@ class SessionGate:
 
     @property
     def tokens(self) -> int:
-        """The tokens of live contexts, and of chat in engines."""
-        return self.live.tokens + self._chatting_tokens
+        """The tokens of live contexts, and of chat in engines as far as it counts."""
+        caches, chatting = self.worth.caches, self._chatting_tokens
+        return self.live.tokens + (chatting if caches is None else min(chatting, int(CHAT_SHARE * caches.kv_tokens)))
 
     # Events.
 
@@ -291,7 +295,7 @@ class SessionGate:
         if context is not None:
             session, goes_on = context.session, context.is_continued_by(hashes)
             is_again = session.tried_s is not None
-            strays = not (asked.session or is_again or goes_on)
+            strays = not (asked.session or is_again or goes_on or context.ended_s is None)
             if context.calls or (strays and context.strayed):
                 self.known.share(context)
             if not is_again:

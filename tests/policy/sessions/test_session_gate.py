@@ -6,7 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plait.policy.sessions.session_gate import MOST_AWAY_S, MOST_HELD_S, Turn
+from plait.policy.sessions import known
+from plait.policy.sessions.session_gate import CHAT_SHARE, MOST_AWAY_S, MOST_HELD_S, Turn
 from plait.policy.types import Slo
 from tests.policy.sessions.gates import Gate, arrival
 
@@ -73,17 +74,29 @@ def test_a_running_call_is_never_paused() -> None:
 
 
 def test_chat_is_never_held_and_counts_while_it_is_in_an_engine() -> None:
-    gate = Gate()
+    gate = Gate(200)
     chats = [gate.come(f"{number}x") for number in range(5)]
     assert not any(chat.is_held for chat in chats)
     gate.end(gate.come("y", "b"), 0.5)
-    turn = gate.come("aaaaaa", "a")
-    assert gate.tokens == 160, "nobody is live, so the first session passes"
-    held = gate.come("bbbb", "b", 1.0)
+    turn = gate.come(12 * "a", "a")
+    assert gate.tokens == 220, "nobody is live, so the first session passes"
+    held = gate.come(8 * "b", "b", 1.0)
     gate.end(turn, 2.0)
     assert gate.end(chats[0], 2.0) == gate.end(chats[1], 2.0) == gate.end(chats[2], 2.0) == []
-    assert gate.end(chats[3], 2.0) == [], "20 tokens of chat, 60 of the session"
+    assert gate.end(chats[3], 2.0) == [], "20 tokens of chat, 120 of the session"
     assert gate.end(chats[4], 2.0) == [held]
+
+
+def test_chat_counts_up_to_a_part_of_the_caches() -> None:
+    gate = Gate(200)
+    chats = [gate.come(8 * name) for name in "wxyz"]
+    assert gate.tokens == CHAT_SHARE * 200
+    assert not gate.come("aaaaaa", "a").is_held
+    assert not gate.come("bbb", "b").is_held
+    assert gate.come("cccccc", "c").is_held
+    for chat in chats:
+        gate.end(chat, 1.0)
+    assert gate.tokens == 150, "and the third one has passed"
 
 
 def test_a_session_without_a_name_is_known_by_its_prompts() -> None:
@@ -96,7 +109,7 @@ def test_a_session_without_a_name_is_known_by_its_prompts() -> None:
 
 
 def test_a_prompt_that_names_no_session_is_chat_until_another_goes_on_with_it() -> None:
-    gate = Gate()
+    gate = Gate(1000)
     firsts = [gate.come(12 * name, now_s=0.1) for name in "abc"]
     assert not any(first.is_held for first in firsts)
     assert (gate.tokens, len(gate.live), gate.worth._returns) == (360, 0, 0)
@@ -245,6 +258,26 @@ def test_the_subagents_of_a_session_count() -> None:
     assert gate.tokens == 125
     assert not gate.come("bbbbbbbb", "a", 2.0).is_held
     assert gate.tokens == 140, main
+
+
+def test_a_context_that_is_forgotten_while_its_call_runs_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "MOST_CONTEXTS", 2)
+    gate = Gate(1000)
+    turns = [gate.come(6 * name, "s", number) for number, name in enumerate("abc")]
+    for turn in turns:
+        gate.end(turn, 5.0, output_tokens=50)
+    gate.live.check()
+    assert gate.tokens == 220, "60 and 50 of each of two"
+
+
+def test_a_call_that_comes_again_before_an_answer_rewrites_nothing() -> None:
+    gate = Gate()
+    for number in range(4):
+        gate.gone(gate.come(12 * "a", now_s=float(number)), number + 0.5)
+    turn = gate.come(12 * "a", now_s=5.0)
+    assert turn.context is not None
+    gate.end(turn, 6.0)
+    assert not gate.come(14 * "a", now_s=7.0).is_chat
 
 
 class Sessions(RuleBasedStateMachine):

@@ -1,7 +1,8 @@
 """Placement policies, ours and what others ship, on many workloads in virtual time: `python -m benchmarks policies`.
 
 The router, admission as it ships and the engine cores are the real ones. First all calls come at once; then they come
-at shares of what round robin, or the best policy, completes a second in that case. Agents come in a closed loop. With
+at shares of what round robin, or the best policy, completes a second in that case. Agents come in a closed loop. Fleets
+also have several gateways, engines of two speeds, told and not, and one that comes with an empty cache. With
 `--results FILE` each finished part is kept there, and a run that was cut off goes on. The seeds from 100 on are those
 that are reported; what is tuned is tuned on others.
 """
@@ -17,8 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks.placing.policy_intervals import INTERVALS, interval_claims, interval_table, intervals
 from benchmarks.placing.policy_report import claims, markdown, means, plot
-from benchmarks.placing.policy_runs import AGENTS, OURS, POLICIES, Figures, Plan, Runner, Runs, Task
+from benchmarks.placing.policy_runs import (
+    AGENTS,
+    COMES_COLD,
+    FLEETS,
+    OURS,
+    PLAIN,
+    POLICIES,
+    Figures,
+    Plan,
+    Runner,
+    Runs,
+    Task,
+)
 from benchmarks.placing.workloads import open_loops
 from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
@@ -29,6 +43,16 @@ SEEDS: Final = 5
 ENGINES: Final = 4
 LARGER: Final = {8: ("tools", "documents", "mix"), 64: ("tools", "documents", "mix")}
 """The workloads that larger fleets are run with, too."""
+COMING: Final = ("video", "loogle", "documents")
+SPEEDS: Final = ("documents", "tools", "video")
+VARIED: Final = {
+    "2 gateways": COMING,
+    "4 gateways": COMING,
+    "half 3 times faster, told": SPEEDS,
+    "half 3 times faster, not told": SPEEDS,
+    COMES_COLD: ("documents", "tools"),
+}
+"""The workloads that fleets of `ENGINES` are run with where something differs."""
 
 
 def main() -> int:
@@ -46,8 +70,9 @@ def main() -> int:
             _keep(arguments.results, task, runs)
         progress(done, len(tasks))
     found = means(results)
-    made = list(claims(found))
-    print("\n".join(markdown(found)))
+    by_figure = {figure: intervals(results, figure) for figure in INTERVALS}
+    made = [*claims(found), *interval_claims(by_figure)]
+    print("\n".join([*markdown(found), *interval_table(by_figure)]))
     for claim in made:
         print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
     if arguments.json is not None:
@@ -65,7 +90,9 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
     for engines in arguments.engines:
         for workload in arguments.workloads:
             if workload in LARGER.get(engines, arguments.workloads) or arguments.full:
-                yield from (Task(workload, engines, seed) for seed in seeds)
+                for fleet in arguments.fleets:
+                    if fleet == PLAIN or (engines == ENGINES and workload in VARIED[fleet]):
+                        yield from (Task(workload, engines, seed, fleet) for seed in seeds)
 
 
 def _kept(path: Path | None) -> dict[Task, Runs]:
@@ -98,6 +125,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
     parser.add_argument("--engines", nargs="+", type=int, default=[ENGINES, *LARGER], help="default: %(default)s")
+    parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=list(FLEETS), metavar="FLEET",
+                        help=f"'' (equal engines, one gateway), {', '.join(VARIED)}; default: all")  # fmt: skip
     parser.add_argument("--full", action="store_true", help="all workloads on larger fleets, too")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (default: %(default)s)")
     parser.add_argument("--first-seed", type=int, default=REPORTED_SEED, help="default: %(default)s")

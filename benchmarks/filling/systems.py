@@ -39,7 +39,7 @@ REPORT_DELAY_S: Final = 0.02
 class FleetSize:
     """Equal engines. Their KV cache is the profile's without `kv_tokens`. `scheduler` names their local scheduler.
 
-    The first engine may be so many times `faster`; the router may not have been `told`.
+    The `fast` first engines may be so many times `faster`; the router may not have been `told`.
     """
 
     engines: int = 4
@@ -47,6 +47,7 @@ class FleetSize:
     kv_tokens: int | None = None
     scheduler: str = "slo"
     faster: float = 1.0
+    fast: int = 1
     told: bool = True
     gateways: int = 1
 
@@ -99,7 +100,7 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[list[Router], dict[s
     engines = {}
     for number in range(fleet.engines):
         engine_id = f"engine-{number}"
-        real = costs if number else replace(costs, efficiency=costs.efficiency * fleet.faster)
+        real = replace(costs, efficiency=costs.efficiency * fleet.faster) if number < fleet.fast else costs
         for router in routers:
             router.add_engine(engine_id, real if fleet.told else costs, kv_tokens=kv_tokens)
         settings = EngineSettings(

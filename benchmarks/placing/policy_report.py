@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from benchmarks.placing.policy_runs import AT_ONCE, BASE, OURS, Figures, Runs, Task
+from benchmarks.placing.policy_runs import AT_ONCE, BASE, OURS, PLAIN, RATES_PER_S, Figures, Runs, Task
 from plait.gateway.simulation.compare import Claim
 
 Results = Mapping[Task, Runs]
@@ -36,14 +36,24 @@ COMING_E2E: Final = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A workload on so many engines under a load."""
+    """A workload on so many engines under a load. The `fleet` is one of `FLEETS`."""
 
     workload: str
     engines: int
     load: str
+    fleet: str = PLAIN
 
     def __str__(self) -> str:
-        return f"{self.workload}, {self.engines} engines, {self.load}"
+        fleet = self.fleet and f" ({self.fleet})"
+        return f"{self.workload}, {self.engines} engines{fleet}, {self.load}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one of equal engines behind one gateway, at a share of the saturation."""
+        return self.fleet == PLAIN and self.load not in _PER_S
+
+
+_PER_S: Final = {f"{per_s:g}/s" for rates in RATES_PER_S.values() for per_s in rates}
 
 
 Means = Mapping[Cell, Mapping[str, Mapping[str, float]]]
@@ -55,7 +65,7 @@ def means(results: Results) -> Means:
     gathered: dict[Cell, dict[str, list[Figures]]] = {}
     for task, runs in results.items():
         for load, by_policy in runs.items():
-            cell = gathered.setdefault(Cell(task.workload, task.engines, load), {})
+            cell = gathered.setdefault(Cell(task.workload, task.engines, load, task.fleet), {})
             for policy, figures in by_policy.items():
                 cell.setdefault(policy, []).append(figures)
     return {
@@ -92,7 +102,8 @@ def ratio(found: Means, cell: Cell, figure: str) -> float:
 
 
 def claims(found: Means) -> Iterator[Claim]:
-    """What is claimed of our policy."""
+    """What is claimed of our policy, in plain cells."""
+    found = {cell: by_policy for cell, by_policy in found.items() if cell.is_plain}
     steady = [cell for cell in found if cell.load != AT_ONCE]
     for figure, (name, mean_most, worst_most) in LIMITS.items():
         ratios = {cell: ratio(found, cell, figure) for cell in steady}

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.placing.rivals import RIVALS
 from benchmarks.placing.workloads import AGENT_STARTS_S, Turn, agents, open_loops
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
+from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.policies import Policy
@@ -27,6 +28,23 @@ AT_ONCE: Final = "at once"
 AGENTS: Final = "agents"
 RATES: Final = {f"0.9 {BASE}": 0.9, "0.95 best": 0.95}
 """Loads: shares of the calls a second that round robin, or the best policy, completes if all come at once."""
+RATES_PER_S: Final[Mapping[str, Sequence[float]]] = {"video": (8.5, 11.2), "loogle": (3.0,)}
+"""Calls a second on `PLAIN_ENGINES` equal engines with one gateway, besides the shares: near saturation."""
+PLAIN: Final = ""
+PLAIN_ENGINES: Final = 4
+COMES_COLD: Final = "one comes cold"
+FLEETS: Final[Mapping[str, Mapping[str, Any]]] = {
+    PLAIN: {},
+    "2 gateways": {"gateways": 2},
+    "4 gateways": {"gateways": 4},
+    "half 3 times faster, told": {"faster": 3.0, "fast": 2},
+    "half 3 times faster, not told": {"faster": 3.0, "fast": 2, "told": False},
+    COMES_COLD: {},
+}
+"""What differs from equal engines behind one gateway, by name. See `FleetSize`.
+
+One that comes cold takes no calls in the first third of the run, and has an empty cache then.
+"""
 SESSIONS_AN_ENGINE: Final = {"10 sessions an engine": 10, "15 sessions an engine": 15}
 """The agents' loads. A session that ends is followed by another one."""
 
@@ -37,11 +55,12 @@ LARGE_FLEET, LARGE_SHARE = 16, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """All policies under all loads of a workload, for one seed."""
+    """All policies under all loads of a workload, for one seed. The `fleet` is one of `FLEETS`."""
 
     workload: str
     engines: int
     seed: int
+    fleet: str = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +119,23 @@ class Runner:
         for (load, share), saturation_per_s in zip(RATES.items(), saturations, strict=True):
             coming = workload(calls, share * saturation_per_s, task.seed)
             runs[load] = {name: self._open(name, task, coming) for name in self._plan.policies}
+        if (task.engines, task.fleet) == (PLAIN_ENGINES, PLAIN):
+            for per_s in RATES_PER_S.get(task.workload, ()):
+                coming = workload(calls, per_s, task.seed)
+                runs[f"{per_s:g}/s"] = {name: self._open(name, task, coming) for name in self._plan.policies}
         return runs
 
     def _open(self, policy: str, task: Task, calls: Sequence[SimulatedCall]) -> Figures:
-        simulation = self._simulation(policy, task)
+        router, simulation = self._simulation(policy, task)
+        if task.fleet == COMES_COLD:
+            first = next(iter(router.engines))
+            simulation.at(0.0, partial(_drain, router, first, draining=True))
+            simulation.at(calls[len(calls) // 3].arrives_s, partial(_drain, router, first, draining=False))
         simulation.run(calls)
         return figures(simulation, calls[round(self._plan.warm_up * len(calls))].arrives_s)
 
     def _agents(self, policy: str, task: Task, sessions: int) -> Figures:
-        simulation, coming = self._simulation(policy, task), agents(self._traces, task.seed)
+        (_, simulation), coming = self._simulation(policy, task), agents(self._traces, task.seed)
         left = self._plan.calls(task)
 
         def go_on(turns: Sequence[Turn], _ended: CallRecord | None = None) -> None:
@@ -128,9 +155,14 @@ class Runner:
         arrivals_s = sorted(record.arrived_s for record in simulation.records)
         return figures(simulation, arrivals_s[round(self._plan.warm_up * len(arrivals_s))])
 
-    def _simulation(self, policy: str, task: Task) -> Simulation:
+    def _simulation(self, policy: str, task: Task) -> tuple[Router, Simulation]:
         ahead_s, max_wait_s = (AHEAD_S, AdmissionConfig().max_wait_s) if self._plan.admission else (inf, inf)
-        return simulated(FleetSize(engines=task.engines), POLICIES[policy], ahead_s, max_wait_s)[1]
+        fleet = FleetSize(engines=task.engines, **FLEETS[task.fleet])
+        return simulated(fleet, POLICIES[policy], ahead_s, max_wait_s)
+
+
+def _drain(router: Router, engine_id: str, _now_s: float, *, draining: bool) -> None:
+    router.health.drain(engine_id, draining=draining)
 
 
 def figures(simulation: Simulation, warm_up_s: float) -> Figures:

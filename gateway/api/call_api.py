@@ -5,8 +5,9 @@ A plain ASGI callable, since these routes are the data path. Starlette serves al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -139,6 +140,15 @@ class ForwardingApi:
 
     async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
         """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
+        try:
+            answer = await self._read(incoming, receive, send)
+        except PlaitError as error:
+            self.completions.relay.no_call(incoming.tenant, error)
+            raise
+        await answer()
+
+    async def _read(self, incoming: Incoming, receive: Receive, send: Send) -> Callable[[], Awaitable[None]]:
+        """What answers a request."""
         route = ROUTES[incoming.path]
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
@@ -147,17 +157,15 @@ class ForwardingApi:
             given = decode_body(incoming.body, _FIELDS)
             holder = await self._holder(incoming, given.get("previous_response_id"))
             if holder is not None:
-                await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
-                return
+                return partial(self.completions.forwarding.forward, holder, _forwarded(incoming), receive, send)
             previous, own = given.get("previous_response_id"), self._referred(incoming, given)
             fields, send = self._conversation(incoming, own, send)
             reason = self._reason_to_translate(route, request, annotations, fields)
             if reason is not None:
                 try:
-                    await self._translate(incoming, route.translation, fields, receive, send)
+                    return self._translated(incoming, route.translation, fields, receive, send)
                 except InexpressibleError as error:
                     raise error.because(reason) from None
-                return
             chat = _chat(route.translation, fields) if route.computes else None
             if fields is not given:  # no engine knows the responses that this one continues and refers to
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
@@ -170,6 +178,9 @@ class ForwardingApi:
                 param="plait",
             )
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
+        return partial(self._deliver, asked, receive, send)
+
+    async def _deliver(self, asked: Asked, receive: Receive, send: Send) -> None:
         await unless_gone(receive, self.completions.relay.deliver(asked, sink_of(receive, send)))
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
@@ -216,21 +227,21 @@ class ForwardingApi:
             return f"tenants are isolated here, and {route.path} of an engine takes no 'cache_salt'"
         return None
 
-    async def _translate(
+    def _translated(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
-    ) -> None:
+    ) -> Callable[[], Awaitable[None]]:
+        """What answers a request as a chat completion."""
         if incoming.path == COUNT_PATH:
-            await self._count(incoming, fields, send)
-            return
+            prompt = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
+            return partial(self._count, incoming, prompt, send)
         body = msgspec.json.encode(translation.to_chat(fields))
         answer = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
-        await self.completions.serve(chat, receive, answer.send, answer.expect_prompt)
+        return partial(self.completions.serve, chat, receive, answer.send, answer.expect_prompt)
 
-    async def _count(self, incoming: Incoming, fields: Fields, send: Send) -> None:
+    async def _count(self, incoming: Incoming, prompt: ChatRequest, send: Send) -> None:
         """Count a message's tokens here, with the model's tokenizer."""
-        chat = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
-        answer = _MESSAGES.counted(await self.completions.calls.count(incoming, chat))
+        answer = _MESSAGES.counted(await self.completions.calls.count(incoming, prompt))
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)
 
@@ -308,8 +319,7 @@ class CallApi:
         try:
             return await body.read(receive, incoming.headers)
         except PlaitError as error:
-            if incoming.path in KINDS:
-                self.completions.relay.no_call(tenant, error)
+            self.completions.relay.no_call(tenant, error)
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

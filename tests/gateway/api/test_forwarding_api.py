@@ -61,6 +61,33 @@ async def test_else_it_is_translated(api: Api, path: str, routes: Any, more: dic
     assert ("type" in shape) == (path == MESSAGES)
 
 
+@pytest.mark.parametrize("routes", [[], list(ASK)], ids=["translated", "forwarded"])
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (RESPONSES, {"input": 3}, 400),
+        (RESPONSES, {"input": "hi", "model": "other"}, 404),
+        (RESPONSES, {"input": "hi", "tools": [{}], "tool_choice": {"type": "function", "name": 3}}, 400),
+        (MESSAGES, {"messages": "hi", "max_tokens": 5}, 400),
+        (f"{MESSAGES}/count_tokens", {"messages": []}, 400),
+        (EMBEDDINGS, {"input": "hi", "model": "other"}, 404),
+        (EMBEDDINGS, {"input": "hi", "plait": {"inputs": ["a"]}}, 400),
+    ],
+)
+async def test_a_request_that_is_refused_counts_once_for_its_tenant(
+    api: Api, routes: list[str], path: str, body: dict[str, Any], status: int
+) -> None:
+    has(api, *routes)
+    response = await api.post(path, body)
+    if response.status_code == 200:  # what an engine is asked is the engine's to refuse
+        assert routes
+        assert api.relay.refused == []
+        return
+    assert response.status_code == status
+    assert api.relay.refused == [status]
+    assert api.relay.deliveries == []
+
+
 async def test_vectors_are_placed_by_load_on_an_engine_that_has_the_route(api: Api) -> None:
     has(api, EMBEDDINGS)
     asked = await api.asked(EMBEDDINGS, {"input": ["x" * 4_000], "plait": {"session": "s"}})

@@ -90,10 +90,11 @@ async def test_a_repeated_request_gets_the_answer_of_the_gateway_before(path: Pa
         answered = await first.chat("Write", output="code; transform=strip", stream=stream)
         await first.engine.answer("Write", " x = 1 ")
         await first.stored()
-        assert answered.body
+        await answered.task
     async with durable(path) as second:
         again = await second.chat("Write", output="code; transform=strip", stream=stream)
         await second.stored()
+        await again.task
         assert second.engine.delivered == []
         if stream:
             assert "".join(event["choices"][0]["delta"]["content"] for event in events(again)[:-1]) == " x = 1 "

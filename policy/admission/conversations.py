@@ -134,9 +134,12 @@ class InTurn(Generic[T]):
             del self._calls[name], self._times[name]
 
     def defer(self, call: T) -> None:
-        """A call goes to the end of its conversation."""
-        calls = self._calls[self._names[call]]
+        """A call goes to the end of its conversation, and this behind the others."""
+        name = self._names[call]
+        calls = self._calls[name]
         calls[call] = calls.pop(call)
+        if len(self._calls) > 1:
+            self._times[name] = max(self._times.values()) + 1.0
 
 
 class TenantConversations:

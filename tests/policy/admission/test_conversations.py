@@ -51,6 +51,16 @@ def test_turns_go_by_tokens() -> None:
     assert names(list(in_turn(*calls)))[:12].count("short") == 9
 
 
+def test_each_of_many_conversations_is_looked_at_although_the_first_ones_are_deferred() -> None:
+    calls = [spoken(str(number)) for number in range(20)]
+    queue, looked_at = in_turn(*calls), list[str]()
+    for _ in range(20):
+        first = next(iter(queue))
+        looked_at.append(first.conversation)
+        queue.defer(first)
+    assert looked_at == [str(number) for number in range(20)]
+
+
 def test_calls_without_a_conversation_are_one() -> None:
     queue = in_turn(*(spoken("") for _ in range(10)), spoken("quiet"))
     assert names(list(queue))[:2] == ["", "quiet"]
@@ -146,6 +156,9 @@ def test_the_order_is_that_of_the_oracle(events: list[tuple[str, str, int, int]]
             oracle.serve(call) if what == "serve" else oracle.calls.remove(call)
             if what == "defer":
                 oracle.calls.append(call)
+                times = [oracle.times[one] for one in {one.conversation for one in oracle.calls}]
+                if len(times) > 1:
+                    oracle.times[call.conversation] = max(times) + 1.0
         assert names(list(queue)) == names(oracle.in_turn())
         assert [call.number for call in queue] == [call.number for call in oracle.in_turn()]
         assert (len(queue), bool(queue)) == (len(oracle.calls), bool(oracle.calls))

@@ -229,7 +229,7 @@ def _prompt_s(
     work_s = slowness * added_s
     prefill_s = slowness * (drain_s + attention_s)
     wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
-    later_s = LATER * asked.rate * costs.tokens_per_s * added_s * wait_s  # a slow engine gets the fewer calls
+    later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets the fewer calls
     return prefill_s, STALLED_SHARE * calls * work_s, later_s
 
 

@@ -23,15 +23,11 @@ ARRIVALS_S = 60.0
 """Calls of about the last minute say how many come a second."""
 
 
-SPEEDS_S: Final = 1.0
-"""Engines' speeds are looked at once in so long: as often as they are measured."""
-
-
 class Coming(NamedTuple):
     """What is expected to come: calls a second to each engine, and the mean length of their prompts.
 
-    An engine gets the more the faster it computes prompts. `rate_s` is that of one that computes the engines' mean of
-    `tokens_per_s`.
+    An engine gets the more the faster it computes prompts, by its cost model. `rate_s` is that of one that computes the
+    engines' mean of `tokens_per_s`.
     """
 
     rate_s: float
@@ -80,12 +76,12 @@ class Arrivals:
     Means that forget exponentially over `ARRIVALS_S`: O(1) in time and memory.
     """
 
-    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens", "_speed", "_speed_of", "_speed_until_s")
+    __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens", "_speed", "_speed_of")
 
     def __init__(self, now_s: float) -> None:
         self._began_s = self._latest_s = now_s
         self._calls = self._prompt_tokens = 0.0
-        self._speed, self._speed_until_s = 1.0, now_s
+        self._speed = 1.0
         self._speed_of: Sequence[EngineView] = ()
 
     def came(self, prompt_tokens: int, now_s: float) -> None:
@@ -99,13 +95,16 @@ class Arrivals:
         """What the `engines` have to expect. At least a second counts: the first calls are no burst."""
         known = 1.0 - exp(min(self._began_s - now_s, -1.0) / ARRIVALS_S)
         rate_s = self._calls * exp((self._latest_s - now_s) / ARRIVALS_S) / (ARRIVALS_S * known)
-        return Coming(rate_s / len(engines), self._prompt_tokens / self._calls, self._mean_speed(engines, now_s))
+        return Coming(rate_s / len(engines), self._prompt_tokens / self._calls, self._mean_speed(engines))
 
-    def _mean_speed(self, engines: Sequence[EngineView], now_s: float) -> float:
-        """The engines' mean, which is computed once a second for the same engines."""
-        if now_s >= self._speed_until_s or engines is not self._speed_of:
-            speeds = [engine.cost_model.tokens_per_s / engine.slowness for engine in engines]
-            self._speed, self._speed_of, self._speed_until_s = sum(speeds) / len(speeds), engines, now_s + SPEEDS_S
+    def _mean_speed(self, engines: Sequence[EngineView]) -> float:
+        """The engines' mean, computed once for a list of them.
+
+        That an engine is slow now counts in no speed: most are so for a while, and calls come there nevertheless.
+        """
+        if engines is not self._speed_of:
+            self._speed = sum(engine.cost_model.tokens_per_s for engine in engines) / len(engines)
+            self._speed_of = engines
         return self._speed
 
 

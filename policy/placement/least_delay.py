@@ -276,13 +276,13 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:
             wait_s = most_wait_s
-        costs_s.append(slowness * (fixed_s + own_s + added_s * stalled * calls) + later * wait_s)
+        costs_s.append(slowness * (fixed_s + own_s + added_s * stalled * calls + later * wait_s))
         if copy_blocks:
             wait_s = slowness * (queue_s + copy_half_s)
             if wait_s > most_wait_s:
                 wait_s = most_wait_s
-            delays_s = copy_own_s + copy_added_s * stalled * calls
-            with_copy_s.append(slowness * (fixed_s + delays_s) + copy_later * wait_s)
+            delays_s = copy_own_s + copy_added_s * stalled * calls + copy_later * wait_s
+            with_copy_s.append(slowness * (fixed_s + delays_s))
     return Floors(costs_s, with_copy_s)
 
 

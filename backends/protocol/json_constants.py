@@ -19,7 +19,14 @@ def without_constants(document: bytes | bytearray) -> bytes | None:
     """The document with numbers, or null, for these constants. None if it has none, or is no JSON without them."""
     if not any(constant in document for constant in _CONSTANTS):
         return None
+    found = list[str]()
+
+    def number(constant: str) -> float | None:
+        found.append(constant)
+        return _NUMBERS.get(constant)
+
     try:
-        return msgspec.json.encode(json.loads(document, parse_constant=_NUMBERS.get))
+        read = json.loads(document, parse_constant=number)
+        return msgspec.json.encode(read) if found else None  # texts may have these words
     except (ValueError, RecursionError):
         return None

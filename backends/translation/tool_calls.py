@@ -92,8 +92,8 @@ class ToolCalls:
     def complete(self) -> Iterator[ToolCall]:
         """The calls in the order of their indexes. One without a name is left out: no client could run it.
 
-        So is one without arguments behind one of its name at its index: where every piece has an id and a name, the
-        last piece is empty. An id that an earlier call has is none: a client knows a result's call by it.
+        A call without arguments behind one of its name at its index is left out, too: where every piece has an id and a
+        name, the last piece is empty. An id that an earlier call has is dropped: clients know a result's call by it.
         """
         told, last = set[str](), None
         for call in sorted(self._calls, key=lambda call: call.index):

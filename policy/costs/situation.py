@@ -100,7 +100,7 @@ class Arrivals:
     def _mean_speed(self, engines: Sequence[EngineView]) -> float:
         """The engines' mean, computed once for a list of them.
 
-        That an engine is slow now counts in no speed: most are so for a while, and calls come there nevertheless.
+        Speeds are those of cost models. An engine that is slow now is mostly so for a while, and calls come there too.
         """
         if engines is not self._speed_of:
             self._speed = sum(engine.cost_model.tokens_per_s for engine in engines) / len(engines)

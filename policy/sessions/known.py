@@ -57,8 +57,8 @@ class Context:
 class Session:
     """What is known of one session. It was `born_s` when its first call came. `calls` are on their way or in an engine.
 
-    It `is_proven` once its client has named it, or a call has gone on where the one before had ended. Until then it may
-    as well be a document that others ask about, too, through other gateways for example.
+    A session `is_proven` once its client has named it, or a call has gone on where the one before had ended. Until then
+    a session may be a document that others ask about, for example through other gateways.
 
     A live one may have its contexts in the engines' caches. `prefill_s` is what computing all of them takes. So many
     turns are `held`. The client has tried since `tried_s` to send one that has not passed (None: there is none).

@@ -50,7 +50,7 @@ CHAT_TOKENS: Final = 4_000
 """A shorter prompt that extends none is chat, whatever session its client names."""
 
 CHAT_SHARE: Final = 0.5
-"""Chat counts up to such a part of the caches. Else long prompts without a session would keep all sessions out."""
+"""Chat counts up to such a part of the caches, so that long prompts without a session do not keep all sessions out."""
 
 FIRST_BETWEEN_S: Final = 10.0
 """Between two turns that pass, until it has been measured."""

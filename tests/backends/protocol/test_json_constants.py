@@ -15,7 +15,17 @@ def test_numbers_that_json_lacks_become_numbers_or_null() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [b'{"a": 1}', b"", b"NaN NaN", b"[NaN", b'["\\ud83d", NaN]', b"\xff NaN", b"[" * 9999]
+    "document",
+    [
+        b'{"a": 1}',
+        b"",
+        b"NaN NaN",
+        b"[NaN",
+        b'["\\ud83d", NaN]',
+        b"\xff NaN",
+        b"[" * 9999,
+        b'["NaN"]',
+    ],
 )
 def test_what_has_none_or_is_no_json_is_left(document: bytes) -> None:
     assert without_constants(document) is None

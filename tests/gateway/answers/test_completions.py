@@ -123,3 +123,8 @@ def test_numbers_that_json_lacks_are_no_engines_fault(words: int) -> None:
     events = b"data: %b\n\ndata: [DONE]\n\n" % answer
     assert stream.feed(events) == events
     assert (stream.problem, stream.finish) == (None, "stop")
+
+
+@pytest.mark.parametrize("body", [b'["NaN"]', b'"Infinity"', b"[NaN]", b'{"a": "NaN'])
+def test_a_text_that_looks_like_a_number_makes_no_body_of_what_is_none(body: bytes) -> None:
+    assert decode(body) is None

@@ -253,14 +253,15 @@ class Monitor:
         feed = ReportFeed(engine, self._upstream, self._router.gateway_id)
         with feed, EngineRequests(engine, self._upstream) as requests:
             while True:
+                waited_s = 0.0
                 try:
                     await self._follow(engine, requests, feed)
                 except FAILURES as error:
                     if is_silence(error):
-                        await self._ask_again(engine, requests)
+                        waited_s = await self._ask_again(engine, requests)
                     else:
                         await self._unreachable(engine, error, requests)
-                await asyncio.sleep(self._router.engines[engine.name].health.probe_after_s)
+                await asyncio.sleep(max(0.0, self._router.engines[engine.name].health.probe_after_s - waited_s))
 
     def _on_wrong_offer(self, engine_id: str) -> None:
         """An engine has refused a model that it listed: no report brings the model back before it is listed again."""
@@ -288,8 +289,11 @@ class Monitor:
                 if is_wrong:
                     await asyncio.sleep(self._upstream.probe_interval_s)
 
-    async def _ask_again(self, engine: EngineConfig, requests: EngineRequests) -> None:
-        """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host."""
+    async def _ask_again(self, engine: EngineConfig, requests: EngineRequests) -> float:
+        """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host.
+
+        Returns the seconds that the second took: the pause between probes counts from their beginnings.
+        """
         asked_s = loop_time_s()
         try:
             await self._probe(engine, requests)
@@ -300,6 +304,7 @@ class Monitor:
                 self._tell(engine, f"silent: {detail}")
             else:
                 await self._unreachable(engine, error, requests)
+        return loop_time_s() - asked_s
 
     async def _unreachable(self, engine: EngineConfig, error: Exception, requests: EngineRequests) -> None:
         """A probe was refused. What an operator may have to change is looked for once, when the engine is out."""

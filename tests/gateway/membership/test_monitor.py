@@ -25,6 +25,7 @@ from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
+from plait.gateway.timer import loop_time_s
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 from tests.gateway.membership.fake_http import answer_requests
@@ -45,12 +46,14 @@ class FakeEngine:
         self.is_silent = False
         self.closes_at_once = False
         self.requests: list[httpx.Request] = []
+        self.missed: list[httpx.Request] = []
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         if not self.reachable:
             raise httpx.ConnectError("refused", request=request)
         if self.is_silent:
+            self.missed.append(request)
             raise httpx.ReadTimeout("nothing came", request=request)
         if self.closes_at_once:
             raise httpx.RemoteProtocolError("closed", request=request)
@@ -62,6 +65,7 @@ class FakeEngine:
             if not self.reachable:
                 raise httpx.ReadError("reset", request=request)
             if self.is_silent:
+                self.missed.append(request)
                 raise httpx.ReadTimeout("nothing came", request=request)
         report = self.reports.pop(0)
         if isinstance(report, CacheState):
@@ -361,6 +365,24 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
         assert is_up(router), "bytes come: it is busy"
         router.release(booking, 0.0, delivered=False)
         await until(lambda: router.engines["a"].health.state is HealthState.DOWN)
+        fake.is_silent = False
+        await until(lambda: is_up(router))
+
+
+async def test_the_time_of_a_missed_probe_counts_in_the_pause_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, pause_s = FakeEngine(), 30.0
+
+    def clock() -> float:
+        """Each request to the silent engine takes a pause's length."""
+        return loop_time_s() + pause_s * len(fake.missed)
+
+    monkeypatch.setattr(plait.gateway.membership.monitor, "loop_time_s", clock)
+    async with watching(monkeypatch, fake) as router:
+        health = router.engines["a"].health
+        await until(lambda: is_up(router))
+        health.limits = HealthLimits(probe_s=pause_s, max_probe_s=pause_s)
+        fake.is_silent = True
+        await until(lambda: health.state is HealthState.DOWN)
         fake.is_silent = False
         await until(lambda: is_up(router))
 

@@ -17,8 +17,8 @@ from plait.gateway.fleet.health import Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import AGREED, NOT_REPORTED, UNKNOWN, Agreement, TokenizerAgreements
 from tests.gateway.fleet.lettered_prompts import cached, call, new_router, report
-from tests.gateway.membership.test_monitor import FakeEngine, is_up, until, watching
-from tests.gateway.membership.test_monitor import report as polled
+from tests.gateway.membership.watched_engine import FakeEngine, is_up, until, watching
+from tests.gateway.membership.watched_engine import report as polled
 
 OURS = TokenizerFingerprint("/models/ours", "v", "i", "p", "c")
 THEIRS = TokenizerFingerprint("/models/theirs", "w", "j", "q", "c")

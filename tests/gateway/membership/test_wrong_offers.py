@@ -9,7 +9,7 @@ import pytest
 
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
-from tests.gateway.membership.test_monitor import FakeEngine, report, until, watching
+from tests.gateway.membership.watched_engine import FakeEngine, report, until, watching
 
 BOTH = {"data": [{"id": "m"}, {"id": "adapter", "parent": "m"}]}
 BASE = {"data": [{"id": "m"}]}

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from plait.policy.sessions.known import Context, Session
-from plait.policy.sessions.worth import Caches
 
 Spares = Callable[[str], bool]
 """Whether the sessions of a tenant are spared."""
@@ -100,13 +99,13 @@ class LiveSessions:
         """Of those without a call, the one whose latest call passed longest ago."""
         return next((session for session in self._sessions if not session.calls), None)
 
-    def expired(self, caches: Caches, now_s: float, spares: Spares) -> Session | None:
-        """The one that has been idle longest beyond the time for which keeping its context is worth it.
+    def expired(self, worth_s: Callable[[Session], float], now_s: float, spares: Spares) -> Session | None:
+        """The one that has been idle longest beyond the time for which keeping its contexts is worth it.
 
         It is one that this `spares` only if there is no other.
         """
         idle = (session for session in self._sessions if not session.calls)
-        over = ((now_s - one.ended_s - caches.worth_s(one.tokens), one) for one in idle)
+        over = ((now_s - one.ended_s - worth_s(one), one) for one in idle)
         expired = [(not spares(session.tenant), over_s, session) for over_s, session in over if over_s > 0]
         return max(expired, key=lambda one: one[:2])[2] if expired else None
 

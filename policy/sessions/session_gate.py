@@ -15,9 +15,10 @@ never held; while it is in an engine its tokens count.
 
 While the gate is open, all pass. It closes where keeping contexts is worth it (`Worth`), which is judged each second.
 Room for the first that is held comes from a session that has been idle for so long that keeping its context has cost
-as much as computing it again will. Tenants within their share give room only if the others have none. A tenant below
-its share waits for no tenant above its own: the youngest idle sessions of the latter give room, and if none is idle,
-the turn passes without room. Nobody is held for longer than `MOST_HELD_S`. See docs/design/sessions.md.
+as much as computing it again will, or for a part of that while few are held. Tenants within their share give room only
+if the others have none. A tenant below its share waits for no tenant above its own: the youngest idle sessions of the
+latter give room, and if none is idle, the turn passes without room. Nobody is held for longer than `MOST_HELD_S`. See
+docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ MOST_AWAY_S: Final = 120.0
 
 CHAT_TOKENS: Final = 4_000
 """A shorter prompt that extends none is chat, whatever session its client names."""
+
+HELD_WEIGHT: Final = 2.0
+"""With half as many held as live, contexts are kept for as long as that is worth it; with fewer, for less long."""
 
 CHAT_SHARE: Final = 0.5
 """Chat counts up to such a part of the caches, so that long prompts without a session do not keep all sessions out."""
@@ -396,12 +400,24 @@ class SessionGate:
         """Whether there is room for a turn. Sessions that have been idle for long expire for it."""
         caches, tenant = self.worth.caches, turn.asked.tenant
         while caches is not None and self.worth.is_closed and not self._has_room(turn):
-            expired = self.live.expired(caches, now_s, lambda one: one != tenant and self._is_within_share(one))
+            expired = self.live.expired(
+                self._worth_s(caches), now_s, lambda one: one != tenant and self._is_within_share(one)
+            )
             if expired is None:
                 return False
             self.live.drop(expired)
             self.expired += 1
         return True
+
+    def _worth_s(self, caches: Caches) -> Callable[[Session], float]:
+        """How long each session may be idle until another one is given its room.
+
+        While few are held for each that is live, this is a part of what keeping its contexts is worth: if it comes back
+        it does not wait for long either. Whoever is spared has all of it.
+        """
+        part = min(1.0, HELD_WEIGHT * len(self.held) / max(1, len(self.live)))
+        spared = {tenant for tenant in self.live.tenants if self._is_spared(tenant)}
+        return lambda one: caches.worth_s(one.tokens) * (1.0 if one.tenant in spared else part)
 
     def _take_room(self, turn: Turn, fair: float) -> bool:
         """Whether others owe a turn its room: its tenant has no other session live, or stays within its share with it.

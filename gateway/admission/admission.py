@@ -180,9 +180,10 @@ class Admission:
         return LimitError(f"The call waits for an engine, {where}. {KEPT}", code="waiting", retry_after_s=again_s)
 
     def refine(self, waiting: Waiting, call: Call, now_s: float) -> None:
-        """The objectives of a call have changed while it waits."""
+        """The objectives of a call have changed while it waits; if it has not entered yet, it enters with them."""
         waiting.call = call
-        if not waiting.is_sent and waiting.error is None and not waiting.is_held:
+        has_entered = waiting.tell is not None
+        if has_entered and not waiting.is_sent and waiting.error is None and not waiting.is_held:
             self.queue.refine(waiting, now_s)
 
     def limits_changed(self, now_s: float) -> None:

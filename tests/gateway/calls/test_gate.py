@@ -10,10 +10,12 @@ from plait.backends.errors import LimitError, NoEngineError, OverloadedError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import Amounts, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
-from plait.gateway.asgi import ClientGoneError
+from plait.gateway.asgi import AsgiSink, ClientGoneError
 from plait.gateway.calls.answer_headers import LEAST_WAIT_S
 from plait.gateway.store.event_log import Drawn
 from plait.gateway.timer import loop_time_s
+from plait.policy.admission.line import Rank
+from plait.policy.types import Objective
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -116,6 +118,30 @@ async def test_a_call_that_the_store_allows_is_sent_or_waits() -> None:
         open_gate(made)
         await asyncio.wait_for(call, 2)
         assert made.outcomes() == {("a", "ok"): 1}
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+async def test_objectives_that_change_while_the_store_is_asked_are_what_the_call_enters_with(
+    *, others_wait: bool
+) -> None:
+    async with gateway(FakeHttp(whole(), whole())) as made:
+        held, clients = asyncio.Event(), list[asyncio.Task[object]]()
+        close_gate(made)
+        if others_wait:
+            clients.append(asyncio.create_task(made.deliver(Client())))
+            await until_stuck()
+        leased(made, held)
+        asked = made.asked(handle="h")
+        clients.append(asyncio.create_task(made.relay.run(asked, AsgiSink(Client().send))))
+        await until_stuck()
+        made.relay.refine("h", asked.call._replace(objective=Objective.THROUGHPUT))
+        held.set()
+        await until_stuck()
+        assert waiting_calls(made)[-1].rank is Rank.THROUGHPUT
+        open_gate(made)
+        async with asyncio.timeout(2):
+            await asyncio.gather(*clients)
+        made.gate.admission.check([])
 
 
 async def test_a_client_that_goes_while_the_store_is_asked_leaves_nothing() -> None:

@@ -73,8 +73,6 @@ from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s
-from plait.policy.placement.rebalancing import rebalanced_e2
-from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 
 FIRST_LOOK_S: Final = 2.0
 """One of several gateways takes no requests before an engine has answered it, or this time is over."""
@@ -373,7 +371,7 @@ def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
     placement, engines = config.placement, (*config.engines, *config.services)
     router = Router(
-        rebalanced_e2(placement.rebalance, MIN_TREE_BLOCK_TOKENS) if placement.rebalance else placement.policy,
+        placement.policy,
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,

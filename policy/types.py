@@ -105,13 +105,10 @@ class Call(NamedTuple):
 
 
 class PlacementReason(StrEnum):
-    """Why an engine was chosen. The `plait-placement` header, the log and the metrics show the reason."""
+    """Why an engine was chosen, as the policies here say it."""
 
     EXPLOIT = "exploit"
     EXPLORE = "explore"
-    DECODE_BALANCE = "decode_balance"
-    SHIFT = "shift"
-    REPLICA = "replica"
     CONTINUE = "continue"
     ROUND_ROBIN = "round_robin"
     LEAST_OUTSTANDING = "least_outstanding"
@@ -129,13 +126,15 @@ class Cost(Protocol):
 class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
+    The `plait-placement` header, the log and the metrics show the `reason`: a `PlacementReason`, or a policy's own
+    word in printable ASCII.
     `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
     promised for them, or the policy does not look. From its first token on, the call is expected to take `decode_s`
     (0: not known).
     """
 
     engine_id: str
-    reason: PlacementReason
+    reason: str
     cached_tokens: int
     missed_tokens: int
     cost: Cost | None = None

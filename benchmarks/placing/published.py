@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.placing.rebalancing import IMBAL_RATIO, TH_BAL, Replicas, decode_ratio
+from benchmarks.placing.routes import RouteReason
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
-from plait.policy.placement.rebalancing import IMBAL_RATIO, TH_BAL, Replicas
-from plait.policy.types import Call, PlacementReason
+from plait.policy.types import Call
 
 
 class PublishedShift:
     """While an engine has more than `TH_BAL` times the lightest one's load, calls that would exploit it go there."""
 
-    reason = PlacementReason.SHIFT
+    reason = RouteReason.SHIFT
 
     def __init__(self) -> None:
         self._lightest: dict[str, str] = {}
@@ -44,5 +45,5 @@ class PublishedReplicas(Replicas):
 
 def most_decoding(engines: Sequence[EngineView]) -> EngineView | None:
     """The engine with the highest share of decoding, if it exceeds `IMBAL_RATIO`."""
-    engine = max(engines, key=lambda one: one.ledger.decode_ratio())
-    return engine if engine.ledger.decode_ratio() > IMBAL_RATIO else None
+    engine = max(engines, key=decode_ratio)
+    return engine if decode_ratio(engine) > IMBAL_RATIO else None

@@ -8,18 +8,17 @@ from functools import partial
 from typing import Final
 
 from benchmarks.placing.published import PublishedReplicas, PublishedShift, most_decoding
+from benchmarks.placing.rebalancing import RebalancedE2, Replicas, Shift, spare_compute
+from benchmarks.placing.routes import RouteReason, Routes
 from benchmarks.placing.terms import TERMS, without
 from plait.policy.placement.policies import Policy
-from plait.policy.placement.rebalancing import RebalancedE2, Replicas, Shift, spare_compute
-from plait.policy.placement.routes import Routes
-from plait.policy.types import PlacementReason
 
 FCFS: Final = "fcfs"
 GROUPS: Final = "hit_ratio"
 """The engines' local schedulers without and with priority groups."""
 
-SHIFTED: Final = (PlacementReason.SHIFT.value, PlacementReason.REPLICA.value)
-BALANCED: Final = (PlacementReason.DECODE_BALANCE.value,)
+SHIFTED: Final = (RouteReason.SHIFT.value, RouteReason.REPLICA.value)
+BALANCED: Final = (RouteReason.DECODE_BALANCE.value,)
 
 NewPolicy = Callable[[int], str | Policy]
 """Makes the policy of one run, from the length of a tree block in tokens."""

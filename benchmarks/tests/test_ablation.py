@@ -12,17 +12,17 @@ import pytest
 from benchmarks import ablation
 from benchmarks.ablation import Figures, Point, claims, lines, markdown
 from benchmarks.placing.published import PublishedShift, most_decoding
+from benchmarks.placing.rebalancing import spare_compute
 from benchmarks.placing.steps import AS_PUBLISHED, PAPER, STEPS
 from benchmarks.placing.terms import TERMS, without
+from benchmarks.tests.test_rebalancing import booked, new_engine
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Situation, Traffic
 from plait.policy.placement.least_delay import least_delay
-from plait.policy.placement.rebalancing import spare_compute
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call
-from tests.policy.placement.test_rebalancing import booked, new_engine
 
 CALL = Call("call", "model", 30, 10, chain([1, 2, 3], 1, 0))
 

@@ -23,6 +23,7 @@ from plait.gateway.config.values import shown
 
 OLD_KEYS = {
     "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",
+    "placement.rebalance": "what was added to e2 made no call faster: see docs/placement.md",
 }
 """Keys without effect that earlier versions had, and why. A file may have them for one release."""
 

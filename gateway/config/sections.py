@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
 import msgspec
@@ -129,26 +128,16 @@ class LogConfig(Section, frozen=True, kw_only=True):
 class PlacementConfig(Section, frozen=True, kw_only=True):
     """`[placement]`: how an engine is chosen for a call.
 
-    policy: plait (least delay, default), e2, round_robin or least_outstanding. rebalance: what is added to e2, any of
-    decode_balance, shift and replicate; replicate needs shift (default: nothing). window_s: seconds of history that
+    policy: plait (least delay, default), e2, round_robin or least_outstanding. window_s: seconds of history that
     count as an engine's load, H in the paper (default 180). prior_output_tokens: output length expected of a call
     before any has been observed (default 128). hand_over_s: for so long a draining engine may still get calls for
     prefixes that only it has, while the others compute them one by one (default 60; 0: it gets no calls at once).
     """
 
     policy: Literal["plait", "e2", "round_robin", "least_outstanding"] = "plait"
-    rebalance: tuple[Literal["decode_balance", "shift", "replicate"], ...] = ()
     window_s: Seconds = 180.0
     prior_output_tokens: Positive = 128
     hand_over_s: SecondsOrZero = 60.0
-
-    def __post_init__(self) -> None:
-        if self.rebalance and self.policy != "e2":
-            raise ValueError(f'rebalance = {json.dumps(self.rebalance)}: expected policy = "e2", not "{self.policy}"')
-        if len(set(self.rebalance)) < len(self.rebalance):
-            raise ValueError(f"rebalance = {json.dumps(self.rebalance)}: expected each name once")
-        if "replicate" in self.rebalance and "shift" not in self.rebalance:
-            raise ValueError('rebalance has "replicate": expected "shift" too, because it comes first')
 
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):

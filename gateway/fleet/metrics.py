@@ -13,9 +13,6 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.health import TAKES_CALLS, EngineCounts, HealthChange, HealthState
 from plait.gateway.fleet.router import Router
-from plait.policy.placement.routes import RouteState
-
-REROUTED = (RouteState.SHIFTED, RouteState.RETURNING, RouteState.REPLICATED)
 
 Reading = Callable[[FleetEngine], float | None]
 """Reads one figure of an engine; None if it is not known."""
@@ -139,12 +136,7 @@ class FleetCollector(Collector):
             resident.add_metric([engine_id], engine.view.residency.resident.blocks * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
-        routes = GaugeMetricFamily(
-            "plait_rerouted_prefixes", "Prefixes whose calls rebalancing sends elsewhere", labels=["state"]
-        )
-        for rerouted in REROUTED:
-            routes.add_metric([rerouted.value], len(list(self._router.routes.of_state(rerouted))))
-        yield from (health, knowledge, resident, tree, routes)
+        yield from (health, knowledge, resident, tree)
 
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -55,9 +55,9 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `routes` has the prefixes
-    that rebalancing sends elsewhere. `is_ours` says that the policy is `plait`. Admission counts the calls that are
-    `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `is_ours` says
+    that the policy is `plait`. Admission counts the calls that are `waiting`. While there are some, `on_room` is called
+    with each engine that may have room for one.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class Router:
         self.waiting = 0
         self.is_ours = policy == "plait"
         self._policy = POLICIES[policy] if isinstance(policy, str) else policy
-        self.routes = self._policy.routes
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
@@ -263,7 +262,7 @@ class Router:
             self.engines[engine_id].cache.no_reports(problem)
 
     def age(self, now_s: float) -> None:
-        """Drop placements older than the window, and rebalance or tidy the prefix tree. Called about once a second."""
+        """Drop placements older than the window, and let the policy do what is due. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
         self._policy.age(self.tree, self.models.peers, now_s)

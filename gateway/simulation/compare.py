@@ -240,7 +240,7 @@ def summarise(policy: str, records: Sequence[CallRecord]) -> Outcome:
         e2e_mean_s=statistics.fmean(e2e),
         e2e_p99_s=percentile(e2e, 0.99),
         calls_per_engine=dict(sorted(Counter(record.engine_id for record in records).items())),
-        reasons=dict(sorted(Counter(record.reason.value for record in records).items())),
+        reasons=dict(sorted(Counter(str(record.reason) for record in records).items())),
     )
 
 

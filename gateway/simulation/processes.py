@@ -23,7 +23,6 @@ from plait.gateway.asgi import header
 from plait.gateway.simulation.compare import Workload
 from plait.gateway.simulation.simulate import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
-from plait.policy.types import PlacementReason
 
 MAX_CONNECTIONS = 1_000
 """More than a demo's calls and browsers make. Shells give a process fewer descriptors than `serve`'s default takes."""
@@ -224,7 +223,7 @@ async def _send(client: HttpClient, model: str, call: WorkloadCall, now_s: Calla
     return CallRecord(
         prefix=call.prefix,
         engine_id=_header(response, b"plait-engine"),
-        reason=PlacementReason(_header(response, b"plait-placement")),
+        reason=_header(response, b"plait-placement"),
         prompt_tokens=stream.usage.prompt_tokens,
         output_tokens=stream.usage.output_tokens,
         predicted_cached_tokens=int(_header(response, b"plait-cached-tokens")),

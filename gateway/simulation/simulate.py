@@ -84,7 +84,7 @@ class CallRecord:
     arrived_s: float
     tenant: str = ""
     engine_id: str = ""
-    reason: PlacementReason = PlacementReason.EXPLORE
+    reason: str = PlacementReason.EXPLORE
     predicted_cached_tokens: int = 0
     sent_s: float = 0.0
     cached_tokens: int = 0

@@ -69,20 +69,18 @@ class LoadLedger:
         return iter(self._entries)
 
     def __repr__(self) -> str:
-        return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self._decode_s():.3f})"
+        return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self.decode_s():.3f})"
 
     def window_cost_s(self) -> float:
         """L: the prefills of all calls in the window, plus a decode of mean output length for each call."""
-        return self._prefill_s + self._decode_s()
+        return self._prefill_s + self.decode_s()
 
-    def decode_ratio(self) -> float:
-        """Decode's share of the window's cost; 0 if the window is empty."""
-        total = self.window_cost_s()
-        return self._decode_s() / total if total else 0.0
-
-    def mean_decode_s(self) -> float:
-        """The part of the window's cost that is one call's decode."""
-        return self._decode_s() / len(self) if self._entries else 0.0
+    def decode_s(self) -> float:
+        """Decode's part of the window's cost."""
+        calls = len(self._entries)
+        if not calls:
+            return 0.0
+        return calls * self._cost_model.decode_time_s(self.mean_output_tokens, self._prompt_tokens / calls)
 
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
         """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
@@ -147,9 +145,3 @@ class LoadLedger:
             self._outputs -= 1
             outputs, prior = self._outputs, self._prior_output_tokens
             self.mean_output_tokens = self._output_tokens / outputs if outputs else prior
-
-    def _decode_s(self) -> float:
-        calls = len(self._entries)
-        if not calls:
-            return 0.0
-        return calls * self._cost_model.decode_time_s(self.mean_output_tokens, self._prompt_tokens / calls)

@@ -243,7 +243,7 @@ def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
 def placed(
     call: Call,
     engine: EngineView,
-    reason: PlacementReason | None,
+    reason: str | None,
     held_blocks: int,
     cost: Cost | None = None,
     *,

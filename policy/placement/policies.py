@@ -15,17 +15,12 @@ from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
-from plait.policy.placement.routes import Routes
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
 
 
 class Policy(Protocol):
     """How the engines of calls are chosen."""
-
-    @property
-    def routes(self) -> Routes:
-        """The prefixes that it sends elsewhere. A fleet reads them once."""
 
     @property
     def place(self) -> Callable[[Call, Situation], Placement]:
@@ -40,14 +35,9 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A policy that is one function, `place`. It sends no prefix elsewhere, so the tree may be tidied."""
+    """A policy that is one function, `place`. The tree may be tidied: it keeps no node."""
 
     place: Callable[[Call, Situation], Placement]
-
-    @property
-    def routes(self) -> Routes:
-        """None: each fleet gets empty ones of its own."""
-        return Routes()
 
     def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
         """Tidy the prefix tree."""

@@ -58,19 +58,6 @@ def test_values_reach_their_sections() -> None:
     assert config.engines == (expected,)
 
 
-def test_rebalancing_is_added_to_e2_only_and_replicas_need_shift() -> None:
-    config = parse(placement={"policy": "e2", "rebalance": ["shift", "replicate"]})
-    assert config.placement.rebalance == ("shift", "replicate")
-    [problem] = problems(placement={"rebalance": ["shift"]})
-    assert problem.endswith('rebalance = ["shift"]: expected policy = "e2", not "plait"')
-    [problem] = problems(placement={"policy": "e2", "rebalance": ["replicate"]})
-    assert problem.endswith('rebalance has "replicate": expected "shift" too, because it comes first')
-    [problem] = problems(placement={"policy": "e2", "rebalance": ["shift", "shift"]})
-    assert problem.endswith("expected each name once")
-    [problem] = problems(placement={"policy": "e2", "rebalance": ["move"]})
-    assert '"move"' in problem
-
-
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"placement": {"polcy": "e2"}, "engines": ENGINES}, "config.toml")

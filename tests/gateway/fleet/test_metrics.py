@@ -5,9 +5,7 @@ from plait.gateway.fleet.metrics import FleetCollector
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.routes import Route, RouteState
 from tests.gateway.fleet.lettered_prompts import new_router, report
-from tests.gateway.fleet.virtual_fleet import VirtualFleet
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 
@@ -39,16 +37,3 @@ def test_a_figure_that_an_older_adapter_leaves_out_is_not_shown() -> None:
     text = exposition(registry).decode()
     assert 'plait_engine_running_calls{engine="a"} 0.0' in text
     assert "plait_engine_slots{" not in text
-
-
-def test_the_prefixes_that_rebalancing_moved_are_counted_by_state() -> None:
-    fleet = VirtualFleet("ab")
-    registry = new_registry()
-    registry.register(FleetCollector(fleet.router))
-    fleet.run([(0.0, f"{letter * 4}{number}") for letter in "ABC" for number in range(4)])
-    (segment, *_) = fleet.router.tree.match(fleet.hashes("AAAA"))
-    fleet.router.routes.enter(segment.node, Route(RouteState.SHIFTED, "a", ("b",), 0.0, 1.0))
-    text = exposition(registry).decode()
-    assert 'plait_rerouted_prefixes{state="shifted"} 1.0' in text
-    assert 'plait_rerouted_prefixes{state="replicated"} 0.0' in text
-    assert "home" not in text

@@ -42,7 +42,7 @@ def test_a_shared_prefix_is_exploited_and_predicted_in_tree_blocks() -> None:
     shared = list(range(200))
     calls = [SimulatedCall(float(i), prompt([*shared, 1000 + i]), 2) for i in range(3)]
     router, records = run(calls)
-    assert [record.reason.value for record in records] == ["explore", "exploit", "exploit"]
+    assert [record.reason for record in records] == ["explore", "exploit", "exploit"]
     assert len({record.engine_id for record in records}) == 1
     # The engine counts in blocks of 16 tokens, the prediction in blocks of 64.
     assert [record.cached_tokens for record in records] == [0, 192, 192]

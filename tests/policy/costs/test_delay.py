@@ -174,7 +174,7 @@ def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
     assert cost.slow_s == pytest.approx(calls * 10 * (0.001 + 0.000_71))
 
 
-def place(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> tuple[str, PlacementReason]:
+def place(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> tuple[str, str]:
     placement = least_delay(call_of(prompt), situation(*engines, prompt=prompt, turn=turn))
     return placement.engine_id, placement.reason
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 
+from benchmarks.placing.rebalancing import RebalancedE2, rebalanced_e2
+from benchmarks.placing.routes import Route
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.rebalancing import RebalancedE2, rebalanced_e2
-from plait.policy.placement.routes import Route
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Call, PlacementReason
+from plait.policy.types import Call
 
 BLOCK_TOKENS = 64
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -28,7 +28,7 @@ class Sent:
     at_s: float
     prompt: str
     engine: str
-    reason: PlacementReason
+    reason: str
     missed_tokens: int
 
 
@@ -69,7 +69,7 @@ class VirtualFleet:
         states = [((), 0.0), *((tuple(routes), at_s) for at_s, routes in self.routes)]
         return [at_s for (before, _), (after, at_s) in pairwise(states) if before != after]
 
-    def reasons(self, prefix: str, from_s: float, to_s: float) -> set[tuple[str, PlacementReason]]:
+    def reasons(self, prefix: str, from_s: float, to_s: float) -> set[tuple[str, str]]:
         """The engines and reasons of a prefix's calls between two times."""
         return {
             (one.engine, one.reason) for one in self.sent if from_s <= one.at_s < to_s and one.prompt.startswith(prefix)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.placing.prefix_load import prefix_loads
+from benchmarks.placing.rebalancing import RebalancedE2, divide, rebalanced_e2, spare_compute
+from benchmarks.placing.routes import ROUTE_TRANSITIONS, Route, RouteReason, Routes, RouteState, RouteTransitionError
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.e2 import e2
-from plait.policy.placement.rebalancing import RebalancedE2, divide, prefix_loads, rebalanced_e2, spare_compute
-from plait.policy.placement.routes import ROUTE_TRANSITIONS, Route, Routes, RouteState, RouteTransitionError
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
@@ -55,7 +56,7 @@ def test_with_no_routes_only_decode_balance_differs_from_e2(
     call = Call("call", "model", len(prompt) * BLOCK_TOKENS, BLOCK_TOKENS, chain(prompt, 1, 0))
     situation = Situation(tree.match(call.block_hashes), views, 0)
     published, placement = e2(call, situation), rebalanced_e2(mechanisms, BLOCK_TOKENS).place(call, situation)
-    if placement.reason is PlacementReason.DECODE_BALANCE:
+    if placement.reason is RouteReason.DECODE_BALANCE:
         assert "decode_balance" in mechanisms
         assert published.reason is PlacementReason.EXPLORE
     else:
@@ -86,7 +87,7 @@ def test_a_route_changes_exploited_engines_only_and_to_eligible_ones_only(
     assert placement.engine_id in {view.engine_id for view in views}
     if placement != published:
         assert published.reason is PlacementReason.EXPLOIT
-        assert placement.reason in (PlacementReason.SHIFT, PlacementReason.REPLICA)
+        assert placement.reason in (RouteReason.SHIFT, RouteReason.REPLICA)
         assert placement.engine_id in (home, other)
     elif published.reason is PlacementReason.EXPLOIT and state is RouteState.SHIFTED and len(views) == 4:
         last = situation.path[-1]
@@ -193,7 +194,7 @@ def test_decode_balance(loads: tuple[tuple[int, int], ...], spare: str | None) -
     policy = RebalancedE2(Routes(), (), spare_compute)
     call = Call("call", "model", 10, 10, chain([1], 1, 0))
     placement = policy.place(call, Situation((), engines, 0))
-    assert (placement.reason is PlacementReason.DECODE_BALANCE) == (spare is not None)
+    assert (placement.reason is RouteReason.DECODE_BALANCE) == (spare is not None)
     assert spare is None or placement.engine_id == spare
 
 

@@ -6,12 +6,12 @@ from itertools import count
 
 import pytest
 
+from benchmarks.placing.rebalancing import LEAST_CALLS, Replicas
+from benchmarks.placing.routes import Routes, RouteState
+from benchmarks.tests.test_rebalancing import new_engine
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.placement.rebalancing import LEAST_CALLS, Replicas
-from plait.policy.placement.routes import Routes, RouteState
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
-from tests.policy.placement.test_rebalancing import new_engine
 
 BLOCK_TOKENS, PREFIX = 10, "sss"
 PREFILL_S = 0.030

@@ -12,14 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.gateway.app import build_router
-from plait.gateway.config.file import parse_config
-from plait.policy.placement.routes import Route, RouteState
-from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Call, PlacementReason
-from tests.gateway.fleet.virtual_fleet import BLOCK_TOKENS, COSTS, VirtualFleet
+from benchmarks.placing.routes import Route, RouteReason, RouteState
+from benchmarks.tests.virtual_fleet import VirtualFleet
+from plait.policy.types import PlacementReason
 
-EXPLOIT, SHIFT, REPLICA = PlacementReason.EXPLOIT, PlacementReason.SHIFT, PlacementReason.REPLICA
+EXPLOIT = PlacementReason.EXPLOIT
 
 
 def asked(prefix: str, per_s: float, from_s: float, to_s: float) -> Iterator[tuple[float, str]]:
@@ -81,7 +78,7 @@ def test_a_prefix_whose_load_doubles_is_replicated_and_its_subtree_divided() -> 
     assert sorted(route.parts.values()) == ["a", "b"], "each engine gets one of the two topics"
     engines = [{engine for engine, _ in fleet.reasons(topic, 700, 1400)} for topic in topics]
     assert sorted(engines, key=min) == [{"a"}, {"b"}]
-    assert REPLICA in {reason for _, reason in fleet.reasons("A", 700, 1400)}
+    assert RouteReason.REPLICA in {reason for _, reason in fleet.reasons("A", 700, 1400)}
     assert len(fleet.changes()) == 2
     assert not fleet.routes[-1][1], "the replica ends with the surge"
     fleet.router.check()
@@ -135,20 +132,3 @@ def test_whatever_the_load_a_route_lasts_a_window(rates: list[float], surges: li
 def _replaced(route: Route, after: list[Route]) -> bool:
     """A shifted prefix was replicated."""
     return any(other.state is RouteState.REPLICATED and other.since_s > route.since_s for other in after)
-
-
-@pytest.mark.parametrize(("rebalance", "engine", "reason"), [([], "a", EXPLOIT), (["shift"], "b", SHIFT)])
-def test_the_configuration_switches_it_on(rebalance: list[str], engine: str, reason: PlacementReason) -> None:
-    placement = {"policy": "e2", "rebalance": rebalance}
-    router = build_router(parse_config({"placement": placement, "engines": [{"url": "http://a:1"}]}, "config.toml"))
-    router.health.unreachable("a:1")
-    for name in "ab":
-        router.add_engine(name, COSTS)
-        router.health.answered(name, {"m": None})
-    hashes = chain([1, 2, 3, 4], 1, root_hash("m"))
-    call = Call("call", "m", 4 * BLOCK_TOKENS + 1, BLOCK_TOKENS, hashes)
-    first = router.book(call, router.select(call, 0.0), 0.0)
-    assert (first.placement.engine_id, first.placement.reason) == ("a", PlacementReason.EXPLORE)
-    router.routes.enter(first.leaf, Route(RouteState.SHIFTED, "a", ("b",), 0.0, 1.0))
-    second = router.select(call, 1.0)
-    assert (second.engine_id, second.reason) == (engine, reason)

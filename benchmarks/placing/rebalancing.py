@@ -7,88 +7,17 @@ a call would exploit. What they do is decided in `age`, off the path of a call. 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Protocol
 
+from benchmarks.placing.prefix_load import PrefixLoad, prefix_loads, prefix_tokens
+from benchmarks.placing.routes import Route, RouteReason, Routes, RouteState
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2, load_cost
-from plait.policy.placement.routes import Route, Routes, RouteState
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
-
-
-@dataclass(slots=True)
-class PrefixLoad:
-    """The calls of one window through the prefix that ends with `node`.
-
-    `load_s` is their part of the engine's load. `waits_s` are the sums of their queueing times in the first and the
-    second half of the window, and `waited` the numbers of calls in these sums.
-    """
-
-    node: Node
-    calls: int
-    load_s: float
-    waits_s: list[float]
-    waited: list[int]
-
-    @property
-    def mean_waits_s(self) -> tuple[float, float]:
-        """The mean queueing time in the first and the second half of the window; 0 without calls."""
-        early_s, late_s = (total / max(1, calls) for total, calls in zip(self.waits_s, self.waited, strict=True))
-        return early_s, late_s
-
-
-def prefix_loads(engine: EngineView, now_s: float) -> dict[Node, PrefixLoad]:
-    """The load of each shared prefix. O(calls in the window, and the nodes of their paths).
-
-    A call's prefix is the longest node on its path that other calls of the window share on the engine. So each call
-    counts for one prefix at most, and the loads of an engine's prefixes do not overlap.
-    """
-    ledger, engine_id = engine.ledger, engine.engine_id
-    middle_s, decode_s = now_s - ledger.window_s / 2, ledger.mean_decode_s()
-    loads: dict[Node, PrefixLoad] = {}
-    found: dict[Node, Node | None] = {}
-    for entry in ledger:
-        node = _shared_prefix(entry.leaf, engine_id, found)
-        if node is None:
-            continue
-        load = loads.get(node)
-        if load is None:
-            load = loads[node] = PrefixLoad(node, 0, 0.0, [0.0, 0.0], [0, 0])
-        load.calls += 1
-        load.load_s += entry.prefill_s + decode_s
-        if entry.queue_s is not None:
-            half = int(entry.booked_s >= middle_s)
-            load.waits_s[half] += entry.queue_s
-            load.waited[half] += 1
-    return loads
-
-
-def prefix_tokens(node: Node, block_tokens: int) -> int:
-    """The tokens of the prefix that ends with `node`."""
-    return node.end_blocks * block_tokens
-
-
-def _shared_prefix(leaf: Node, engine_id: str, found: dict[Node, Node | None]) -> Node | None:
-    """The longest node on the path that at least two calls of the window share; ties: the deepest.
-
-    `found` has the answers for nodes that were asked for before, and takes this one.
-    """
-    path = []
-    node = leaf
-    while node.parent is not None and node not in found:
-        path.append(node)
-        node = node.parent
-    longest = found.get(node)
-    for node in reversed(path):
-        holding = node.held_by(engine_id)
-        if holding is not None and holding.sharers > 1 and (longest is None or len(node) >= len(longest)):
-            longest = node
-        found[node] = longest
-    return longest
-
 
 IMBAL_RATIO = 0.7
 """Preble's ImbalR: an engine whose load has a larger share of decoding has compute to spare. The paper derives it from
@@ -100,6 +29,13 @@ STANDS_OUT = 1.25
 spare than the others.
 """
 
+
+def decode_ratio(engine: EngineView) -> float:
+    """Decode's share of the load; 0 without calls in the window."""
+    total_s = engine.ledger.window_cost_s()
+    return engine.ledger.decode_s() / total_s if total_s else 0.0
+
+
 DecodeBalance = Callable[[Sequence[EngineView]], EngineView | None]
 """Chooses the engine with compute to spare; None if there is none."""
 
@@ -110,7 +46,7 @@ def spare_compute(engines: Sequence[EngineView]) -> EngineView | None:
     Decoding leaves compute unused, which a prefill can have almost for nothing.
     None if that engine is overloaded: it has more than `TH_BAL` times the load of the lightest.
     """
-    ratios = [engine.ledger.decode_ratio() for engine in engines]
+    ratios = [decode_ratio(engine) for engine in engines]
     highest = max(ratios)
     if highest <= IMBAL_RATIO or highest < STANDS_OUT * median(ratios):
         return None
@@ -142,7 +78,7 @@ class Shift:
     engine sheds nothing.
     """
 
-    reason = PlacementReason.SHIFT
+    reason = RouteReason.SHIFT
 
     def __init__(self, routes: Routes, block_tokens: int) -> None:
         self._routes = routes
@@ -254,7 +190,7 @@ class Replicas:
     little as before or less than half that prefill. So replicas stay while they are what keeps the queues short.
     """
 
-    reason = PlacementReason.REPLICA
+    reason = RouteReason.REPLICA
     least_calls = LEAST_CALLS
     least_prefills = 1.0
 
@@ -370,7 +306,7 @@ class Rerouting(Protocol):
     """Sends calls to other engines than the one that E2 would exploit."""
 
     @property
-    def reason(self) -> PlacementReason:
+    def reason(self) -> RouteReason:
         """The reason of the calls that it sends elsewhere."""
         ...
 
@@ -401,7 +337,7 @@ class RebalancedE2:
         placement = e2(call, situation)
         if placement.reason is PlacementReason.EXPLORE:
             spare = self._decode_balance(situation.engines) if self._decode_balance is not None else None
-            return placement if spare is None else _place(call, situation, spare, PlacementReason.DECODE_BALANCE)
+            return placement if spare is None else _place(call, situation, spare, RouteReason.DECODE_BALANCE)
         exploited = next(engine for engine in situation.engines if engine.engine_id == placement.engine_id)
         for rerouting in self._reroutings:
             engine = rerouting.redirect(call, situation, exploited)
@@ -433,7 +369,7 @@ def rebalanced_e2(mechanisms: Collection[str], block_tokens: int) -> RebalancedE
     return RebalancedE2(routes, reroutings, spare_compute if "decode_balance" in mechanisms else None)
 
 
-def _place(call: Call, situation: Situation, engine: EngineView, reason: PlacementReason) -> Placement:
+def _place(call: Call, situation: Situation, engine: EngineView, reason: RouteReason) -> Placement:
     held_blocks = cached_blocks(call, situation, engine)
     cost = load_cost(call, situation, engine, held_blocks * call.block_tokens)
     return placed(call, engine, reason, held_blocks, cost)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.placing.rebalancing import TH_BAL, Shift
+from benchmarks.placing.routes import Routes, RouteState
+from benchmarks.tests.test_rebalancing import booked, new_engine
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.placement.rebalancing import TH_BAL, Shift
-from plait.policy.placement.routes import Routes, RouteState
 from plait.policy.prefix.prefix_tree import PrefixTree
-from tests.policy.placement.test_rebalancing import booked, new_engine
 
 BLOCK_TOKENS, PREFIX_BLOCKS = 10, 3
 TOKEN_S = 2**-10

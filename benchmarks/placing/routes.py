@@ -13,6 +13,14 @@ from enum import StrEnum
 from plait.policy.prefix.prefix_tree import Node, Segment
 
 
+class RouteReason(StrEnum):
+    """Why a call went elsewhere than E2 would send it."""
+
+    DECODE_BALANCE = "decode_balance"
+    SHIFT = "shift"
+    REPLICA = "replica"
+
+
 class RouteState(StrEnum):
     """The state of a prefix."""
 

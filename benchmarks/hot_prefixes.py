@@ -17,22 +17,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.placing.baselines import lmetric, sticky
+from benchmarks.placing.baselines import LMETRIC, STICKY
 from benchmarks.schedulers.claims import Claim
 from benchmarks.schedulers.sweep import Progress
 from benchmarks.workers import run_all
 from e2e.traces import TRACES
 from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
-from plait.policy.placement.policies import Plain, Policy
+from plait.gateway.simulation.rivals import KNOWN
+from plait.policy.placement.policies import by_name
 
 OURS: Final = "plait"
-POLICIES: Final[dict[str, str | Policy]] = {
-    OURS: OURS,
-    "e2": "e2",
-    "least_outstanding": "least_outstanding",
-    "lmetric": Plain(lmetric),
-    "sticky": Plain(sticky),
-}
+POLICIES: Final = by_name(KNOWN[OURS], KNOWN["e2"], KNOWN["least_outstanding"], LMETRIC, STICKY)
 RATES: Final = (0.9, 1.5, 2.0, 2.5)
 SEEDS: Final = (1, 2, 3)
 WITHIN: Final = 1.03

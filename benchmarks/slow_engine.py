@@ -27,7 +27,7 @@ from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arriva
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.situation import Situation, cached_blocks, placed
-from plait.policy.placement.policies import Plain, Policy
+from plait.policy.placement.policies import Policy
 from plait.policy.prefix.block_hash import tree_block_tokens
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -61,7 +61,7 @@ def shares(share: float, seed: int) -> Policy:
         engine = first if dice.random() < share else dice.choice(others)
         return placed(call, engine, PlacementReason.EXPLORE, cached_blocks(call, situation, engine))
 
-    return Plain(place)
+    return Policy("shares", "fixed shares", place)
 
 
 def most_cached(call: Call, situation: Situation) -> Placement:
@@ -116,7 +116,7 @@ def _rows(experiment: Experiment) -> list[Row]:
         TOLD: lambda: run(OURS, is_told=True),
         **{f"shares, {share:g} to the slow one": partial(run, shares(share, experiment.seed)) for share in SHARES},
         "round robin": lambda: run("round_robin"),
-        "most cached": lambda: run(Plain(most_cached)),
+        "most cached": lambda: run(Policy("most_cached", "most cached", most_cached)),
         "e2": lambda: run("e2"),
     }
     return [_row(name, make()) for name, make in systems.items()]

@@ -250,7 +250,7 @@ class Gateway:
             max_wait_s=config.max_wait_s,
             weights=self._terms.weights,
             ahead_s=config.ahead_s,
-            chat_tokens=config.chat_tokens if config.sessions and self.router.is_ours else inf,
+            chat_tokens=config.chat_tokens if config.sessions and self.router.policy.keeps_sessions else inf,
         )
         if not self._forwarding.is_alone:
             admission.sessions.part = lambda _model: 1 / self._forwarding.peers.count

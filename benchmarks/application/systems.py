@@ -111,5 +111,5 @@ def simulation(system: System, machine: Machine) -> tuple[Simulation, Router]:
         router.add_engine(name, costs, kv_tokens=machine.kv_tokens)
         settings = EngineSettings(name=name, model=MODEL, kv_tokens=machine.kv_tokens, block_tokens=BLOCK_TOKENS)
         engines[name] = Engine(settings, costs, scheduler=system.scheduler())
-    ahead_s = AHEAD_S if router.is_ours else inf  # the gateways that the others stand for send each call at once
+    ahead_s = AHEAD_S if router.policy.moves_waiting else inf  # what the others stand for sends each call at once
     return Simulation(router, engines, MODEL, ahead_s=ahead_s), router

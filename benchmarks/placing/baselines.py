@@ -7,6 +7,7 @@ from typing import Final
 from plait.gateway.simulation.rivals import held_blocks, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
+from plait.policy.placement.policies import Policy
 from plait.policy.types import Call, Placement
 
 STICKY_SHARE: Final = 0.8
@@ -40,3 +41,7 @@ def sticky(call: Call, situation: Situation) -> Placement:
 
 def _queue_s(engine: EngineView) -> float:
     return engine.drain_s(engine.queue.tokens)
+
+
+LMETRIC: Final = Policy("lmetric", "LMetric", lmetric)
+STICKY: Final = Policy("sticky", "llm-d (sticky)", sticky)

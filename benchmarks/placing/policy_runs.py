@@ -18,10 +18,11 @@ from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
-from plait.policy.placement.policies import Policy
+from plait.policy.placement.policies import POLICIES as SHIPPED
+from plait.policy.placement.policies import by_name
 
 OURS: Final = "plait"
-POLICIES: Final[Mapping[str, str | Policy]] = {OURS: OURS, **RIVALS}
+POLICIES: Final = {**by_name(SHIPPED[OURS]), **RIVALS}
 BASE: Final = "round_robin"
 
 AT_ONCE: Final = "at once"

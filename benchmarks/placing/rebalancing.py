@@ -16,6 +16,7 @@ from benchmarks.placing.routes import Route, RouteReason, Routes, RouteState
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2, load_cost
+from plait.policy.placement.policies import Groups, Policy
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -320,7 +321,7 @@ class Rerouting(Protocol):
 
 
 class RebalancedE2:
-    """The placement policy: E2, adjusted by what it decides about once a second.
+    """E2, adjusted by what it decides about once a second: `policy` is the placement policy.
 
     Of `reroutings`, the first that sends a call elsewhere decides. They share `routes`.
     """
@@ -331,6 +332,7 @@ class RebalancedE2:
         self.routes = routes
         self._reroutings = tuple(reroutings)
         self._decode_balance = decode_balance
+        self.policy = Policy("rebalanced_e2", "e2, rebalanced", self.place, age=self.age)
 
     def place(self, call: Call, situation: Situation) -> Placement:
         """Place `call`. Changes nothing."""
@@ -345,7 +347,7 @@ class RebalancedE2:
                 return _place(call, situation, engine, rerouting.reason)
         return placement
 
-    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
+    def age(self, tree: PrefixTree, groups: Groups, now_s: float) -> None:
         """Adjust what is sent elsewhere. The engines of each group take calls and serve the same models.
 
         The prefix tree is not tidied: routes refer to nodes, which a merge would take away.

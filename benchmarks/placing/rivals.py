@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.placing.baselines import lmetric
-from plait.gateway.simulation.rivals import held_blocks, in_own_order, in_turn, llmd, place, session_hash, smg
+from benchmarks.placing.baselines import LMETRIC
+from plait.gateway.simulation.rivals import KNOWN, held_blocks, in_own_order, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
-from plait.policy.placement.policies import Plain, Policy
+from plait.policy.placement.policies import Policy, by_name
 from plait.policy.types import Call, Placement
 
 LLMD_STICKY: Final = (0.99, 0.8)
@@ -57,18 +57,18 @@ def dynamo_cost(call: Call, situation: Situation) -> Placement:
     return place(call, min(engines, key=cost), held)
 
 
-RIVALS: Final[dict[str, str | Policy]] = {
-    "round_robin": "round_robin",
-    "least_outstanding": "least_outstanding",
-    "session_hash": Plain(session_hash),
-    "prefix_hash": Plain(prefix_hash),
-    "smg": Plain(smg),
-    "llmd": Plain(llmd),
-    "llmd_latency": Plain(llmd_latency),
-    "dynamo_cost": Plain(dynamo_cost),
-    "lmetric": Plain(lmetric),
-    "e2": "e2",
-}
+RIVALS: Final = by_name(
+    KNOWN["round_robin"],
+    KNOWN["least_outstanding"],
+    KNOWN["session_hash"],
+    Policy("prefix_hash", "prefix hash", prefix_hash),
+    KNOWN["smg"],
+    KNOWN["llmd"],
+    Policy("llmd_latency", "llm-d (latency)", llmd_latency),
+    Policy("dynamo_cost", "Dynamo (cost)", dynamo_cost),
+    LMETRIC,
+    KNOWN["e2"],
+)
 """All but ours, by name."""
 
 

@@ -49,7 +49,7 @@ def _composed(block_tokens: int, *, balanced: bool = False, published: tuple[str
     replicas = (PublishedReplicas if "shift" in published else Replicas)(routes, block_tokens)
     shift = PublishedShift() if "shift" in published else Shift(routes, block_tokens)
     balance = most_decoding if "decode_balance" in published else spare_compute
-    return RebalancedE2(routes, (replicas, shift), balance if balanced else None)
+    return RebalancedE2(routes, (replicas, shift), balance if balanced else None).policy
 
 
 PUBLISHED_SHIFT: Final = "+ shift, replicate as published"

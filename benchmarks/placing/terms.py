@@ -8,7 +8,7 @@ from typing import Final
 from plait.policy.costs.delay import CallToPlace, DelayCost, offer
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.least_delay import with_copies
-from plait.policy.placement.policies import Plain, Policy
+from plait.policy.placement.policies import Policy
 from plait.policy.types import Call, Placement
 
 TERMS: Final = tuple(term.name for term in fields(DelayCost))
@@ -27,4 +27,4 @@ def without(term: str) -> Policy:
         chosen = offers[best[situation.turn % len(best)]]
         return asked.placed(chosen.engine, chosen.held_blocks, chosen.cost)
 
-    return Plain(place)
+    return Policy(f"plait without {term}", f"plait without {term}", place)

@@ -13,12 +13,12 @@ from tests.gateway.fleet.test_router_events import Fleet
 class RebalancedFleet(Fleet):
     @initialize(reports_first=st.booleans())
     def start(self, reports_first: bool) -> None:
-        self.policy = rebalanced_e2(("decode_balance", "shift", "replicate"), block_tokens=64)
-        super().start(self.policy, reports_first)
+        self.rebalanced = rebalanced_e2(("decode_balance", "shift", "replicate"), block_tokens=64)
+        super().start(self.rebalanced.policy, reports_first)
 
     def teardown(self) -> None:
         super().teardown()
-        assert not hasattr(self, "policy") or not len(self.policy.routes)
+        assert not hasattr(self, "rebalanced") or not len(self.rebalanced.routes)
 
 
 TestRebalancedFleet = RebalancedFleet.TestCase

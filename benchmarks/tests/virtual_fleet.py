@@ -36,8 +36,8 @@ class VirtualFleet:
     """Engines named by single letters. A prompt has a block for each letter. Each answer has one token."""
 
     def __init__(self, engines: str, mechanisms: Iterable[str] = ("decode_balance", "shift", "replicate")) -> None:
-        self.policy: RebalancedE2 = rebalanced_e2(tuple(mechanisms), BLOCK_TOKENS)
-        self.router = Router(self.policy)
+        self.rebalanced: RebalancedE2 = rebalanced_e2(tuple(mechanisms), BLOCK_TOKENS)
+        self.router = Router(self.rebalanced.policy)
         for engine in engines:
             self.router.add_engine(engine, COSTS)
             self.router.health.answered(engine, {"m": None})
@@ -61,7 +61,7 @@ class VirtualFleet:
             self._aged_s += 1.0
             self._end(self._aged_s)
             self.router.age(self._aged_s)
-            self.routes.append((self._aged_s, [route for _, route in self.policy.routes]))
+            self.routes.append((self._aged_s, [route for _, route in self.rebalanced.routes]))
         self._end(to_s)
 
     def changes(self) -> list[float]:

@@ -172,7 +172,7 @@ class Lines:
             self._send(call, now_s)
         if line:
             self._look_when_due(engine_id, line.next_tenant(), now_s)
-        elif self._router.waiting and self._router.is_ours:
+        elif self._router.waiting and self._router.policy.moves_waiting:
             self._help(engine_id, now_s)
 
     def _take_next(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:

@@ -55,9 +55,9 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. `is_ours` says
-    that the policy is `plait`. Admission counts the calls that are `waiting`. While there are some, `on_room` is called
-    with each engine that may have room for one.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. Admission
+    counts the calls that are `waiting`. While there are some, `on_room` is called with each engine that may have room
+    for one.
     """
 
     def __init__(
@@ -80,8 +80,7 @@ class Router:
         self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.waiting = 0
-        self.is_ours = policy == "plait"
-        self._policy = POLICIES[policy] if isinstance(policy, str) else policy
+        self.policy = POLICIES[policy] if isinstance(policy, str) else policy
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
         self.demand = Demand(window_s, prior_output_tokens)
@@ -125,7 +124,7 @@ class Router:
         if self.hand_over.leaving:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
-        return there or self._policy.place(call, situation)
+        return there or self.policy.place(call, situation)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False, tenant: str = "") -> Booking:
         """Record a placement of a tenant's call. The engine is sent the call now, or (if it `waits`) at `send`.
@@ -265,7 +264,7 @@ class Router:
         """Drop placements older than the window, and let the policy do what is due. Called about once a second."""
         for engine in self.engines.values():
             engine.age(now_s)
-        self._policy.age(self.tree, self.models.peers, now_s)
+        self.policy.age(self.tree, self.models.peers, now_s)
 
     def predicted_s(
         self, model: str, prompt_tokens: int, output_tokens: int | None, *, in_group: bool = False

@@ -26,7 +26,7 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.rivals import KNOWN, RIVALS, TITLES
+from plait.gateway.simulation.rivals import KNOWN
 from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
 from plait.gateway.simulation.simulate import REPORT_INTERVAL_S, CallRecord, Prompt, SimulatedCall, Simulation
 from plait.gateway.simulation.workload import (
@@ -178,9 +178,9 @@ def simulate(
 
     Sessions begin at Poisson times, so that on average `rate_per_s` calls come; None: all at once.
     """
-    name = TITLES.get(policy, policy) if isinstance(policy, str) else "policy"
-    label = f"{name}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{name}, all at once"
-    fleet = _Fleet(experiment, workload, RIVALS.get(policy, policy) if isinstance(policy, str) else policy)
+    placing = KNOWN[policy] if isinstance(policy, str) else policy
+    label = f"{placing.title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{placing.title}, all at once"
+    fleet = _Fleet(experiment, workload, placing)
     router, *more = (fleet.router(number) for number in range(experiment.gateways))
     simulation = Simulation(
         router,
@@ -261,7 +261,7 @@ class _Fleet:
 
     experiment: Experiment
     workload: Workload
-    policy: str | Policy
+    policy: Policy
 
     def router(self, number: int) -> Router:
         """That of a gateway. Blind gateways take all calls for their own."""
@@ -364,9 +364,11 @@ class Report:
             return
         if base is not None:
             computed = ours.computed_tokens / base.computed_tokens
-            yield Claim(f"prompt tokens recomputed, {OURS} / {TITLES[BASELINE]}", computed, "<= 0.5", computed <= 0.5)
+            yield Claim(
+                f"prompt tokens recomputed, {OURS} / {KNOWN[BASELINE].title}", computed, "<= 0.5", computed <= 0.5
+            )
             gain = base.e2e_mean_s / ours.e2e_mean_s
-            yield Claim(f"mean E2E, {TITLES[BASELINE]} / {OURS}", gain, ">= 2", gain >= 2)
+            yield Claim(f"mean E2E, {KNOWN[BASELINE].title} / {OURS}", gain, ">= 2", gain >= 2)
         if by_policy:
             gain = min(other.e2e_mean_s for other in by_policy.values()) / ours.e2e_mean_s
             yield Claim(f"mean E2E, the best other / {OURS}", gain, ">= 0.97", gain >= 0.97)
@@ -411,14 +413,14 @@ class Report:
 
     def markdown(self) -> str:
         """A short table in Markdown."""
-        rows = [("", *(TITLES[outcome.policy] for outcome in self.outcomes)), ("---",) * (1 + len(self.outcomes))]
+        rows = [("", *(KNOWN[outcome.policy].title for outcome in self.outcomes)), ("---",) * (1 + len(self.outcomes))]
         rows += [(label, *map(show, self.outcomes)) for label, show in MARKDOWN_ROWS.items()]
         return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 
 def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     cells = [["", *COLUMNS]]
-    cells += [[TITLES[outcome.policy], *(show(outcome) for show in COLUMNS.values())] for outcome in outcomes]
+    cells += [[KNOWN[outcome.policy].title, *(show(outcome) for show in COLUMNS.values())] for outcome in outcomes]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
         yield row[0].ljust(widths[0]) + "".join(

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation, cached_blocks, placed
-from plait.policy.placement.policies import POLICIES, Plain, Policy
+from plait.policy.placement.policies import POLICIES, Policy, by_name
 from plait.policy.types import Call, Placement, PlacementReason
 
 SMG_GAP, SMG_RATIO = 64, 1.5
@@ -60,26 +60,15 @@ def llmd(call: Call, situation: Situation) -> Placement:
     return place(call, max(engines, key=score), held)
 
 
-RIVALS: Final[dict[str, Policy]] = {
-    "session_hash": Plain(session_hash),
-    "smg": Plain(smg),
-    "llmd": Plain(llmd),
-}
+RIVALS: Final = by_name(
+    Policy("session_hash", "session hash", session_hash),
+    Policy("smg", "sglang-router (cache aware)", smg),
+    Policy("llmd", "llm-d (score)", llmd),
+)
 """By name."""
 
-TITLES: Final = {
-    "plait": "plait",
-    "least_outstanding": "least outstanding",
-    "session_hash": "session hash",
-    "smg": "sglang-router (cache aware)",
-    "llmd": "llm-d (score)",
-    "round_robin": "round robin",
-    "e2": "e2",
-}
-"""What tables call the policies."""
-
-KNOWN: Final[dict[str, Policy]] = {**POLICIES, **RIVALS}
-"""The policies that a comparison may name: the gateway's own and the rivals."""
+KNOWN: Final = {**POLICIES, **RIVALS}
+"""The policies that a comparison knows: the gateway's own and the rivals."""
 
 
 def in_turn(situation: Situation) -> list[EngineView]:

@@ -141,7 +141,7 @@ class Simulation:
     gateway's own calls, as to a router whose answers take another way.
 
     `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
-    for its engine. If no `chat_tokens` are given, sessions are held where the placement is ours, as in the gateway.
+    for its engine. If no `chat_tokens` are given, sessions are held if the policy keeps them, as in the gateway.
     `refused` has the records of the calls that were given up.
     """
 
@@ -163,7 +163,7 @@ class Simulation:
         self.now_s = 0.0
         self.records: list[CallRecord] = []
         self.refused: list[CallRecord] = []
-        chat_tokens = (CHAT_TOKENS if router.is_ours else inf) if chat_tokens is None else chat_tokens
+        chat_tokens = (CHAT_TOKENS if router.policy.keeps_sessions else inf) if chat_tokens is None else chat_tokens
         routers = (router, *more)
         self._new_admission = partial(Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens)
         self._owners: dict[str, _Gateway] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final
 
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation, cached_blocks, placed
@@ -18,31 +18,42 @@ from plait.policy.placement.least_delay import least_delay
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement, PlacementReason
 
+Groups = Callable[[], Sequence[Sequence[EngineView]]]
+"""Returns the engines that take calls. Those of a group serve the same models."""
 
-class Policy(Protocol):
-    """How the engines of calls are chosen."""
 
-    @property
-    def place(self) -> Callable[[Call, Situation], Placement]:
-        """Chooses the engine of a call. Changes nothing."""
-
-    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
-        """Do what is due about once a second.
-
-        `groups` returns the engines that take calls. Those of a group serve the same models.
-        """
+def tidy(tree: PrefixTree, groups: Groups, now_s: float) -> None:
+    """Tidy the prefix tree. A merge takes nodes away: a policy that refers to some has an `age` of its own."""
+    del groups, now_s
+    tree.tidy()
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """A policy that is one function, `place`. The tree may be tidied: it keeps no node."""
+class Policy:
+    """How the engines of calls are chosen."""
+
+    name: str
+    """In the configuration."""
+
+    title: str
+    """In tables."""
 
     place: Callable[[Call, Situation], Placement]
+    """Chooses the engine of a call. Changes nothing."""
 
-    def age(self, tree: PrefixTree, groups: Callable[[], Sequence[Sequence[EngineView]]], now_s: float) -> None:
-        """Tidy the prefix tree."""
-        del groups, now_s
-        tree.tidy()
+    keeps_sessions: bool = False
+    """A session's calls go where its context is, so sessions may be held for the caches' sake."""
+
+    moves_waiting: bool = False
+    """A call that waits for an engine may go to another one that gets room."""
+
+    age: Callable[[PrefixTree, Groups, float], None] = tidy
+    """Does what is due about once a second, at a time in seconds."""
+
+
+def by_name(*policies: Policy) -> dict[str, Policy]:
+    """The policies by their names."""
+    return {policy.name: policy for policy in policies}
 
 
 def round_robin(call: Call, situation: Situation) -> Placement:
@@ -59,12 +70,13 @@ def least_outstanding(call: Call, situation: Situation) -> Placement:
     return placed(call, engine, PlacementReason.LEAST_OUTSTANDING, cached_blocks(call, situation, engine))
 
 
-POLICIES: dict[str, Policy] = {
-    "plait": Plain(least_delay),
-    "e2": Plain(e2),
-    "round_robin": Plain(round_robin),
-    "least_outstanding": Plain(least_outstanding),
-}
+POLICIES: Final = by_name(
+    Policy("plait", "plait", least_delay, keeps_sessions=True, moves_waiting=True),
+    Policy("e2", "e2", e2),
+    Policy("round_robin", "round robin", round_robin),
+    Policy("least_outstanding", "least outstanding", least_outstanding),
+)
+"""The policies that the gateway has. `gateway/config/placement_policy.py` takes those of one's own, too."""
 
 
 def continued(engine_id: str, call: Call, situation: Situation) -> Placement | None:

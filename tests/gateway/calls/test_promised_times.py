@@ -31,7 +31,7 @@ FAILED = Exchange(status=500, headers=JSON, pieces=[b"{}"])
 
 async def answered(made: Gateway, slo: Slo | None, *, age_s: float = 0.0, streamed: bool = True) -> Client:
     """The client of a call that came so long ago, and is placed by its delay."""
-    made.router._policy = POLICIES["plait"]
+    made.router.policy = POLICIES["plait"]
     client = Client()
     asked = made.asked(call=Call("r1", "m", 257, 64, HASHES, slo=slo, streamed=streamed))
     late = msgspec.structs.replace(asked, call=asked.call._replace(arrived_s=asked.arrived_s - age_s))
@@ -72,7 +72,7 @@ async def test_an_answer_says_how_its_times_stand(
 
 async def test_an_answer_whose_rest_takes_too_long_is_at_risk() -> None:
     async with gateway(FakeHttp(Exchange(headers=STREAM, pieces=[FINISH, DONE]))) as made:
-        made.router._policy, slo = POLICIES["plait"], Slo(jct_s=60.0)
+        made.router.policy, slo = POLICIES["plait"], Slo(jct_s=60.0)
         placement = made.router.select(Call("r0", "m", 257, 64, HASHES, slo=slo), 0.0)
         assert placement.meets_slo
         client = await answered(made, slo, age_s=60.0 - placement.decode_s / 2)

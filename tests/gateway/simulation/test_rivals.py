@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from plait.gateway.simulation.rivals import KNOWN, RIVALS, SMG_GAP, TITLES, llmd, session_hash, smg
+from plait.gateway.simulation.rivals import SMG_GAP, llmd, session_hash, smg
 from plait.policy.costs.situation import Situation
 from plait.policy.types import Call, PlacementReason
 from tests.policy.placement.test_policies import Engine, Past, build, call_of
@@ -14,11 +14,6 @@ from tests.policy.placement.test_policies import Engine, Past, build, call_of
 
 def situation(call: Call, **engines: Engine) -> Situation:
     return build(engines, call)
-
-
-def test_every_policy_has_a_title() -> None:
-    assert set(TITLES) == set(KNOWN)
-    assert set(RIVALS) == {"session_hash", "smg", "llmd"}
 
 
 class TestSessionHash:

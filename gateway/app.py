@@ -371,7 +371,7 @@ def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
     placement, engines = config.placement, (*config.engines, *config.services)
     router = Router(
-        placement.policy,
+        placement.new_policy(),
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,

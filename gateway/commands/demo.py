@@ -102,8 +102,8 @@ def _add_comparison(compare: argparse._ArgumentGroup) -> None:
     )
     compare.add_argument(
         "--policies",
-        help=f"any of {', '.join(KNOWN)}, separated by commas (default: {','.join(DEFAULTS.policies)}; with "
-        "--real-time those of them that the gateway has)",
+        help=f"any of {', '.join(KNOWN)} and package.module:name of your own, separated by commas (default: "
+        f"{','.join(DEFAULTS.policies)}; with --real-time those of them that the gateway has)",
     )
     compare.add_argument("--seed", type=int, default=DEFAULTS.seed, help="the workload's (default: %(default)s)")
     compare.add_argument(

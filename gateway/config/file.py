@@ -109,6 +109,8 @@ class _Reader:
             return self.array(get_args(kind)[0], data, key)
         if isinstance(data, str):
             data = self.expanded(data, key)
+        elif isinstance(data, Mapping):
+            data = {name: self.expanded(item, key) if isinstance(item, str) else item for name, item in data.items()}
         try:
             return msgspec.convert(data, kind)
         except msgspec.ValidationError:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.config.values import (
     HOST,
     NEVER_TO_CLIENTS,
@@ -18,6 +19,7 @@ from plait.gateway.config.values import (
     ListenerPort,
     Moment,
     NotNegative,
+    Options,
     Origin,
     Port,
     Positive,
@@ -34,6 +36,7 @@ from plait.gateway.config.values import (
     root_url,
     shown,
 )
+from plait.policy.placement.policies import Policy
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,16 +131,25 @@ class LogConfig(Section, frozen=True, kw_only=True):
 class PlacementConfig(Section, frozen=True, kw_only=True):
     """`[placement]`: how an engine is chosen for a call.
 
-    policy: plait (least delay, default), e2, round_robin or least_outstanding. window_s: seconds of history that
-    count as an engine's load, H in the paper (default 180). prior_output_tokens: output length expected of a call
-    before any has been observed (default 128). hand_over_s: for so long a draining engine may still get calls for
-    prefixes that only it has, while the others compute them one by one (default 60; 0: it gets no calls at once).
+    policy: plait (least delay, default), e2, round_robin, least_outstanding, or `package.module:name` of a policy of
+    one's own. options: keywords for one's own policy (default: none). window_s: seconds of history that count as an
+    engine's load, H in the paper (default 180). prior_output_tokens: output length expected of a call before any has
+    been observed (default 128). hand_over_s: for so long a draining engine may still get calls for prefixes that only
+    it has, while the others compute them one by one (default 60; 0: it gets no calls at once).
     """
 
-    policy: Literal["plait", "e2", "round_robin", "least_outstanding"] = "plait"
+    policy: Text = "plait"
+    options: Options = {}
     window_s: Seconds = 180.0
     prior_output_tokens: Positive = 128
     hand_over_s: SecondsOrZero = 60.0
+
+    def __post_init__(self) -> None:
+        self.new_policy()
+
+    def new_policy(self) -> Policy:
+        """Make the policy for one router. Raises ValueError if there is none of the name, or not with these options."""
+        return placement_policy(self.policy, self.options)
 
 
 class UpstreamConfig(Section, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
 from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.rivals import KNOWN
 from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
@@ -56,6 +57,11 @@ Progress = Callable[[str, int, int], None]
 """Called with a label, how much is done, and how much there is in all."""
 
 BASELINE: Final = "least_outstanding"
+
+
+def policy_of(name: str) -> Policy:
+    """Return a policy of `KNOWN`, or one's own. Raises ValueError if there is none of this name."""
+    return placement_policy(name, known=KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +102,8 @@ class Experiment:
     replaced_after: int | None = None
 
     def __post_init__(self) -> None:
-        unknown = [policy for policy in self.policies if policy not in KNOWN]
-        if unknown:
-            raise ValueError(f"unknown placement policy {unknown[0]!r}; expected any of {', '.join(KNOWN)}")
+        for policy in self.policies:
+            policy_of(policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ def simulate(
 
     Sessions begin at Poisson times, so that on average `rate_per_s` calls come; None: all at once.
     """
-    placing = KNOWN[policy] if isinstance(policy, str) else policy
+    placing = policy_of(policy) if isinstance(policy, str) else policy
     label = f"{placing.title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{placing.title}, all at once"
     fleet = _Fleet(experiment, workload, placing)
     router, *more = (fleet.router(number) for number in range(experiment.gateways))
@@ -363,12 +368,10 @@ class Report:
         if ours is None:
             return
         if base is not None:
-            computed = ours.computed_tokens / base.computed_tokens
-            yield Claim(
-                f"prompt tokens recomputed, {OURS} / {KNOWN[BASELINE].title}", computed, "<= 0.5", computed <= 0.5
-            )
+            title, computed = KNOWN[BASELINE].title, ours.computed_tokens / base.computed_tokens
+            yield Claim(f"prompt tokens recomputed, {OURS} / {title}", computed, "<= 0.5", computed <= 0.5)
             gain = base.e2e_mean_s / ours.e2e_mean_s
-            yield Claim(f"mean E2E, {KNOWN[BASELINE].title} / {OURS}", gain, ">= 2", gain >= 2)
+            yield Claim(f"mean E2E, {title} / {OURS}", gain, ">= 2", gain >= 2)
         if by_policy:
             gain = min(other.e2e_mean_s for other in by_policy.values()) / ours.e2e_mean_s
             yield Claim(f"mean E2E, the best other / {OURS}", gain, ">= 0.97", gain >= 0.97)
@@ -413,14 +416,15 @@ class Report:
 
     def markdown(self) -> str:
         """A short table in Markdown."""
-        rows = [("", *(KNOWN[outcome.policy].title for outcome in self.outcomes)), ("---",) * (1 + len(self.outcomes))]
+        titles = [policy_of(outcome.policy).title for outcome in self.outcomes]
+        rows = [("", *titles), ("---",) * (1 + len(titles))]
         rows += [(label, *map(show, self.outcomes)) for label, show in MARKDOWN_ROWS.items()]
         return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 
 def _table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     cells = [["", *COLUMNS]]
-    cells += [[KNOWN[outcome.policy].title, *(show(outcome) for show in COLUMNS.values())] for outcome in outcomes]
+    cells += [[policy_of(outcome.policy).title, *(show(outcome) for show in COLUMNS.values())] for outcome in outcomes]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
         yield row[0].ljust(widths[0]) + "".join(

@@ -124,7 +124,7 @@ def test_the_claims_hold_in_a_quick_run_and_the_readme_has_its_table() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown placement policy 'e3'; expected any of plait, e2"):
+    with pytest.raises(ValueError, match=r'policy = "e3": expected one of "plait", "e2", .*"llmd", or package'):
         Experiment(policies=("e2", "e3"))
 
 

@@ -55,9 +55,8 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. Admission
-    counts the calls that are `waiting`. While there are some, `on_room` is called with each engine that may have room
-    for one.
+    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. Admission counts the calls
+    that are `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ docs/design/sessions.md.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
@@ -52,6 +52,9 @@ CHAT_TOKENS: Final = 4_000
 
 HELD_WEIGHT: Final = 2.0
 """With half as many held as live, contexts are kept for as long as that is worth it; with fewer, for less long."""
+
+USUAL_THINKS: Final = 1.5
+"""So many mean think times, at least, a context is kept if that is worth it."""
 
 CHAT_SHARE: Final = 0.5
 """Chat counts up to such a part of the caches, so that long prompts without a session do not keep all sessions out."""
@@ -339,7 +342,7 @@ class SessionGate:
         """Whether a live session's turn passes. If the contexts have outgrown the caches, the youngest are paused."""
         caches = None if turn.asked.passes else self.worth.caches
         while caches is not None and self.worth.is_closed and self.tokens > OUTGROWN * caches.kv_tokens:
-            youngest = self.live.youngest_idle(self._is_within_share)
+            youngest = self.live.youngest_idle(self._within_shares().__contains__)
             if youngest is None or len(self.live) == 1 or self._is_spared(youngest.tenant):
                 break
             self.live.drop(youngest)
@@ -352,7 +355,8 @@ class SessionGate:
 
     def _is_spared(self, tenant: str) -> bool:
         """Whether a tenant's sessions are not paused: it is within its share, and another one is above its own."""
-        return self._is_within_share(tenant) and not all(map(self._is_within_share, self.live.tenants))
+        within = self._within_shares()
+        return tenant in within and len(within) < len(self.live.tenants)
 
     def _may_be_live(self, turn: Turn, now_s: float) -> bool:
         """Whether a turn passes whose session is not live: there is room and nobody waits, or it need not wait."""
@@ -377,9 +381,14 @@ class SessionGate:
         """The live tokens of a tenant, for its weight."""
         return self.live.tokens_of(tenant) / self._weight(tenant)
 
-    def _fair_level(self, tenant: str) -> float:
-        """The level at which this tenant, and each that has sessions live or held, has just its share."""
-        caches, tenants = self.worth.caches, {tenant, *self.live.tenants, *self.held.tenants}
+    def _within_shares(self) -> set[str]:
+        """The tenants with live sessions that have no more than their shares."""
+        fair = self._fair_level()
+        return {tenant for tenant in self.live.tenants if self._level(tenant) <= fair}
+
+    def _fair_level(self, *more: str) -> float:
+        """The level at which each tenant that has sessions live or held, or is one `more`, has just its share."""
+        caches, tenants = self.worth.caches, {*more, *self.live.tenants, *self.held.tenants}
         return inf if caches is None else caches.kv_tokens / sum(map(self._weight, tenants))
 
     def _next(self, now_s: float) -> Turn | None:
@@ -400,24 +409,29 @@ class SessionGate:
         """Whether there is room for a turn. Sessions that have been idle for long expire for it."""
         caches, tenant = self.worth.caches, turn.asked.tenant
         while caches is not None and self.worth.is_closed and not self._has_room(turn):
-            expired = self.live.expired(
-                self._worth_s(caches), now_s, lambda one: one != tenant and self._is_within_share(one)
-            )
+            within = self._within_shares()
+            expired = self.live.expired(self._worth_s(caches, within), now_s, (within - {tenant}).__contains__)
             if expired is None:
                 return False
             self.live.drop(expired)
             self.expired += 1
         return True
 
-    def _worth_s(self, caches: Caches) -> Callable[[Session], float]:
+    def _worth_s(self, caches: Caches, within: Collection[str]) -> Callable[[Session], float]:
         """How long each session may be idle until another one is given its room.
 
         While few are held for each that is live, this is a part of what keeping its contexts is worth: if it comes back
-        it does not wait for long either. Whoever is spared has all of it.
+        it does not wait for long either. But most sessions come back within that time, else each would find its context
+        evicted by the one before. Tenants `within` their shares have all of it if another one is above its own.
         """
         part = min(1.0, HELD_WEIGHT * len(self.held) / max(1, len(self.live)))
-        spared = {tenant for tenant in self.live.tenants if self._is_spared(tenant)}
-        return lambda one: caches.worth_s(one.tokens) * (1.0 if one.tenant in spared else part)
+        least_s, spared = USUAL_THINKS * self.worth.think_s, within if len(within) < len(self.live.tenants) else ()
+
+        def worth_s(session: Session) -> float:
+            whole_s = caches.worth_s(session.tokens)
+            return whole_s if session.tenant in spared else min(whole_s, max(least_s, part * whole_s))
+
+        return worth_s
 
     def _take_room(self, turn: Turn, fair: float) -> bool:
         """Whether others owe a turn its room: its tenant has no other session live, or stays within its share with it.

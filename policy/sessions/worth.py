@@ -79,6 +79,11 @@ class Worth:
         self._returns = self._answers = 0
         self._prompt_tokens = self._output_tokens = 0.0
 
+    @property
+    def think_s(self) -> float:
+        """The mean of the latest think times; 0 if none is known."""
+        return sum(self._thinks_s) / len(self._thinks_s) if self._thinks_s else 0.0
+
     def returned(self, think_s: float, prompt_tokens: int) -> None:
         """A session's turn has come, so long after the end of the one before."""
         self._thinks_s.append(think_s)
@@ -99,7 +104,7 @@ class Worth:
         if caches is None or self._returns < LEAST_RETURNS:
             self.is_closed = False
             return
-        since_s = now_s - max(ACTIVE_S, ACTIVE_THINKS * self._think_s)
+        since_s = now_s - max(ACTIVE_S, ACTIVE_THINKS * self.think_s)
         active_s = sum(one.prefill_s for one in known if one.calls or one.held or one.ended_s > since_s)
         self._measure(caches, active_s)
         if self.is_closed:
@@ -115,11 +120,7 @@ class Worth:
         returns = sum(think_s <= fill_s for think_s in thinks_s) / len(thinks_s)
         kept_s = sum(min(think_s, fill_s) for think_s in thinks_s) / len(thinks_s)
         self.value = fill_s * returns / (decode_s + kept_s)
-        self.load = active_s / (caches.engines * (self._think_s + decode_s))
-
-    @property
-    def _think_s(self) -> float:
-        return sum(self._thinks_s) / len(self._thinks_s) if self._thinks_s else 0.0
+        self.load = active_s / (caches.engines * (self.think_s + decode_s))
 
     def _decode_s(self, caches: Caches) -> float:
         """A mean answer beside a full cache, by the cost model: what is measured has the thrashing in it."""

@@ -198,16 +198,19 @@ def test_a_held_session_goes_after_a_time_whatever_there_is_room_for() -> None:
     assert gate.free(10.0 + MOST_HELD_S) == held[:1]
 
 
-@pytest.mark.parametrize(("held", "part"), [(1, 0.2), (4, 0.8), (5, 1.0), (7, 1.0)])
-def test_while_few_are_held_a_context_that_is_idle_gives_room_sooner(held: int, part: float) -> None:
+@pytest.mark.parametrize(
+    ("held", "think_s", "part"),
+    [(1, 0.0, 0.2), (4, 0.0, 0.8), (5, 0.0, 1.0), (7, 0.0, 1.0), (1, 0.1, 0.75), (1, 0.2, 1.0), (5, 0.1, 1.0)],
+)
+def test_while_few_are_held_a_context_that_is_idle_gives_room_sooner(held: int, think_s: float, part: float) -> None:
+    """Contexts are worth .2 s. They are kept for one and a half think times, at least."""
     gate = Gate(300)
+    gate.worth.returned(think_s, 30)
     for name in "abcdefghij":
         gate.end(gate.come(3 * name, name), 0.0)
-    caches = gate.worth.caches
-    assert caches is not None
     for name in "klmnopq"[:held]:
         gate.come(3 * name, name, 0.001)
-    given_up_s = part * caches.worth_s(30)
+    given_up_s = 0.2 * part
     assert gate.free(0.99 * given_up_s) == []
     assert gate.free(1.01 * given_up_s)
 

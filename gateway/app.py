@@ -42,6 +42,7 @@ from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.durability.durability import new_durability
+from plait.gateway.fleet.guarded_policy import guarded
 from plait.gateway.fleet.metrics import FleetCollector, HealthMetrics
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
@@ -73,6 +74,7 @@ from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s
+from plait.policy.placement.policies import POLICIES
 
 FIRST_LOOK_S: Final = 2.0
 """One of several gateways takes no requests before an engine has answered it, or this time is over."""
@@ -370,8 +372,9 @@ class Gateway:
 def build_router(config: Config) -> Router:
     """The router for a configuration. Its engines are untried."""
     placement, engines = config.placement, (*config.engines, *config.services)
+    policy = placement.new_policy()
     router = Router(
-        placement.new_policy(),
+        policy if placement.policy in POLICIES else guarded(policy),
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,

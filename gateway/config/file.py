@@ -107,15 +107,19 @@ class _Reader:
             return self.table(kind, data, key)
         if get_origin(kind) is tuple:
             return self.array(get_args(kind)[0], data, key)
-        if isinstance(data, str):
-            data = self.expanded(data, key)
-        elif isinstance(data, Mapping):
-            data = {name: self.expanded(item, key) if isinstance(item, str) else item for name, item in data.items()}
         try:
-            return msgspec.convert(data, kind)
+            return msgspec.convert(self.filled(data, key), kind)
         except msgspec.ValidationError:
             self.problems.append(f"{key} = {shown(data, key)}: expected {_expected(kind)}")
             return None
+
+    def filled(self, data: object, key: str) -> object:
+        """The value with all its strings expanded."""
+        if isinstance(data, str):
+            return self.expanded(data, key)
+        if isinstance(data, Mapping):
+            return {name: self.filled(item, key) for name, item in data.items()}
+        return [self.filled(item, key) for item in data] if isinstance(data, list | tuple) else data
 
     def array(self, item_kind: Any, data: object, key: str) -> tuple[Any, ...]:
         """An array of values or tables, as a tuple."""

@@ -70,7 +70,7 @@ NEVER_TO_CLIENTS = {
 }
 """Headers of answers that are never passed on, and why. Their values were made for the gateway alone."""
 
-SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "peer_key", "secret"})
+SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "options", "peer_key", "secret"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 

@@ -183,9 +183,9 @@ def simulate(
 
     Sessions begin at Poisson times, so that on average `rate_per_s` calls come; None: all at once.
     """
-    placing = policy_of(policy) if isinstance(policy, str) else policy
-    label = f"{placing.title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{placing.title}, all at once"
-    fleet = _Fleet(experiment, workload, placing)
+    title = (policy_of(policy) if isinstance(policy, str) else policy).title
+    label = f"{title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{title}, all at once"
+    fleet = _Fleet(experiment, workload, policy)
     router, *more = (fleet.router(number) for number in range(experiment.gateways))
     simulation = Simulation(
         router,
@@ -266,14 +266,15 @@ class _Fleet:
 
     experiment: Experiment
     workload: Workload
-    policy: Policy
+    policy: str | Policy
 
     def router(self, number: int) -> Router:
         """That of a gateway. Blind gateways take all calls for their own."""
         experiment, cost_model = self.experiment, load_profile(self.experiment.profile).cost_model()
         gateway_id = "gateway" if experiment.blind else f"gateway-{number}"
         block_tokens = tree_block_tokens(experiment.block_tokens)
-        router = Router(self.policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
+        policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
+        router = Router(policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
         for engine_id in self._names():
             router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens)
         return router

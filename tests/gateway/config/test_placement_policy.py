@@ -52,6 +52,7 @@ def test_one_of_ones_own_is_a_policy_or_makes_one_of_the_options(monkeypatch: py
     monkeypatch.setenv("TITLE", "mine")
     assert made(policy="own_policies:value") is POLICIES["e2"]
     assert made(policy="own_policies:new").title == "none"
+    assert str(made(policy="own_policies:new", options={"title": [{"of": "${TITLE}"}]}).title) == "[{'of': 'mine'}]"
     policy = made(policy="own_policies:new", options={"title": "${TITLE}", "keeps_sessions": True})
     assert (policy.title, policy.keeps_sessions, policy.moves_waiting) == ("mine", True, False)
 
@@ -64,7 +65,7 @@ def test_one_of_ones_own_is_a_policy_or_makes_one_of_the_options(monkeypatch: py
             {"policy": "e2", "options": {"a": 1}},
             'options = (a table): expected none, because policy = "e2" takes none',
         ),
-        ({"options": 1}, "options = 1: expected a table"),
+        ({"options": 1}, "options = (hidden): expected a table"),
         (
             {"policy": "own_policies:none"},
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.placement.policies import Policy
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
 
@@ -12,7 +13,7 @@ from plait.policy.types import Call
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 
 
-def new_router(*engines: str, policy: str = "e2", kv_tokens: int | None = None) -> Router:
+def new_router(*engines: str, policy: str | Policy = "e2", kv_tokens: int | None = None) -> Router:
     """All engines up and serving model m."""
     router = Router(policy)
     for engine in engines:

@@ -1,0 +1,57 @@
+"""A placement policy of one's own in a gateway: whatever it does, each call is placed on an engine that takes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+import structlog
+
+from plait.policy.costs.situation import Situation
+from plait.policy.placement.policies import Policy, least_outstanding
+from plait.policy.types import Call, Placement
+
+TELL_INTERVAL_S: Final = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class WrongPlacementError(ValueError):
+    """A policy has returned what is no placement of the call."""
+
+
+def guarded(policy: Policy) -> Policy:
+    """The policy, with another engine for each call that it does not place: the one with the fewest calls.
+
+    A policy does not place a call if it raises, chooses an engine that is none of the situation's, or gives a reason
+    that cannot stand in a header. The log tells the first time, and then once a minute.
+    """
+    return replace(policy, place=_Guard(policy).place)
+
+
+class _Guard:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._told_s = -inf
+
+    def place(self, call: Call, situation: Situation) -> Placement:
+        """The policy's placement; least outstanding calls if that is none."""
+        try:
+            return _checked(self._policy.place(call, situation), situation)
+        except Exception as error:
+            if situation.now_s - self._told_s >= TELL_INTERVAL_S:
+                self._told_s = situation.now_s
+                log.exception("placement policy failed", policy=self._policy.name, error=repr(error))
+            return least_outstanding(call, situation)
+
+
+def _checked(placement: object, situation: Situation) -> Placement:
+    if not isinstance(placement, Placement):
+        raise WrongPlacementError(f"expected a Placement, not {type(placement).__name__}")
+    if all(engine.engine_id != placement.engine_id for engine in situation.engines):
+        raise WrongPlacementError(f"engine {placement.engine_id!r} is none that the call may go to")
+    reason: object = placement.reason
+    if not (isinstance(reason, str) and reason and reason.isascii() and reason.isprintable()):
+        raise WrongPlacementError(f"reason {reason!r}: expected printable ASCII")
+    return placement

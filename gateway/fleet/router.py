@@ -2,7 +2,7 @@
 
 A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so the
 state cannot change between `select` and `book`. In the gateway, asyncio drives it. The simulator drives the same object
-in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle` or `release`.
+in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle`, `release` or `fail`.
 """
 
 from __future__ import annotations
@@ -159,11 +159,9 @@ class Router:
         engine = self.engines[booking.placement.engine_id]
         before = engine.health.state
         engine.settle(booking, usage, now_s)
-        self.demand.left(booking.call, now_s, None if usage is None else usage.output_tokens)
         if usage is not None and booking.call.group is not None:
             self.group_outputs.ended(self.models.target(booking.call.model), usage.output_tokens)
-        if self.waiting or self.health.trials:
-            self._left(booking)
+        self._left(booking, now_s, None if usage is None else usage.output_tokens)
         return None if engine.health.state is before else self.health.recovered(engine, before)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
@@ -172,9 +170,7 @@ class Router:
         The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
-        self.demand.left(booking.call, now_s)
-        if self.waiting or self.health.trials:
-            self._left(booking)
+        self._left(booking, now_s)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
         """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
@@ -183,9 +179,7 @@ class Router:
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
-        self.demand.left(booking.call, now_s)
-        if self.waiting or self.health.trials:
-            self._left(booking)
+        self._left(booking, now_s)
         return None if failure is None else self.health.failed(engine, booking, failure, now_s)
 
     # The fleet.
@@ -299,11 +293,13 @@ class Router:
         if engine.same_as is None:  # else the other one reports the call too
             self.demand.others_came(engine.offer.models, prompt_tokens, now_s)
 
-    def _left(self, booking: Booking) -> None:
-        """The call is on no engine any more: tell those who wait for that."""
+    def _left(self, booking: Booking, now_s: float, output_tokens: int | None = None) -> None:
+        """The call is on no engine any more. Tell those who wait for that."""
+        self.demand.left(booking.call, now_s, output_tokens)
         if self.waiting:
             self.on_room(booking.placement.engine_id)
-        self.health.left(booking)
+        if self.health.trials:
+            self.health.left(booking)
 
 
 ACTIVE_SHARE = 0.2

@@ -90,7 +90,8 @@ def test_a_request_that_is_no_call_has_one_line() -> None:
     before = samples(registry)
     for _ in range(3):
         metrics.no_call("t", 404)
-    (added,) = samples(registry).items() - before.items()
+    found = samples(registry).items() - before.items()
+    (added,) = [sample for sample in found if sample[0].startswith("plait_")]  # the collector of garbage runs by itself
     assert added[0].startswith("plait_tenant_calls_total{")
     assert added[1] == 3
 

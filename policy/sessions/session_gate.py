@@ -54,7 +54,7 @@ HELD_WEIGHT: Final = 2.0
 """With half as many held as live, contexts are kept for as long as that is worth it; with fewer, for less long."""
 
 USUAL_THINKS: Final = 1.5
-"""So many mean think times, at least, a context is kept if that is worth it."""
+"""A context is kept for so many mean think times, at least, if that is worth it."""
 
 CHAT_SHARE: Final = 0.5
 """Chat counts up to such a part of the caches, so that long prompts without a session do not keep all sessions out."""
@@ -420,9 +420,10 @@ class SessionGate:
     def _worth_s(self, caches: Caches, within: Collection[str]) -> Callable[[Session], float]:
         """How long each session may be idle until another one is given its room.
 
-        While few are held for each that is live, this is a part of what keeping its contexts is worth: if it comes back
-        it does not wait for long either. But most sessions come back within that time, else each would find its context
-        evicted by the one before. Tenants `within` their shares have all of it if another one is above its own.
+        While few are held for each that is live, this is a part of what keeping its contexts is worth: a session that
+        comes back does not wait for long then. The least is the time within which most come back: else each would find
+        its context evicted by the one before. Tenants `within` their shares have the whole time if another one is above
+        its own.
         """
         part = min(1.0, HELD_WEIGHT * len(self.held) / max(1, len(self.live)))
         least_s, spared = USUAL_THINKS * self.worth.think_s, within if len(within) < len(self.live.tenants) else ()

@@ -141,7 +141,7 @@ async def _hang(engines: Sequence[ScriptedEngine], watch: Watch) -> float | None
 
 def _body(case: Case, number: int, silence: dict[str, float]) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"Question {number}?"}]
-    body: dict[str, Any] = {"model": case.name, "messages": messages, "max_tokens": 8, "stream": True}
+    body: dict[str, Any] = {"model": case.name, "messages": messages, "max_tokens": 4_096, "stream": True}
     grammar = {"response_format": {"type": "json_object"}} if case.grammar and silence else {}
     return {**body, **grammar, "silence": silence}
 

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.faults.fleet import ScriptedEngine, two_engines
 from e2e.faults.raw_client import CHAT, Client
-from e2e.faults.verdicts import is_good
+from e2e.faults.verdicts import is_good, text_of
 
 LOAD_S: Final = 15.0
 WORKERS: Final = 16
@@ -66,13 +66,20 @@ async def test_no_call_waits_because_others_are_answered(tmp_path: Path, some_st
 
 
 @pytest.mark.nightly
-async def test_a_call_that_is_forgotten_while_no_other_comes_is_answered_elsewhere(tmp_path: Path) -> None:
+async def test_calls_that_are_forgotten_while_no_other_comes_end_nevertheless(tmp_path: Path) -> None:
+    """Those without a byte of an answer are answered elsewhere. Streams that have begun end with an error."""
     with two_engines(tmp_path) as (gateway, engine):
-        await engine.set_mode("hang_request")
         async with Client(gateway.port) as client:
-            calls = [asyncio.create_task(client.post(CHAT, _body(f"Question {n}?", stream=True))) for n in range(4)]
-            await asyncio.sleep(1.0)
+            calls = []
+            for mode in "hang_request", "hang_stream":
+                await engine.set_mode(mode)
+                bodies = [_body(f"Question {number} of {mode}?", stream=True) for number in range(4)]
+                calls += [asyncio.create_task(client.post(CHAT, body)) for body in bodies]
+                await asyncio.sleep(0.5)
             await engine.heal()
             answers = await asyncio.gather(*calls)
     assert max(answer.time_s for answer in answers) <= ALONE_WITHIN_S
-    assert all(is_good(_body(f"Question {n}?", stream=True), answer) for n, answer in enumerate(answers))
+    assert all(is_good(_body(f"Question {n} of hang_request?", stream=True), answers[n]) for n in range(4))
+    ends = [text_of(answer, streamed=True) for answer in answers[4:]]
+    assert any(has_error for *_, has_error in ends), "no call went to the engine"
+    assert all(has_error or finish_reason for _, finish_reason, has_error in ends)

@@ -121,7 +121,7 @@ class Recovery:
                 begun_s, streamed = loop_time_s(), engine.progress.needs_stream
                 computed, failure = await self._try(engine_id, self._hang_timeout_s, streamed=streamed)
                 if computed:
-                    health.proved(engine_id, loop_time_s(), streamed=streamed)
+                    health.proved(engine_id, begun_s, loop_time_s(), streamed=streamed)
                 elif failure is not None and failure.cause == EngineTimeoutError.cause:
                     self.on_change(health.hung(engine_id, begun_s, loop_time_s()))
                 else:

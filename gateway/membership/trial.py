@@ -1,7 +1,4 @@
-"""Trials: calls of two tokens that show whether an engine computes, over the connections that calls use.
-
-The first token shows that it computes prompts, the second that it decodes.
-"""
+"""Trials: calls of two tokens that show whether an engine computes, over the connections that calls use."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import msgspec
 
 from plait.backends.errors import EngineError, EngineStatusError
 from plait.gateway.answers.completions import CompletionStream, decode, ending_problem, endings, garbled
+from plait.gateway.fleet.booking import TRIAL_TOKENS
 from plait.gateway.fleet.health import Offer
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
 
@@ -19,7 +17,6 @@ MAX_BYTES: Final = 2**20
 ID: Final = "plait-trial"
 """The id of a trial's request begins with this. Some engines refuse an id that they have already."""
 
-_TOKENS: Final = 2
 _COMPLETIONS: Final = "/completions"
 _CHAT: Final = "/chat/completions"
 _NO_ROUTE: Final = frozenset((404, 405))
@@ -32,7 +29,7 @@ async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed
     """
     models = offer.models.keys() - offer.adapters.keys()  # an adapter may wait until there is room for it
     model = min(models or offer.models, default="")
-    asked: dict[str, Any] = {"model": model, "max_tokens": _TOKENS, "stream": streamed}
+    asked: dict[str, Any] = {"model": model, "max_tokens": TRIAL_TOKENS, "stream": streamed}
     prompt, messages = {"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]}
     status = 404 if offer.has(_COMPLETIONS) is False else await _ask(engine_id, link, _COMPLETIONS, asked | prompt)
     if status in _NO_ROUTE and offer.has(_CHAT) is not False:

@@ -1,40 +1,18 @@
-"""Quiet engines: when a trial asks them, and what follows. Calls that their engines have forgotten."""
+"""Quiet engines: when a trial asks them, and what follows."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
-from plait.backends.protocol.cache_state import QueueState
-from plait.gateway.fleet import fleet_health
 from plait.gateway.fleet.booking import LATE_S, SEVERAL_STREAMS, SLOTS, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
-from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.types import Call, Objective, Slo
-from tests.gateway.fleet.lettered_prompts import report
-
-COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
-HANG_S = 8.0
+from plait.policy.types import Call
+from tests.gateway.fleet.two_engines import HANG_S, booked, two_engines
 
 
 @pytest.fixture
 def router() -> Router:
-    made = Router("round_robin")
-    for name in "ab":
-        made.add_engine(name, COSTS, hang_s=HANG_S)
-        made.health.answered(name, {"m": None})
-    return made
-
-
-def booked(
-    router: Router, now_s: float, *, tokens: int = 100, streamed: bool = True, limit: int | None = 10
-) -> Booking:
-    call = Call("c", "m", tokens, 64, [], output_limit=limit, streamed=streamed)
-    placement = router.select(call, 0.0, prefer="a")
-    assert placement.engine_id == "a"
-    return router.book(call, placement, now_s)
+    return two_engines()
 
 
 def is_quiet(router: Router, now_s: float) -> bool:
@@ -110,7 +88,7 @@ def test_a_quiet_engine_is_asked_once_and_gets_no_new_calls_until_it_answers(rou
     assert stalled(router, 9.1) == ["a"]
     assert [engine.view.engine_id for engine in router.health.stalled(9.1)] == [], "told once"
     assert router.select(Call("next", "m", 10, 64, []), 9.1, prefer="a").engine_id == "b"
-    router.health.proved("a", 9.2, streamed=False)
+    router.health.proved("a", 9.1, 9.2, streamed=False)
     assert stalled(router, 9.2) == []
     assert asked(router, 9.2 + HANG_S) == [], "so long it may be silent"
     assert asked(router, 9.3 + HANG_S) == ["a"]
@@ -121,7 +99,7 @@ def test_a_whole_answer_shows_nothing_of_several_streams(router: Router, streame
     for _ in range(SEVERAL_STREAMS - 1):
         router.first_token(booked(router, 0.0), 0.1)
     assert asked(router, 8.0) == ["a"]
-    router.health.proved("a", 8.0, streamed=streamed)
+    router.health.proved("a", 7.9, 8.0, streamed=streamed)
     assert asked(router, 9.0) == []
     router.first_token(booked(router, 9.0, tokens=10), 9.1)
     assert asked(router, 10.0) == are_asked
@@ -189,7 +167,7 @@ def test_calls_are_not_moved_to_an_engine_that_is_as_silent(router: Router) -> N
     assert asked(router, 8.0) == ["a", "b"]
     assert stalled(router, 9.1) == ["a", "b"]
     assert hung(router, 16.0) == [("suspect", "none")]
-    router.health.proved("b", 16.1, streamed=False)
+    router.health.proved("b", 16.0, 16.1, streamed=False)
     assert stalled(router, 16.1) == ["a"]
     assert hung(router, 24.0, 16.0) == [("ejected", "all")]
 
@@ -222,10 +200,10 @@ def abandoned(router: Router, now_s: float) -> list[Booking]:
 
 
 def test_passed_trials_keep_streams_and_not_calls_that_can_move(router: Router) -> None:
-    waiting, streaming = booked(router, 0.0), booked(router, 0.0)
+    waiting, streaming = booked(router, 0.0), booked(router, 0.0, limit=None)
     router.first_token(streaming, 0.1)
     for second in range(8, 80, 8):
-        router.health.proved("a", float(second), streamed=False)
+        router.health.proved("a", second - 0.1, float(second), streamed=False)
     assert waiting.late_s < 3.0
     assert router.health.overdue(47.0) == []
     assert router.health.overdue(48.0) == [waiting]
@@ -290,107 +268,3 @@ def test_a_stalled_engine_gets_calls_if_there_is_no_other(router: Router) -> Non
     assert asked(router, 2.5) == ["a"]
     assert stalled(router, 3.6) == ["a"]
     assert booked(router, 3.6).placement.engine_id == "a"
-
-
-# Calls that are forgotten.
-
-
-def forgotten(router: Router, now_s: float) -> list[Booking]:
-    """The calls that an engine has forgotten."""
-    return [booking for engine in router.engines.values() for booking in engine.progress.forgotten(now_s)]
-
-
-def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) -> None:
-    """A later call is served."""
-    call = Call("late", "m", tokens, 64, [], **more)
-    booking = router.book(call, router.select(call, now_s, prefer="a"), now_s)
-    if call.streamed:
-        router.first_token(booking, now_s)
-    router.settle(booking, CallUsage(tokens, 1), now_s)
-
-
-def test_a_call_that_many_as_large_overtake_is_forgotten(router: Router) -> None:
-    early = booked(router, 0.0)
-    for number in range(3):
-        assert forgotten(router, 100.0) == []
-        overtake(router, 10.0 + number)
-    assert forgotten(router, 100.0) == [early]
-    router.fail(early, Failure("timeout"), 100.0)
-    assert forgotten(router, 100.0) == []
-
-
-def test_a_call_whose_grammar_is_compiled_may_be_overtaken_for_longer(router: Router) -> None:
-    call = Call("early", "m", 100, 64, [], has_grammar=True)
-    early = router.book(call, router.select(call, 0.0, prefer="a"), 0.0)
-    for number in range(9):
-        overtake(router, 10.0 + number)
-    assert forgotten(router, 100.0) == []
-    for number in range(3):
-        overtake(router, 48.0 + number)
-    assert forgotten(router, 100.0) == [early]
-
-
-def all_forgotten(router: Router, now_s: float = 100.0) -> list[Booking]:
-    return fleet_health.forgotten(router.engines.values(), router.health.lag, now_s)
-
-
-@pytest.mark.parametrize(("waiting", "running", "are_forgotten"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_none(
-    router: Router, waiting: int, running: int, *, are_forgotten: bool
-) -> None:
-    early = booked(router, 0.0)
-    for _ in range(3):
-        overtake(router, 10.0)
-    late = booked(router, 60.0)
-    queue = QueueState(waiting=waiting, running=running)
-    router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=50.0)
-    assert all_forgotten(router) == [early] * are_forgotten, "the last call came after the report"
-    router.report("a", msgspec.structs.replace(report(), queue=queue), requested_s=60.0)
-    assert all_forgotten(router) == [early]
-    router.release(late, 100.0, delivered=False)
-
-
-def test_a_report_may_lack_a_call_that_has_just_come(router: Router) -> None:
-    early = booked(router, 0.0)
-    for _ in range(3):
-        overtake(router, 10.0)
-    reported = msgspec.structs.replace(report(), queue=QueueState(waiting=1))
-    router.report("a", reported, requested_s=98.0)
-    late = booked(router, 98.9)
-    router.report("a", reported, requested_s=99.0)
-    assert all_forgotten(router, 100.9) == []
-    assert all_forgotten(router, 101.1) == [early], "in three seconds it would have come"
-    router.release(late, 102.0, delivered=False)
-
-
-def test_before_it_is_late_a_call_may_be_overtaken(router: Router) -> None:
-    booked(router, 0.0)
-    for _ in range(20):
-        overtake(router, 2.2)
-    assert forgotten(router, 100.0) == []
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"tokens": 49},
-        {"priority": -1},
-        {"objective": Objective.LATENCY},
-        {"slo": Slo(ttft_s=1.0)},
-        {"streamed": False, "output_limit": 10},
-    ],
-    ids=["shorter", "more urgent", "for latency", "with an SLO", "not streamed"],
-)
-def test_what_a_scheduler_favours_does_not_count(router: Router, more: dict[str, Any]) -> None:
-    booked(router, 0.0)
-    for number in range(20):
-        overtake(router, 10.0 + number, **more)
-    assert forgotten(router, 100.0) == []
-
-
-@pytest.mark.parametrize(("limit", "count"), [(10, 1), (50, 1), (5, 0), (None, 0)])
-def test_a_whole_answer_is_overtaken_by_ones_as_long(router: Router, limit: int | None, count: int) -> None:
-    booked(router, 0.0, streamed=False, limit=10)
-    for number in range(3):
-        overtake(router, 10.0 + number, streamed=False, output_limit=limit)
-    assert len(forgotten(router, 100.0)) == count

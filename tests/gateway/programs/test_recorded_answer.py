@@ -173,9 +173,12 @@ async def test_a_stream_that_is_silent_amid_its_events_is_kept_alive() -> None:
     following = asyncio.create_task(answer.follow(client.send, ECHO, keep_alive_s=0.001))
     await asyncio.wait_for(client.third.wait(), 5)
     assert client.sent[:3] == [START, ONE, {**ONE, "body": KEEP_ALIVE}]
-    answer.put(LAST)
+    answer.put({**LAST, "more_body": True})
+    await asyncio.sleep(0.01)  # the engine has not ended its stream yet
+    answer.put({**LAST, "body": b""})
     await following
     assert client.body.replace(KEEP_ALIVE, b"") == ONE["body"] + LAST["body"]
+    assert client.body.endswith(LAST["body"])
 
 
 async def test_after_a_comment_errors_are_events() -> None:

@@ -1,8 +1,9 @@
 """Local schedulers on AccelGen's mixed prompts, in virtual time on one real embedded engine core.
 
-`python -m benchmarks local_scheduler [--quick] [--json PATH] [--plots DIR] [--traces DIR]`: arrival rates through
-saturation; baselines, Plait's scheduler with and without each of its methods, clairvoyant schedules and a bound serve
-the same calls. Prints Markdown; the same seeds give the same figures but for CPU times.
+`python -m benchmarks local_scheduler [--quick] [--schedulers NAME,...] [--json PATH] [--plots DIR] [--traces DIR]`:
+arrival rates through saturation; baselines, Plait's scheduler with and without each of its methods, clairvoyant
+schedules and a bound serve the same calls. Prints Markdown; the same seeds give the same figures but for CPU times.
+With `--schedulers` only these run, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,10 @@ def main() -> int:
     if missing := missing_traces(arguments.traces):
         print(f"skipped: no {' and no '.join(missing)} in {arguments.traces}")
         return 0
-    plan = QUICK if arguments.quick else FULL
-    results = sweep(plan, plan.points(FEW), arguments.traces, arguments.jobs, Progress())
-    made = claims(results)
+    plan = replace(QUICK if arguments.quick else FULL, calls=arguments.calls)
+    points = plan.named(arguments.schedulers) if arguments.schedulers else plan.points(FEW)
+    results = sweep(plan, points, arguments.traces, arguments.jobs, Progress())
+    made = [] if arguments.schedulers else claims(results)
     inputs = _inputs(plan, arguments.traces)
     print(_markdown(inputs, results, made))
     if arguments.json:
@@ -68,8 +70,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
     parser.add_argument("--quick", action="store_true", help="one load, no ablations: five minutes of CPU time")
     parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
+    parser.add_argument("--schedulers", type=_names, metavar="NAME,...", help="only these, and no claims")
+    parser.add_argument("--calls", type=int, default=FULL.calls, help="of each run (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    """Systems of the comparison, or schedulers that are registered."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in systems()]:
+        raise argparse.ArgumentTypeError(f"no scheduler {unknown[0]!r}; there are {', '.join(systems())}")
+    return names
 
 
 def _inputs(plan: Plan, traces: Path) -> dict[str, Any]:
@@ -135,7 +147,7 @@ def _markdown(inputs: dict[str, Any], results: Results, made: Sequence[Claim]) -
             for point, figures in results.items()
             if (point.figure, point.tpot, point.long_share, point.rate_per_s) == load
         ]
-    lines += ["", "## Claims", ""]
+    lines += ["", "## Claims", ""] if made else []
     for claim in made:
         word = "holds" if claim.holds else "FAILS"
         lines.append(f"- {word}: {claim.name}: {claim.value:.3f} (target {claim.target:g}; {claim.where})")

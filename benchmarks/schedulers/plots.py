@@ -9,7 +9,15 @@ from pathlib import Path
 from benchmarks.schedulers.sweep import BOUND, Point, Results
 from benchmarks.schedulers.systems import systems
 
-STYLES = {"baseline": ":", "ours": "-", "ablation": "-.", "variant": "-.", "clairvoyant": "--", BOUND: "k--"}
+STYLES = {
+    "baseline": ":",
+    "ours": "-",
+    "ablation": "-.",
+    "variant": "-.",
+    "clairvoyant": "--",
+    "registered": ":",
+    BOUND: "k--",
+}
 
 FIELDS = {
     "throughput": ("throughput_calls_s", "calls/s completed"),

@@ -49,9 +49,20 @@ class Plan:
     alone: dict[float, tuple[float, ...]] | None = None
     """Offered rates by share of long prompts, 0 and 1: each trace's lengths alone."""
 
+    def named(self, names: Sequence[str]) -> list[Point]:
+        """These systems at each rate of the main figure."""
+        return [
+            Point("rate", tpot, LONG_SHARE, rate, name)
+            for tpot, rates in self.rates.items()
+            for rate in rates
+            for name in names
+        ]
+
     def points(self, few: Sequence[str]) -> list[Point]:
         """Every point: the systems of each rate in the main figure, `few` in the sensitivity figures."""
-        kinds = {**{name: system.kind for name, system in systems().items()}, BOUND: BOUND}
+        kinds = {name: system.kind for name, system in systems().items() if system.kind != "registered"} | {
+            BOUND: BOUND
+        }
         points = [
             Point("rate", tpot, LONG_SHARE, rate, name)
             for tpot, rates in self.rates.items()

@@ -263,8 +263,8 @@ class RecordedAnswer(MessageSink):
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
         """Send the answer to a client as it comes. Raises `PlaitError` only while nothing has been sent.
 
-        `keep_alive_s` is given for a stream. While nothing comes, a comment is sent every `keep_alive_s`, until the last
-        event. If the answer has not begun, the first comment starts the response, with `headers`.
+        `keep_alive_s` is given for a stream. While nothing comes before the last event, a comment is sent every
+        `keep_alive_s`. If the answer has not begun, the first comment starts the response, with `headers`.
         """
         follower = Follower()
         self._window.followers[follower] = None

@@ -1,0 +1,100 @@
+"""Recipes of CONTRIBUTING, each followed in a copy of the project and used by the command that it names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.recipes.copied_tree import CopiedTree, get
+
+NEWEST_FIRST = '''"""A scheduler that lets the newest call go first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plait.policy.scheduling.in_order import Fcfs
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+
+
+class NewestFirst:
+    """First come, last served."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """The next iteration."""
+        return Fcfs().plan(now_s, waiting[::-1], running, facts)
+'''
+
+NEWEST_IMPORT = "from plait.policy.scheduling.newest_first import NewestFirst\n"
+GREETING = '''"""The route that greets."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from plait.gateway.api.auth import KeyRing
+
+
+class GreetingApi:
+    """Greets whoever has a key."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self.routes = [Route("/v1/greeting", self._greet)]
+
+    async def _greet(self, request: Request) -> Response:
+        self._keys.check(request.scope)
+        return JSONResponse({"greeting": "hello"})
+'''
+GREETING_IMPORT = "from plait.gateway.api.greeting_api import GreetingApi\n"
+
+
+def test_a_local_scheduler(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "A local scheduler")
+    copy.add("policy/scheduling/newest_first.py", NEWEST_FIRST)
+    schedulers = "policy/scheduling/local_scheduler.py"
+    copy.insert(schedulers, "LocalScheduler]] = {\n", '    "newest_first": NewestFirst,\n')
+    copy.insert(schedulers, "import SloSettings\n", NEWEST_IMPORT)
+    costs = copy.run("python -m benchmarks plan_cost --schedulers NAME", "--plans", "2", name="newest_first")
+    assert [line.split()[0] for line in costs.splitlines()].count("newest_first") == 2
+    measured = "python -m benchmarks local_scheduler --quick --schedulers slo,NAME"
+    table = copy.run(measured, "--calls", "3", "--jobs", "1", name="newest_first")
+    assert table.startswith("skipped: no ") or "\n| newest_first " in table
+
+
+def test_a_route(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "A route")
+    copy.add("gateway/api/greeting_api.py", GREETING)
+    copy.insert("gateway/app.py", "import CallApi, CompletionApi, ForwardingApi\n", GREETING_IMPORT)
+    copy.insert("gateway/app.py", "*self._new_operations().routes,\n", "*GreetingApi(self._keys).routes,\n")
+    copy.insert("docs/routes.md", "/openapi.json`, `/` | here |\n", "| `GET /v1/greeting` | here |\n")
+    with copy.served() as url:
+        assert json.loads(get(f"{url}/v1/greeting")) == {"greeting": "hello"}
+
+
+def test_a_metric(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "A metric")
+    copy.insert(
+        "gateway/calls/metrics.py",
+        "        self._measure_times(registry)\n",
+        '        Counter("plait_greetings", "Calls that begin with a greeting", registry=registry)\n',
+    )
+    with copy.served() as url:
+        assert "plait_greetings_total 0.0" in get(f"{url}/metrics")
+
+
+def test_a_setting(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "A setting")
+    copy.insert("gateway/config/sections.py", "    chat_tokens: NotNegative = 4000\n", "    greets: bool = True\n")
+    compared = "tests/gateway/config/test_sections.py::test_the_example_has_every_key"
+    with pytest.raises(AssertionError, match="test_the_example_has_every_key"):
+        copy.check(compared)
+    copy.insert("config.example.toml", "\nchat_tokens = 4000", "\ngreets = true")
+    copy.check(compared)
+    copy.run("plait check-config --config config.example.toml")

@@ -1,4 +1,7 @@
-"""A placement policy of one's own in a gateway: whatever it does, each call is placed on an engine that takes it."""
+"""A placement policy of one's own in a gateway: whatever it does, each call is placed on an engine that takes it.
+
+The prefix tree is tidied, too, where the policy's own `age` raises.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Final
 import structlog
 
 from plait.policy.costs.situation import Situation
-from plait.policy.placement.policies import Policy, least_outstanding
+from plait.policy.placement.policies import Groups, Policy, least_outstanding, tidy
+from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
 TELL_INTERVAL_S: Final = 60.0
@@ -27,7 +31,8 @@ def guarded(policy: Policy) -> Policy:
     A policy does not place a call if it raises, chooses an engine that is none of the situation's, or gives a reason
     that cannot stand in a header. The log tells the first time, and then once a minute.
     """
-    return replace(policy, place=_Guard(policy).place)
+    guard = _Guard(policy)
+    return replace(policy, place=guard.place, age=guard.age)
 
 
 class _Guard:
@@ -39,11 +44,22 @@ class _Guard:
         """The policy's placement; least outstanding calls if that is none."""
         try:
             return _checked(self._policy.place(call, situation), situation)
-        except Exception as error:
-            if situation.now_s - self._told_s >= TELL_INTERVAL_S:
-                self._told_s = situation.now_s
-                log.exception("placement policy failed", policy=self._policy.name, error=repr(error))
+        except Exception as error:  # noqa: BLE001 - a program of somebody's own
+            self._tell(error, situation.now_s)
             return least_outstanding(call, situation)
+
+    def age(self, tree: PrefixTree, groups: Groups, now_s: float) -> None:
+        """What the policy does about once a second; tidy the tree if that raises."""
+        try:
+            self._policy.age(tree, groups, now_s)
+        except Exception as error:  # noqa: BLE001 - a program of somebody's own
+            self._tell(error, now_s)
+            tidy(tree, groups, now_s)
+
+    def _tell(self, error: Exception, now_s: float) -> None:
+        if now_s - self._told_s >= TELL_INTERVAL_S:
+            self._told_s = now_s
+            log.error("placement policy failed", policy=self._policy.name, error=repr(error), exc_info=error)
 
 
 def _checked(placement: object, situation: Situation) -> Placement:

@@ -58,3 +58,20 @@ def test_what_it_places_is_left_as_it_is() -> None:
     placement = router.select(call("xyz"), 0.0)
     assert (placement.engine_id, placement.reason, placement.cached_tokens) == ("b", "mine", 0)
     assert (policy.name, policy.keeps_sessions, policy.moves_waiting) == ("own", True, False)
+
+
+def test_the_tree_is_tidied_where_the_policy_fails_to() -> None:
+    tidied = []
+
+    class Tree:
+        def tidy(self) -> None:
+            tidied.append(self)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    tree: Any = Tree()
+    with capture_logs() as logs:
+        guarded(Policy("own", "own", raising, age=fail)).age(tree, list, 0.0)
+    assert tidied == [tree]
+    assert [entry["error"] for entry in logs] == ["ZeroDivisionError()"]

@@ -28,8 +28,9 @@ from benchmarks.chaining.figures import Spread
 from benchmarks.chaining.measurement import Hop, Measurement
 from benchmarks.chaining.served import Served
 from plait.gateway.config.sections import StoreConfig
+from plait.gateway.durability.recorded import SESSION, Recorded
 from plait.gateway.log.events import configure_logging
-from plait.gateway.programs.record import SESSION, UNRECORDED, Recorded, Unrecorded
+from plait.gateway.programs.record import UNRECORDED, Unrecorded
 from plait.gateway.server.full_collections import FullCollections
 from plait.gateway.simulation.compare import Claim
 from plait.gateway.store.event_log import StreamKey

@@ -27,9 +27,10 @@ import uvloop
 
 from benchmarks.chaining.served import MODEL, Served
 from plait.gateway.config.sections import SessionsConfig, StoreConfig
+from plait.gateway.durability.recorded import SESSION
 from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.held_call import KeptRequest
-from plait.gateway.programs.record import SESSION, Opened, SessionEvent, Started, Submitted, ValueSet
+from plait.gateway.programs.record import Opened, SessionEvent, Started, Submitted, ValueSet
 from plait.gateway.server.full_collections import FullCollections
 from plait.gateway.simulation.compare import Claim
 from plait.gateway.store.event_log import Change, StreamKey

@@ -18,7 +18,8 @@ from typing import Final
 import msgspec
 
 from e2e.postgresql.server import ABSENT, PASSWORD, Postgres, binaries
-from plait.gateway.programs.record import SESSION, Opened, ValueSet
+from plait.gateway.durability.recorded import SESSION
+from plait.gateway.programs.record import Opened, ValueSet
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.store.event_log import Change, StreamKey
 from plait.gateway.store.group_commit import GroupCommit

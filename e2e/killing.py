@@ -24,7 +24,8 @@ import httpx
 from e2e.programs import Program, ProgramCall, chained_by_client, map_reduce, texts, whole
 from e2e.sdk import async_client
 from e2e.servers import DEADLINE_S, Fleet, Launcher, Server
-from plait.gateway.programs.record import SESSION, Started, Submitted, ValueSet, decoded
+from plait.gateway.durability.recorded import SESSION, decoded
+from plait.gateway.programs.record import Started, Submitted, ValueSet
 from plait.gateway.store.event_log import StoredStream
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 

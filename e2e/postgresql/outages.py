@@ -23,7 +23,8 @@ from e2e.postgresql.server import new_database, shared_postgres
 from e2e.programs import by_hand
 from e2e.sdk import async_client
 from e2e.servers import DEADLINE_S, Fleet, Launcher, Server, eventually
-from plait.gateway.programs.record import SESSION, Started, Submitted, decoded
+from plait.gateway.durability.recorded import SESSION, decoded
+from plait.gateway.programs.record import Started, Submitted
 from plait.gateway.store.postgres_keeper import PostgresKeeper
 
 PROGRAMS_AT_ONCE: Final = 9

@@ -25,24 +25,13 @@ from plait.backends.errors import GatewayStoppingError, PlaitError, SessionEnded
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.durability.compaction import Compaction
+from plait.gateway.durability.recorded import DELETED, RECORD_VERSION, SESSION, Claimed, Recorded, decoded
 from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.programs.chained_call import CallRunner, ChainedCall
-from plait.gateway.programs.record import (
-    DELETED,
-    RECORD_VERSION,
-    SESSION,
-    UNRECORDED,
-    Claimed,
-    Opened,
-    Recorded,
-    Refused,
-    SessionEvent,
-    Unrecorded,
-    decoded,
-)
+from plait.gateway.programs.record import UNRECORDED, Opened, Refused, SessionEvent, Unrecorded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.slices import Pieces
 from plait.gateway.store.damage import Damage

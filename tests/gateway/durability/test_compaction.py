@@ -17,7 +17,8 @@ from plait.gateway.calls.annotations import Condition
 from plait.gateway.durability import compaction
 from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, replace, shortened, size_bytes
 from plait.gateway.durability.outline import ended_calls
-from plait.gateway.programs.record import CallEnded, Started, Submitted, ValueSet, decoded, encoded
+from plait.gateway.durability.recorded import decoded, encoded
+from plait.gateway.programs.record import CallEnded, Started, Submitted, ValueSet
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of

@@ -18,8 +18,8 @@ from starlette.types import Message
 from plait.backends.errors import PlaitError
 from plait.gateway.api.responses_api import KeptResponse
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.durability import recorded
 from plait.gateway.peers.membership import UnreachableStoreError
-from plait.gateway.programs import record
 from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
 from plait.gateway.store.event_log import Change, StreamKey
@@ -242,7 +242,7 @@ async def test_nothing_is_told_while_the_store_cannot_be_reached(
     await served.value("x", "the value")
     served.waits = False
     monkeypatch.setattr(served.durability, "committed", away)
-    monkeypatch.setattr(record, "AGAIN_S", 0.001)
+    monkeypatch.setattr(recorded, "AGAIN_S", 0.001)
     exchange = await ROUTES[route](served)
     await asyncio.sleep(0.02)
     if exchange.task.done():

@@ -26,7 +26,8 @@ import msgspec
 import uvloop
 
 from benchmarks.chaining.served import MODEL, Served
-from plait.gateway.config.sections import SessionsConfig, StoreConfig
+from plait.gateway.config.sections import StoreConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.durability.recorded import SESSION
 from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.held_call import KeptRequest

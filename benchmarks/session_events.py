@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from benchmarks.chaining.figures import Spread
 from plait.backends.errors import PlaitError
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session

@@ -14,7 +14,8 @@ from plait.backends.http.trust import SYSTEM_TRUST, TrustError
 from plait.gateway.admission.tenants import TenantTerms
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.config.file import ConfigError
-from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, Section
+from plait.gateway.config.section import Section
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig
 from plait.gateway.log.events import change_level
 from plait.gateway.membership.engine_set import EngineSet
 

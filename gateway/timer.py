@@ -1,4 +1,4 @@
-"""Time for the synchronous cores: the event loop's clock, events by it or by a simulator's, and how late it is."""
+"""Time for the synchronous cores in the gateway: the event loop's clock, events by it, and how late it is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from math import inf
 from time import monotonic
 from typing import Final
 
-Event = Callable[[float], None]
-"""An event. It is called with the time at which it happens."""
-
-At = Callable[[float, Event], object]
-"""Schedules an event at a time, in seconds. A time that has passed means now."""
-
+from plait.gateway.timed_events import Event
 
 loop_time_s: Final = monotonic
 """The event loop's clock, in seconds: the `now_s` that the gateway gives its cores.

@@ -8,6 +8,9 @@ from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
+CHARACTERS_PER_TOKEN: Final = 4
+"""English text in most vocabularies."""
+
 
 class Objective(StrEnum):
     """What a call is optimised for (Parrot, section 5.2)."""

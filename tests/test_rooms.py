@@ -38,7 +38,7 @@ ROOMS = {
         {"answers"},
         {"fleet", "transforms"},
         {"asgi", "log", "metrics", "store", "supervision", "timer"},
-        {"config", "ids"},
+        {"config", "ids", "timed_events"},
     ),
 }
 """Each package's rooms and single modules, from the highest floor to the lowest; `client` is one room.

@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of, text_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.program import Program, entry

@@ -15,14 +15,8 @@ from plait.backends.http.client import HttpClient
 from plait.backends.http.connection import Response
 from plait.gateway.app import Gateway
 from plait.gateway.asgi import Client, WatchedReceive
-from plait.gateway.config.sections import (
-    AdmissionConfig,
-    Config,
-    EngineConfig,
-    ModelConfig,
-    SessionsConfig,
-    StoreConfig,
-)
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, StoreConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"

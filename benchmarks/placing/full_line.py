@@ -16,7 +16,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.timer import Event
+from plait.gateway.timed_events import Event
 from plait.policy.types import Call
 
 EVENTS_S = 0.005

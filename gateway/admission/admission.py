@@ -23,7 +23,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.asgi import MOST_RETRY_AFTER_S
 from plait.gateway.fleet.router import Router
-from plait.gateway.timer import At
+from plait.gateway.timed_events import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.sessions.session_gate import CHAT_TOKENS, SessionGate, Turn
 from plait.policy.sessions.worth import Caches

@@ -22,7 +22,7 @@ from plait.gateway.admission.tenants import TenantUse
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
-from plait.gateway.timer import At
+from plait.gateway.timed_events import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import MAY_PASS, Line
 from plait.policy.costs.delay import CallToPlace, change_gain_s

@@ -13,7 +13,7 @@ from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
 from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
-from plait.gateway.timer import At
+from plait.gateway.timed_events import At
 from plait.policy.admission.conversations import InTurn
 from plait.policy.admission.fair_shares import FairShares
 

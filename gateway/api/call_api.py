@@ -41,7 +41,7 @@ from plait.gateway.asgi import (
 )
 from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call import Asked
-from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
+from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
@@ -51,6 +51,7 @@ from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.timer import loop_time_s
+from plait.policy.types import CHARACTERS_PER_TOKEN
 
 Fields = dict[str, Any]
 

@@ -39,10 +39,7 @@ from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.prefix.block_hash import extend_chain, root_hash
-from plait.policy.types import Call
-
-CHARACTERS_PER_TOKEN: Final = 4
-"""English text in most vocabularies."""
+from plait.policy.types import CHARACTERS_PER_TOKEN, Call
 
 OFF_LOOP_BYTES: Final = 16 * 1024
 """Longer texts are worked on in threads, unless most of a prompt may be known or its tokenizer is quick."""

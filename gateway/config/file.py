@@ -18,7 +18,8 @@ import msgspec
 import structlog
 
 from plait.backends.tokenization.hub import is_hub_name
-from plait.gateway.config.sections import Config, ModelConfig, Section
+from plait.gateway.config.section import Section
+from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.config.values import shown
 
 OLD_KEYS = {

@@ -10,11 +10,12 @@ from typing import Literal
 import msgspec
 
 from plait.gateway.config.placement_policy import placement_policy
+from plait.gateway.config.section import Section
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.config.values import (
     HOST,
     NEVER_TO_CLIENTS,
     NEVER_TO_ENGINES,
-    SECRET_KEYS,
     HeaderName,
     ListenerPort,
     Moment,
@@ -37,15 +38,6 @@ from plait.gateway.config.values import (
     shown,
 )
 from plait.policy.placement.policies import Policy
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the file. Its `repr` hides API keys, so that a logged configuration does not reveal them."""
-
-    def __repr__(self) -> str:
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = (f"{name}={'(hidden)' if name in SECRET_KEYS and value else repr(value)}" for name, value in values)
-        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):
@@ -139,7 +131,7 @@ class PlacementConfig(Section, frozen=True, kw_only=True):
     """
 
     policy: Text = "plait"
-    options: Options = {}
+    options: Options = msgspec.field(default_factory=dict)
     window_s: Seconds = 180.0
     prior_output_tokens: Positive = 128
     hand_over_s: SecondsOrZero = 60.0
@@ -234,39 +226,6 @@ class TenantConfig(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.api_keys:
             raise ValueError("api_keys = []: expected at least one key")
-
-
-class SessionsConfig(Section, frozen=True, kw_only=True):
-    """`[sessions]`: semantic variables. Each limit is for one tenant at one time.
-
-    ttl_s: time to live of a session without activity, in seconds; a session may set its own (default 3600).
-    keep_alive_s: seconds between comments in a stream that waits for a call's inputs or a variable (default 5).
-    gather_ms: milliseconds since its session's latest call, 100 at most in all, that a call waits for others of its
-    program if it could run at once, produces a variable and has no objective (default 10, 0: it does not wait).
-    hold_timeout_s: how long a call or a get waits for a variable that nobody produces, and a native step for its
-    client (default 300). gone_grace_s: how long calls with outputs go on after their client has gone, if nobody else
-    waits for them (default 10). max_attempts: how often a call is started in total if engines break its answer off
-    (default 3). max_sessions (default 10000), max_variables (default 200000), max_waiting_calls: calls that wait for
-    inputs (default 20000). max_program_calls: calls and native steps of one program (default 1024). max_value_bytes:
-    longest value of a variable, and of the text that it is made from (default 1 MiB). max_held_bytes: total of values,
-    texts that are being generated, bodies of calls that have not ended, and answers (default 256 MiB).
-    max_response_bytes: responses that later requests can continue, the latest used; 0: none (default 64 MiB).
-    Idle sessions are evicted before a call is refused for max_sessions, max_variables or max_held_bytes.
-    """
-
-    ttl_s: Seconds = 3600.0
-    keep_alive_s: Seconds = 5.0
-    gather_ms: NotNegative = 10
-    hold_timeout_s: Seconds = 300.0
-    gone_grace_s: SecondsOrZero = 10.0
-    max_attempts: Positive = 3
-    max_sessions: Positive = 10_000
-    max_variables: Positive = 200_000
-    max_waiting_calls: Positive = 20_000
-    max_program_calls: Positive = 1024
-    max_value_bytes: Positive = 2**20
-    max_held_bytes: Positive = 256 * 2**20
-    max_response_bytes: NotNegative = 64 * 2**20
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):

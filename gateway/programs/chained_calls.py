@@ -22,7 +22,7 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call import Asked
-from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN, CallReader, Incoming
+from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
@@ -43,6 +43,7 @@ from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState
+from plait.policy.types import CHARACTERS_PER_TOKEN
 
 EXPIRE_INTERVAL_S = 1.0
 

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.annotations import Condition
-from plait.gateway.calls.call_reader import CHARACTERS_PER_TOKEN
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Getter, Session, begun, promised
 from plait.gateway.programs.session_errors import (
@@ -29,11 +28,11 @@ from plait.gateway.programs.session_errors import (
     variable_failed,
 )
 from plait.gateway.programs.sessions import Holds
-from plait.gateway.timer import At, Event
+from plait.gateway.timed_events import At, Event
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.objectives import NOTHING
 from plait.policy.programs.request_graph_state import Cause, Effects, VariableState
-from plait.policy.types import NO_SLO
+from plait.policy.types import CHARACTERS_PER_TOKEN, NO_SLO
 
 
 class Prediction(Protocol):

@@ -58,7 +58,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from plait.backends.errors import PlaitError, SessionEndedError
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.held_call import HeldCall, Made, utf8_bytes
 from plait.gateway.programs.record import Records
@@ -74,7 +74,7 @@ from plait.gateway.programs.session_errors import (
     variable_failed,
 )
 from plait.gateway.programs.sessions import Sessions, Unproduced, unproduced, waits_for_client
-from plait.gateway.timer import At
+from plait.gateway.timed_events import At
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.programs.request_graph_state import Cause, GraphError
 from plait.policy.types import Objective

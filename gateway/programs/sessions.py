@@ -18,7 +18,7 @@ from uuid import uuid4
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import read_value
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.record import InMemory, Records
 from plait.gateway.programs.session import Getter, Session, Tenant

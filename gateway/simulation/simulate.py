@@ -28,7 +28,7 @@ from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.store.event_log import fair_parts
 from plait.gateway.store.jobs import REGULAR_S
-from plait.gateway.timer import Event
+from plait.gateway.timed_events import Event
 from plait.policy.prefix.block_hash import HashChain
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup

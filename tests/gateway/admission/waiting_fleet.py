@@ -14,7 +14,7 @@ from plait.gateway.admission.queue import COLD
 from plait.gateway.admission.tenants import UNLIMITED, TenantLimits
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.timer import Event
+from plait.gateway.timed_events import Event
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
 

@@ -17,7 +17,7 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.intake.open_bodies import OpenBodies

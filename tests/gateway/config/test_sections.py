@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.gateway.config.file import ConfigError, load_config, parse_config
-from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, Section
+from plait.gateway.config.section import Section
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.toml"
 ENGINES = [{"url": "http://127.0.0.1:8101"}]

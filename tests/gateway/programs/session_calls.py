@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.backends.errors import PlaitError
-from plait.gateway.config.sections import SessionsConfig
+from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.consequences import Prediction
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText, HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session
-from plait.gateway.timer import Event
+from plait.gateway.timed_events import Event
 from plait.gateway.transforms import parse
 from plait.policy.programs.needs import Mark
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import plait.gateway.app
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
-from plait.gateway.timer import Event
+from plait.gateway.timed_events import Event
 from plait.policy.programs.objectives import LATENCY_SLO
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.chained_gateway import Served, served_calls, settle

@@ -39,6 +39,8 @@ from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
+from plait.gateway.chaining.chained_calls import ChainedCalls
+from plait.gateway.chaining.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.config.sections import Config
 from plait.gateway.discovery import Discovery
 from plait.gateway.durability.durability import new_durability
@@ -66,9 +68,7 @@ from plait.gateway.peers.peer_front import PeerFront
 from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import SessionRoutes
 from plait.gateway.peers.signatures import ADMIN_KEY, METRICS_KEY
-from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.metrics import StoreCollector

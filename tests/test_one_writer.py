@@ -16,7 +16,7 @@ OWNED = {"Session": ("session.py", "session"), "HeldCall": ("held_call.py", "cal
 """Classes of `gateway/programs`, each with its file and the name that its objects have in other modules."""
 
 FOLDER = ROOT / "gateway" / "programs"
-WRITING = ("gateway/programs", "gateway/api")
+WRITING = ("gateway/programs", "gateway/chaining", "gateway/api")
 """The rooms that have sessions and their calls."""
 
 MUTATORS = frozenset(

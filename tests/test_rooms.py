@@ -31,6 +31,7 @@ ROOMS = {
         {"discovery", "found_config", "reloading", "server"},
         {"live"},
         {"api", "durability"},
+        {"chaining"},
         {"programs"},
         {"calls"},
         {"admission", "membership", "peers"},

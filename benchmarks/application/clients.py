@@ -9,12 +9,12 @@ from functools import partial
 from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of, text_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
+from plait.gateway.chaining.program import Program, entry
+from plait.gateway.chaining.slices import at_once
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import Getter
-from plait.gateway.programs.slices import at_once
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
 from plait.policy.types import Objective, Slo, TaskGroup

@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, WaitTimeoutError
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, send_whole, unless_gone
+from plait.gateway.chaining.recorded_answer import KEEP_ALIVE
+from plait.gateway.chaining.unstored import unstored_error, unstored_fields, unstored_headers
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import GrowingText
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.programs.session import Getter, Session
 from plait.gateway.programs.session_errors import text_changed, variable_failed
-from plait.gateway.programs.unstored import unstored_error, unstored_fields, unstored_headers
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph_state import Cause, VariableState

@@ -46,10 +46,10 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
-from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import CHARACTERS_PER_TOKEN
 

@@ -15,7 +15,7 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.api.program_api import ProgramBody
 from plait.gateway.api.semantic_api import GetBody, SessionBody, VariableBody
 from plait.gateway.calls.routes import CHAT_PATH, ROUTES, TEXT_PATH, ForwardedRequest
-from plait.gateway.programs.submission import SubmitBody
+from plait.gateway.chaining.submission import SubmitBody
 
 Json = dict[str, Any]
 

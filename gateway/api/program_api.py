@@ -23,16 +23,16 @@ from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import JSON, AwaitedVariable, Criteria, Json, mark_of, next_change
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
+from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.chained_calls import ChainedCalls
+from plait.gateway.chaining.native_step import DeclaredStep
+from plait.gateway.chaining.program import AskedProgram, enter, read_calls
+from plait.gateway.chaining.submission import SessionId, TimeToLive, VariableName
+from plait.gateway.chaining.unstored import unstored_fields, unstored_headers
 from plait.gateway.intake.open_bodies import OpenBodies
-from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.native_step import DeclaredStep
-from plait.gateway.programs.program import AskedProgram, enter, read_calls
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.sessions import wants_durable
-from plait.gateway.programs.submission import SessionId, TimeToLive, VariableName
-from plait.gateway.programs.unstored import unstored_fields, unstored_headers
 from plait.gateway.timer import loop_time_s
 
 PATH: Final = "/v1/programs"

@@ -19,8 +19,8 @@ from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import SHOWN, StoredResponses
+from plait.gateway.chaining.unstored import unstored_fields, unstored_headers, unstored_response
 from plait.gateway.ids import RESPONSE_ID
-from plait.gateway.programs.unstored import unstored_fields, unstored_headers, unstored_response
 from plait.gateway.timer import loop_time_s
 
 T = TypeVar("T")

@@ -19,18 +19,18 @@ from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
 from plait.gateway.asgi import id_of
+from plait.gateway.calls.annotations import wants_durable
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.chained_calls import ChainedCalls
+from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
+from plait.gateway.chaining.submission import SessionId, SubmitBody, TimeToLive, VariableName
+from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read_submission
+from plait.gateway.chaining.unstored import unstored_response
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
-from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
-from plait.gateway.programs.sessions import wants_durable
-from plait.gateway.programs.submission import SessionId, SubmitBody, TimeToLive, VariableName
-from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
-from plait.gateway.programs.unstored import unstored_response
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph import CLIENT

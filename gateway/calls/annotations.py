@@ -294,6 +294,17 @@ def read_durable(raw: object) -> bool | None:
     return raw if isinstance(raw, bool) else {"true": True, "false": False}.get(raw) if isinstance(raw, str) else None
 
 
+def wants_durable(headers: Headers) -> bool:
+    """Whether a session that a request makes is to outlive the gateway: unless it says `plait-durable: false`.
+
+    For the routes that take no other annotations as headers. Raises `CallerError`.
+    """
+    for name, raw in headers:
+        if name == b"plait-durable":
+            return bool(read_value("plait-durable", "durable", raw.decode("latin-1")))
+    return True
+
+
 def _priority(raw: object) -> int | None:
     value = int(raw) if isinstance(raw, str) and _INTEGER.fullmatch(raw) else raw
     return value if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES else None

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
+from plait.gateway.chaining.chained_calls import once_answered
 from plait.gateway.durability.outline import Outline, ended_calls
 from plait.gateway.durability.recorded import SESSION, decoded, encoded
-from plait.gateway.programs.chained_calls import once_answered
 from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import SessionEvent, Submitted, ValueSet
 from plait.gateway.store.event_log import Change, Keeper, StoredStream, StoreError, StreamKey

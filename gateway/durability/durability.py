@@ -23,6 +23,8 @@ import structlog
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, SessionEndedError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
+from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
+from plait.gateway.chaining.slices import Pieces
 from plait.gateway.config.sections import Config, ServerConfig
 from plait.gateway.durability.compaction import Compaction
 from plait.gateway.durability.recorded import DELETED, RECORD_VERSION, SESSION, Claimed, Recorded, decoded
@@ -30,10 +32,8 @@ from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
-from plait.gateway.programs.chained_call import CallRunner, ChainedCall
 from plait.gateway.programs.record import UNRECORDED, Opened, Refused, SessionEvent, Unrecorded
 from plait.gateway.programs.session import Session
-from plait.gateway.programs.slices import Pieces
 from plait.gateway.store.damage import Damage
 from plait.gateway.store.event_log import LOST, Change, Keeper, StoredStream, StoreError, StreamKey, set_aside
 from plait.gateway.store.group_commit import GroupCommit

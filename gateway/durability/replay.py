@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
+from plait.gateway.chaining.chained_calls import answered_again, answered_before
+from plait.gateway.chaining.native_step import native_again
+from plait.gateway.chaining.submitted_call import SubmittedCall, made_again
 from plait.gateway.durability.outline import ended_calls
-from plait.gateway.programs.chained_call import CallRunner, ChainedCall
-from plait.gateway.programs.chained_calls import answered_again, answered_before
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.native_step import native_again
 from plait.gateway.programs.record import (
     CallEnded,
     Closed,
@@ -34,7 +35,6 @@ from plait.gateway.programs.record import (
 )
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
-from plait.gateway.programs.submitted_call import SubmittedCall, made_again
 from plait.policy.programs.request_graph_state import CallState
 
 log = structlog.get_logger(__name__)

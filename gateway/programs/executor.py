@@ -1,7 +1,7 @@
 """The executor of semantic variables: runs each call of a session as soon as its inputs have values (Parrot, 5.1).
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). In the gateway its asyncio shells are
-`chained_calls`, `submission` and `program`. A simulator can drive it in virtual time. This is how it works:
+A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Its asyncio shells are in
+`gateway/chaining`. A simulator can drive it in virtual time. This is how it works:
 
 The events, who sends them, what each changes first, and what the log has of it (`record.py`)
     open                client   a session, or its time to live (`sessions.py`)        Opened, Kept

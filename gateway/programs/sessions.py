@@ -16,8 +16,6 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
-from plait.gateway.asgi import Headers
-from plait.gateway.calls.annotations import read_value
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.record import InMemory, Records
@@ -387,14 +385,3 @@ def _variables(session: Session) -> int:
 
 def _held_bytes(session: Session) -> int:
     return session.held_bytes
-
-
-def wants_durable(headers: Headers) -> bool:
-    """Whether a session that a request makes is to outlive the gateway: unless it says `plait-durable: false`.
-
-    For the routes that take no other annotations as headers. Raises `CallerError`.
-    """
-    for name, raw in headers:
-        if name == b"plait-durable":
-            return bool(read_value("plait-durable", "durable", raw.decode("latin-1")))
-    return True

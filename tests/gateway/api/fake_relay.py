@@ -17,6 +17,8 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.chaining.chained_calls import ChainedCalls
+from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
@@ -24,9 +26,7 @@ from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.metrics import new_registry
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import ALONE
-from plait.gateway.programs.chained_calls import ChainedCalls
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.metrics import ProgramMetrics
 from plait.gateway.timer import at_loop_time
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from tests.gateway.server.fake_connection import FakeConnection, Read

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from plait.gateway.chaining.slices import SLICE_S
 from plait.gateway.programs.consequences import AT_ONCE
-from plait.gateway.programs.slices import SLICE_S
-from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
+from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 
 CALLS = 100
 

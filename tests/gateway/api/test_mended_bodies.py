@@ -10,7 +10,7 @@ from plait.gateway.calls.routes import COUNT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.types import Placement, PlacementReason
 from tests.gateway.api.fake_relay import CHAT, CHAT_ANSWER, HI, Api
-from tests.gateway.programs.chained_gateway import served_calls
+from tests.gateway.chaining.chained_gateway import served_calls
 
 PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
 ANY_ROUTE = {"messages": HI, "max_tokens": 5, "input": "hi", "query": "hi", "documents": ["hi"]}

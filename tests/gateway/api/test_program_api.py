@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
+from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 
 PATH = "/v1/programs"
 

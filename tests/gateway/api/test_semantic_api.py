@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.policy.types import Slo
-from tests.gateway.programs.chained_gateway import GET, SUBMIT, Served, events, served_calls
+from tests.gateway.chaining.chained_gateway import GET, SUBMIT, Served, events, served_calls
 
 A = {"name": "a", "in_out": True}
 

@@ -12,7 +12,7 @@ from typing import Any
 from plait.gateway.durability.durability import Durability
 from plait.gateway.store.event_log import Change
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
-from tests.gateway.programs.chained_gateway import Exchange, Served, settle
+from tests.gateway.chaining.chained_gateway import Exchange, Served, settle
 
 
 class DurableServed(Served):

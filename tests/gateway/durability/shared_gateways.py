@@ -11,9 +11,9 @@ import pytest
 
 from plait.gateway.peers import membership
 from plait.gateway.store import group_commit, jobs, postgres_keeper
+from tests.gateway.chaining.chained_gateway import KEYS
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
-from tests.gateway.programs.chained_gateway import KEYS
 
 
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:

@@ -21,9 +21,9 @@ from plait.gateway.durability.recorded import decoded, encoded
 from plait.gateway.programs.record import CallEnded, Started, Submitted, ValueSet
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
+from tests.gateway.chaining.chained_gateway import settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.durability.random_sessions import BODY_CHARACTERS, KEY, CallBody, Client, call_of, replayed, shown
-from tests.gateway.programs.chained_gateway import settle
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60), st.integers(0, 40))

@@ -18,8 +18,8 @@ from plait.gateway.store.event_log import UNREADABLE, Change, StreamKey
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.store.sqlite_schema import MIGRATIONS
 from plait.policy.programs.request_graph_state import GraphTransitionError
+from tests.gateway.chaining.chained_gateway import CHAT, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
-from tests.gateway.programs.chained_gateway import CHAT, settle
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.programs import slices
+from plait.gateway.chaining import slices
 from plait.gateway.timer import loop_time_s
+from tests.gateway.chaining.chained_gateway import CHAT, events, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, held_commits
-from tests.gateway.programs.chained_gateway import CHAT, events, settle
 
 
 @pytest.fixture

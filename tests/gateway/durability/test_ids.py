@@ -11,10 +11,10 @@ import pytest
 from starlette.routing import Route
 
 from plait.gateway.ids import SESSION_ID
+from tests.gateway.chaining.chained_gateway import CHAT, GET, SUBMIT, Served, served_calls
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.durability.shared_gateways import gateway, shared_memory
 from tests.gateway.peers.shared_memory import SharedMemory
-from tests.gateway.programs.chained_gateway import CHAT, GET, SUBMIT, Served, served_calls
 
 BAD = {
     "NUL": "z\0b",

@@ -8,10 +8,10 @@ import pytest
 
 from plait.backends.errors import GatewayStoppingError
 from plait.gateway.durability.durability import LEAVE_S
+from tests.gateway.chaining.chained_gateway import CHAT, Exchange, settle
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.durability.shared_gateways import gateway, shared_memory
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
-from tests.gateway.programs.chained_gateway import CHAT, Exchange, settle
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
 from plait.gateway.store.event_log import Change, StreamKey
 from tests.gateway.api.test_rewritten_answer import STREAM
+from tests.gateway.chaining.chained_gateway import Exchange, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.durability.test_durable_faults import fail, mend
-from tests.gateway.programs.chained_gateway import Exchange, settle
 
 PROGRAM: dict[str, Any] = {"session": "s", "external": ["a", "b", "c"], "gets": {"a": None, "b": None, "c": None}}
 

@@ -14,7 +14,7 @@ from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.timed_events import Event
 from plait.policy.programs.objectives import LATENCY_SLO
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.chained_gateway import Served, served_calls, settle
+from tests.gateway.chaining.chained_gateway import Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
 
 GATHER_S = 0.010

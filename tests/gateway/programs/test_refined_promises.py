@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.gateway.chaining.program import Program, entry
+from plait.gateway.chaining.slices import at_once
 from plait.gateway.programs.held_call import HeldCall, Promise
-from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session import promised
-from plait.gateway.programs.slices import at_once
 from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.chained_gateway import served_calls
+from tests.gateway.chaining.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import ConflictError
+from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, new_step
+from plait.gateway.chaining.program import Program, entry
+from plait.gateway.chaining.slices import at_once
 from plait.gateway.programs.held_call import HeldCall, Output
-from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, new_step
-from plait.gateway.programs.program import Program, entry
 from plait.gateway.programs.session_errors import FailureCause, variable_failed
-from plait.gateway.programs.slices import at_once
 from plait.policy.programs.request_graph_state import VariableState
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
 

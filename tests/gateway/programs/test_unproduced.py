@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import ConflictError, FailedDependencyError
-from tests.gateway.programs.chained_gateway import Served, served_calls, settle
+from tests.gateway.chaining.chained_gateway import Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
 
 LATER_S = 301.0

@@ -16,7 +16,7 @@ from plait.backends.errors import FailedDependencyError
 from plait.gateway.calls.annotations import Condition, read_condition
 from plait.gateway.programs.held_call import HeldCall
 from plait.policy.types import Objective
-from tests.gateway.programs.chained_gateway import CHAT, Exchange, Served, served_calls
+from tests.gateway.chaining.chained_gateway import CHAT, Exchange, Served, served_calls
 from tests.gateway.programs.session_calls import Core, owner
 
 SKIPPED = (424, "skipped")

@@ -18,14 +18,8 @@ from msgspec import Meta
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, check_request, parse_request
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
+from plait.gateway.chaining.filled_prompts import PLACEHOLDER, filled_bytes, filled_message, message_texts, sizes_of
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
-from plait.gateway.programs.filled_prompts import (
-    PLACEHOLDER,
-    filled_bytes,
-    filled_message,
-    message_texts,
-    sizes_of,
-)
 from plait.gateway.programs.held_call import Output
 from plait.gateway.transforms import parse
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.programs.filled_prompts import FilledPrompts, fill_in
-from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
+from plait.gateway.chaining.filled_prompts import FilledPrompts, fill_in
+from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 
 MEBIBYTE = 2**20
 LONG = "word " * 5_000
@@ -193,7 +193,7 @@ async def test_long_prompts_are_put_together_on_threads(
         threads.add(threading.current_thread() is threading.main_thread())
         return fill_in(*given)
 
-    monkeypatch.setattr("plait.gateway.programs.chained_calls.fill_in", filled)
+    monkeypatch.setattr("plait.gateway.chaining.chained_calls.fill_in", filled)
     async with served_calls() as served:
         take(served, 100_000)
         await served.value("a", value)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError, LimitError
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE, MAX_LAG_BYTES, MESSAGE_BYTES, RecordedAnswer
+from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, MAX_LAG_BYTES, MESSAGE_BYTES, RecordedAnswer
 
 START: dict[str, Any] = {
     "type": "http.response.start",

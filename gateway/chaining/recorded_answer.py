@@ -15,10 +15,10 @@ from starlette.types import Message, Send
 from plait.backends.errors import LimitError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
+from plait.gateway.chaining.unstored import unstored_headers, unstored_messages
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.unstored import unstored_headers, unstored_messages
 
 MESSAGE_BYTES = 512
 """What a message takes besides its body: a dictionary and a bytes object."""

@@ -10,8 +10,8 @@ import pytest
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.programs.filled_prompts import message_texts
-from plait.gateway.programs.submission import OutputStep, Submission, SubmitBody
+from plait.gateway.chaining.filled_prompts import message_texts
+from plait.gateway.chaining.submission import OutputStep, Submission, SubmitBody
 
 TASK, CODE, TEST = {"name": "task"}, {"name": "code", "in_out": True}, {"name": "test", "in_out": True}
 

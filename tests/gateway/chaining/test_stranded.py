@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.gateway.programs.chained_gateway import events, served_calls, settle
+from tests.gateway.chaining.chained_gateway import events, served_calls, settle
 
 STOPPING = (503, "gateway_stopping")
 

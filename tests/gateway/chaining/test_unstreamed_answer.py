@@ -13,8 +13,8 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse
 from plait.gateway.asgi import MessageSink
 from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS, OutgoingBody
-from plait.gateway.programs import unstreamed_answer
-from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream
+from plait.gateway.chaining import unstreamed_answer
+from plait.gateway.chaining.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.policy.types import Call, Placement, PlacementReason
 
 HEADERS = [

@@ -18,9 +18,9 @@ from plait.backends.errors import (
     PlaitError,
     ValueTooLargeError,
 )
+from plait.gateway.chaining.program import Program, entry
+from plait.gateway.chaining.slices import at_once
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
-from plait.gateway.programs.program import Program, entry
-from plait.gateway.programs.slices import at_once
 from plait.policy.programs.needs import Mark
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner

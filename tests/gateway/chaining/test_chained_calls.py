@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plait.backends.errors import LimitError, ValueTooLargeError
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE
+from plait.gateway.chaining.recorded_answer import KEEP_ALIVE
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Objective, Slo
+from tests.gateway.chaining.chained_gateway import CHAT, Served, events, served_calls, settle
 from tests.gateway.exposed import samples
-from tests.gateway.programs.chained_gateway import CHAT, Served, events, served_calls, settle
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+from plait.gateway.chaining.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.metrics import new_registry
-from plait.gateway.programs.metrics import ProgramMetrics, SessionCollector
+from tests.gateway.chaining.chained_gateway import served_calls
 from tests.gateway.exposed import samples
-from tests.gateway.programs.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plait.gateway.programs.recorded_answer import KEEP_ALIVE
+from plait.gateway.chaining.recorded_answer import KEEP_ALIVE
+from tests.gateway.chaining.chained_gateway import Served, events, served_calls, settle
 from tests.gateway.exposed import samples
-from tests.gateway.programs.chained_gateway import Served, events, served_calls, settle
 
 
 @pytest.fixture

@@ -27,19 +27,19 @@ from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
+from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, without_keys
+from plait.gateway.chaining.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
+from plait.gateway.chaining.metrics import ProgramMetrics
+from plait.gateway.chaining.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
+from plait.gateway.chaining.slices import Entrance, Slices
+from plait.gateway.chaining.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.intake.open_bodies import OpenBodies
-from plait.gateway.programs.chained_call import BrokenCallError, CallRunner, ChainedCall
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition, without_keys
-from plait.gateway.programs.metrics import ProgramMetrics
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition
 from plait.gateway.programs.record import ValueSet
-from plait.gateway.programs.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.programs.sessions import stranded
-from plait.gateway.programs.slices import Entrance, Slices
-from plait.gateway.programs.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.chaining.submission import VariableName
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, Promise, ReadyCall, utf8_bytes
 from plait.gateway.programs.session import Session, has_failed, is_set, repeated
 from plait.gateway.programs.session_errors import FailureCause, inputs_missing, session_closed
-from plait.gateway.programs.submission import VariableName
 
 StepInputs = Annotated[list[VariableName], Meta(min_length=1)]
 StepSeconds = Annotated[float, Meta(ge=0, le=86_400)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.outgoing import FIELDS
-from plait.gateway.programs.filled_prompts import fill_in, filled_sizes, message_texts, replaced
+from plait.gateway.chaining.filled_prompts import fill_in, filled_sizes, message_texts, replaced
 
 VALUES = {"a": "one", "b": "{{a}} and \\1"}
 Request = ChatRequest | CompletionRequest

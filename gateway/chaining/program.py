@@ -16,16 +16,16 @@ import msgspec
 from plait.backends.errors import CallerError, FailedDependencyError, PlaitError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.programs.chained_call import CallRunner
+from plait.gateway.chaining.chained_call import CallRunner
+from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, new_step, open_step
+from plait.gateway.chaining.slices import Pieces
+from plait.gateway.chaining.submission import CALL_BODY
+from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
-from plait.gateway.programs.native_step import DeclaredStep, NativeSteps, new_step, open_step
 from plait.gateway.programs.session import Getter, Session, is_set, repeated
 from plait.gateway.programs.session_errors import inputs_missing, refused
 from plait.gateway.programs.sessions import Sessions
-from plait.gateway.programs.slices import Pieces
-from plait.gateway.programs.submission import CALL_BODY
-from plait.gateway.programs.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT, RequestGraph, take_apart
 from plait.policy.programs.request_graph_state import (

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from tests.gateway.programs.chained_gateway import CHAT, Served, events, served_calls
+from tests.gateway.chaining.chained_gateway import CHAT, Served, events, served_calls
 
 
 @pytest.fixture

@@ -17,23 +17,31 @@ import structlog
 from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
-from plait.gateway.asgi import Sink
+from plait.gateway.asgi import Headers, Sink
 from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
+from plait.gateway.chaining.filled_prompts import FilledPrompts
+from plait.gateway.chaining.metrics import ProgramMetrics
+from plait.gateway.chaining.recorded_answer import AnswerBytes
+from plait.gateway.chaining.slices import Entrance, Slices
+from plait.gateway.chaining.standing_promise import StandingPromise
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.filled_prompts import FilledPrompts
-from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall, StandingPromise
-from plait.gateway.programs.metrics import ProgramMetrics
-from plait.gateway.programs.recorded_answer import AnswerBytes
+from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
-from plait.gateway.programs.slices import Entrance, Slices
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 
 log = structlog.get_logger(__name__)
+
+_KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key"))
+
+
+def without_keys(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that may be stored: no keys of clients."""
+    return tuple((name, value) for name, value in headers if name not in _KEYS)
 
 
 @dataclass(frozen=True, slots=True)

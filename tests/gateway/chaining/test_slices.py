@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from plait.gateway.programs.slices import SLICE_S, Pieces, Slices
+from plait.gateway.chaining.slices import SLICE_S, Pieces, Slices
 
 
 class Clock:

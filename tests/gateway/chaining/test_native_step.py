@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from plait.backends.errors import ConflictError, PlaitError, ValueTooLargeError
+from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps
 from plait.gateway.programs.held_call import HeldCall
-from plait.gateway.programs.native_step import DeclaredStep, NativeSteps
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.types import Objective, Slo
-from tests.gateway.programs.chained_gateway import Exchange, Served, served_calls, settle
+from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
 
 LATENCY = Objective.LATENCY

@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.calls.outgoing import STREAM_INTERVAL, OutgoingBody
-from tests.gateway.programs.chained_gateway import Served, served_calls
+from tests.gateway.chaining.chained_gateway import Served, served_calls
 
 
 @pytest.fixture

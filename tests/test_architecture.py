@@ -38,6 +38,9 @@ IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "
 ENGINE_FOLDERS = {"backends/vllm": "vllm", "backends/sglang": "sglang"}
 """Run inside an engine's environment, where only Plait's base is installed."""
 
+EXECUTOR_MODULES = 30
+"""The most modules of Plait that the executor's core may need, its packages included: 26, and a few to come."""
+
 WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
 """Commands that ask a server now and then. To the gateway it would cost half a millisecond a request."""
 
@@ -112,6 +115,22 @@ def test_policy_calls_nothing_impure() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
     ]
     assert not wrong
+
+
+def test_the_executors_core_needs_little_and_no_shell() -> None:
+    allowed = set(sys.stdlib_module_names) - {"asyncio"} | {"msgspec", "policy", "backends", "gateway"}
+    reached = reached_from(sources("gateway/programs"))
+    assert not {path_of(file): bad for file in reached if (bad := top_level(imports(file)) - allowed)}
+    assert len(reached) <= EXECUTOR_MODULES, sorted(map(path_of, reached))
+
+
+def test_the_executors_core_loads_little() -> None:
+    code = "import sys, plait.gateway.programs.executor; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    ours = {name for name in loaded if name.partition(".")[0] == "plait"}
+    assert len(ours) <= EXECUTOR_MODULES, sorted(ours)
+    assert loaded.isdisjoint({"asyncio", "httptools", "jinja2", "prometheus_client", "starlette", "tokenizers"})
 
 
 @pytest.mark.parametrize("package", SHIPPED)

@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any
 
 import msgspec
 
@@ -21,15 +21,8 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import Request
 from plait.gateway.asgi import NAME, SESSION_HEADERS, Headers
 from plait.gateway.ids import LABEL, SESSION_ID, VARIABLE_NAME
+from plait.gateway.programs.condition import ACCEPTED, Condition, read_condition
 from plait.policy.types import NO_SLO, Objective, Slo
-
-Operator = Literal["==", "!=", "contains"]
-
-ACCEPTED: Final = 'NAME == "TEXT", NAME != "TEXT" or NAME contains "TEXT" (a JSON string; "" only with == and !=)'
-"""What a condition looks like, for error messages."""
-
-_CONDITION: Final = re.compile(rf'({VARIABLE_NAME.pattern})(?:\s*(==|!=)|\s+(contains))\s*("(?:[^"\\]|\\.)*")')
-_SHOWN_CHARACTERS = 80
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
@@ -39,41 +32,6 @@ _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
 _MILLISECONDS = "a number of milliseconds above 0"
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """Compares the value of `variable` with `text`, both without the white space around them."""
-
-    variable: str
-    operator: Operator
-    text: str
-
-    def __str__(self) -> str:
-        text = self.text if len(self.text) <= _SHOWN_CHARACTERS else f"{self.text[:_SHOWN_CHARACTERS]}..."
-        return f"{self.variable} {self.operator} {msgspec.json.encode(text).decode()}"
-
-    def holds(self, value: str) -> bool:
-        """Whether the variable's value meets the condition."""
-        match self.operator:
-            case "==":
-                return value.strip() == self.text.strip()
-            case "!=":
-                return value.strip() != self.text.strip()
-            case "contains":
-                return self.text.strip() in value
-
-
-def read_condition(raw: object) -> Condition | None:
-    """The condition that a client wrote; None if it is no condition (see `ACCEPTED`)."""
-    found = _CONDITION.fullmatch(raw.strip()) if isinstance(raw, str) else None
-    if found is None:
-        return None
-    try:
-        text = msgspec.json.decode(found[4], type=str)
-    except msgspec.DecodeError:
-        return None
-    operator = cast("Operator", found[2] or found[3])
-    return None if operator == "contains" and not text.strip() else Condition(found[1], operator, text)
 
 
 class OutputVariable(msgspec.Struct, frozen=True):

@@ -14,12 +14,13 @@ import msgspec
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.calls.annotations import ACCEPTED, NO_ANNOTATIONS, Annotations, read_annotations, read_condition
+from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
 from plait.gateway.calls.call import NOWHERE
 from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall, without_keys
 from plait.gateway.chaining.filled_prompts import Unfilled, in_turns
 from plait.gateway.chaining.submission import CALL_BODY, SET_FOR_EACH_STEP, CallBody, Submission
+from plait.gateway.programs.condition import ACCEPTED, read_condition
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall, with_condition
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import loop_time_s

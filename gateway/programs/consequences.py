@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.annotations import Condition
+from plait.gateway.programs.condition import Condition
 from plait.gateway.programs.held_call import HeldCall, ReadyCall
 from plait.gateway.programs.session import Getter, Session, begun, promised
 from plait.gateway.programs.session_errors import (

@@ -9,8 +9,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.annotations import Condition
-from plait.gateway.transforms import Transform
+from plait.gateway.programs.condition import Condition
 from plait.policy.types import Objective, Slo, TaskGroup
 
 PIECES_PER_BLOCK = 1024
@@ -60,6 +59,13 @@ def utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
+class ValueTransform(Protocol):
+    """Turns a completion's text into a variable's value (`plait.gateway.transforms`)."""
+
+    def apply(self, text: str, /) -> str:
+        """The value; raises `TransformError`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """A variable that a call produces. `transform` turns the completion's text into its value (None: no change).
@@ -68,7 +74,7 @@ class Output:
     """
 
     variable: str
-    transform: Transform | None = None
+    transform: ValueTransform | None = None
     must_be_whole: bool = False
 
     def value(self, text: str) -> str:

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from plait.backends.errors import PlaitError
-from plait.gateway.calls.annotations import Condition
 from plait.gateway.durability import replay
 from plait.gateway.durability.recorded import SESSION, Recorded, decoded
 from plait.gateway.durability.replay import Replay
+from plait.gateway.programs.condition import Condition
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, with_condition
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause, failure_causes

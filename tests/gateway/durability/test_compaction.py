@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plait.gateway.calls.annotations import Condition
 from plait.gateway.durability import compaction
 from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, replace, shortened, size_bytes
 from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.recorded import decoded, encoded
+from plait.gateway.programs.condition import Condition
 from plait.gateway.programs.record import CallEnded, Started, Submitted, ValueSet
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import FailedDependencyError
-from plait.gateway.calls.annotations import Condition, read_condition
+from plait.gateway.programs.condition import Condition, read_condition
 from plait.gateway.programs.held_call import HeldCall
 from plait.policy.types import Objective
 from tests.gateway.chaining.chained_gateway import CHAT, Exchange, Served, served_calls

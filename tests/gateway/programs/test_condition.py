@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.errors import CallerError
-from plait.gateway.calls.annotations import Condition, read_annotations, read_condition
+from plait.gateway.calls.annotations import read_annotations
+from plait.gateway.programs.condition import Condition, read_condition
 from plait.gateway.programs.held_call import with_condition
 
 

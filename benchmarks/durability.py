@@ -30,7 +30,7 @@ from benchmarks.chaining.served import Served
 from plait.gateway.config.sections import StoreConfig
 from plait.gateway.durability.recorded import SESSION, Recorded
 from plait.gateway.log.events import configure_logging
-from plait.gateway.programs.record import UNRECORDED, Unrecorded
+from plait.gateway.programs.record import UNRECORDED, Unrecorded, ValueSet
 from plait.gateway.server.full_collections import FullCollections
 from plait.gateway.simulation.compare import Claim
 from plait.gateway.store.event_log import StreamKey
@@ -164,7 +164,7 @@ async def _paced(record: Unrecorded, rate: int, acknowledged_s: list[float]) -> 
 
     async def one(number: int) -> None:
         set_s = time.perf_counter()  # uvloop's clock counts milliseconds
-        record.value_set(f"v{number}", VALUE, loop.time())
+        record.write(ValueSet(f"v{number}", VALUE), loop.time())
         await record.settled()
         acknowledged_s.append(time.perf_counter() - set_s)
 

@@ -5,29 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from plait.gateway.peers.membership import UnreachableStoreError
-from plait.gateway.programs.held_call import HeldCall, Output
-from plait.gateway.programs.record import (
-    CallEnded,
-    Closed,
-    Kept,
-    Opened,
-    Preferred,
-    Refused,
-    SessionEvent,
-    Started,
-    Submitted,
-    Unrecorded,
-    ValueSet,
-    VariableFailed,
-)
-from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.programs.held_call import HeldCall
+from plait.gateway.programs.record import CallEnded, Kept, Opened, Refused, SessionEvent, Submitted, Unrecorded
 from plait.gateway.store.event_log import Change, StreamKey
-from plait.policy.types import Objective
 
 RECORD_VERSION = 1
 """Of the events (`record.py`). A later version reads earlier ones."""
@@ -152,10 +137,6 @@ class Recorded(Unrecorded):
                 self._is_whole.set_result(None)
                 self._is_whole = None
 
-    def text_of(self, call: HeldCall) -> str | None:
-        """The text so far, if the output has a transform."""
-        return None if call.output is None or call.output.transform is None else str(call.text)
-
     def opened(self, ttl_s: float, now_s: float) -> None:
         """The stream begins. What an earlier session of the name has left is removed."""
         self._kept_s = now_s
@@ -167,14 +148,6 @@ class Recorded(Unrecorded):
             self._kept_s = now_s
             self._append(Kept(ttl_s), now_s)
 
-    def preferred(self, objective: Objective, now_s: float) -> None:
-        """Write it."""
-        self._append(Preferred(objective), now_s)
-
-    def closed(self, now_s: float) -> None:
-        """Write it."""
-        self._append(Closed(), now_s)
-
     def submitted(self, call: HeldCall, now_s: float) -> None:
         """Write it. A call that cannot be made again, since nobody can get its answer any more, is left out."""
         if call.request is not None:
@@ -182,37 +155,13 @@ class Recorded(Unrecorded):
             self._append(Submitted(call.call_id, call.inputs, call.variables, call.fingerprint, request), now_s)
             call.mark_recorded()
 
-    def started(self, call: HeldCall, now_s: float) -> None:
-        """Write it."""
-        if call.is_recorded:
-            self._append(Started(call.call_id), now_s)
+    def write(self, event: SessionEvent, now_s: float) -> None:
+        """Write it. When another gateway goes on, the calls that end here run again there.
 
-    def produced(
-        self, call: HeldCall, output: Output, value: str, text: str | None, now_s: float,
-        *, was_cut: bool, answer: bytes | None,
-    ) -> None:  # fmt: skip
-        """Write it."""
-        self._append(ValueSet(output.variable, value, call.call_id, text, was_cut, answer), now_s)
-
-    def value_set(self, variable: str, value: str, now_s: float) -> None:
-        """Write it."""
-        self._append(ValueSet(variable, value), now_s)
-
-    def call_ended(
-        self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
-    ) -> None:
-        """Write it."""
-        if call.is_recorded and not self._log.is_over:
-            self._append(CallEnded(call.call_id, what, how), now_s)
-
-    def skipped(self, call: HeldCall, what: FailureCause, now_s: float) -> None:
-        """Write it, also when another gateway goes on: the value that decides is written, too."""
-        if call.is_recorded:
-            self._append(CallEnded(call.call_id, what, "cancelled"), now_s)
-
-    def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
-        """Write it."""
-        self._append(VariableFailed(variable, where, what), now_s)
+        A skipped one does not: the value that decides is written, too.
+        """
+        if not (self._log.is_over and isinstance(event, CallEnded) and not event.is_skip):
+            self._append(event, now_s)
 
     def deleted(self, until_s: float, now_s: float) -> None:
         """Write it to a stream of its own."""

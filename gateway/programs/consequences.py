@@ -256,10 +256,8 @@ class Consequences:
         self._update(session, effects, changed, broken)
         for call in untaken(session, effects):
             if call in self.homes:
-                cause = skip_cause(call)
-                skipped = session.graph.cancel(call.call_id, cause)
-                session.record.skipped(call, cause, now_s)
-                changed |= dict.fromkeys(session.deductions.apply(skipped))
+                skipped, others = session.end_call(call, skip_cause(call), "cancelled", now_s)
+                changed |= dict.fromkeys(others)
                 events.append(skipped)
                 self._update(session, skipped, changed, broken)
         session.account()
@@ -367,10 +365,7 @@ class Consequences:
                 call = self._to_look_at.pop()
                 session = self.homes.get(call)
                 if session is not None and _is_unwanted(session, call):
-                    effects = session.graph.cancel(call.call_id, UNWANTED)
-                    changed = session.deductions.apply(effects)
-                    session.record.call_ended(call, UNWANTED, "cancelled", now_s)
-                    self.apply(session, effects, changed, now_s)
+                    self.apply(session, *session.end_call(call, UNWANTED, "cancelled", now_s), now_s)
             self.continuations.add(partial(self.cancel_unwanted, ()), now_s)
         finally:
             self._cancelling = False

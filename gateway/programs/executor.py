@@ -61,7 +61,7 @@ from plait.backends.errors import PlaitError, SessionEndedError
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.consequences import Consequences, Job, Prediction
 from plait.gateway.programs.held_call import HeldCall, Made, utf8_bytes
-from plait.gateway.programs.record import Records
+from plait.gateway.programs.record import Closed, Preferred, Records, Started, ValueSet, VariableFailed
 from plait.gateway.programs.session import Getter, Session, timed_by
 from plait.gateway.programs.session_errors import (
     CANCELLED,
@@ -107,7 +107,7 @@ class Variables:
             raise refused(error) from error
         changed = session.deductions.apply(effects)
         session.set_value(variable, value, size_bytes, made=None)
-        session.record.value_set(variable, value, now_s)
+        session.record.write(ValueSet(variable, value), now_s)
         self._after.apply(session, effects, changed, now_s)
 
     def set_failed(
@@ -127,7 +127,7 @@ class Variables:
         except GraphError as error:
             raise refused(error) from error
         changed = session.deductions.apply(effects)
-        session.record.variable_failed(variable, where, what, now_s)
+        session.record.write(VariableFailed(variable, where, what), now_s)
         self._after.apply(session, effects, changed, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
@@ -179,7 +179,7 @@ class Endings:
     def close(self, session: Session, now_s: float) -> None:
         """No more calls and values will come. Calls and getters that wait for what nobody produces fail now."""
         session.closed = True
-        session.record.closed(now_s)
+        session.record.write(Closed(), now_s)
         waiting: list[HeldCall | Getter] = list(session.calls.values())
         waiting += [getter for getters in session.getters.values() for getter in getters]
         for waiter in waiting:
@@ -245,9 +245,7 @@ class Endings:
                 error = not_computed(variable, closed=session.closed)
             else:
                 error = nobody_produces(variable, session.variables())
-            effects = session.graph.fail(waiter.call_id, error.causes[0])
-            changed = session.deductions.apply(effects)
-            session.record.call_ended(waiter, error.causes[0], "failed", now_s)
+            effects, changed = session.end_call(waiter, error.causes[0], "failed", now_s)
             self._after.drop(waiter)
             self._after.apply(session, effects, changed, now_s)
             waiter.owner.on_broken(error)
@@ -316,7 +314,7 @@ class Executor:
         """The client states an objective for all that the session makes. None changes nothing."""
         if objective is not None and objective is not session.objective:
             session.objective = objective
-            session.record.preferred(objective, now_s)
+            session.record.write(Preferred(objective), now_s)
             self._after.marked(session, session.deductions.prefer(objective, session.calls), now_s)
 
     def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
@@ -371,8 +369,8 @@ class Executor:
         """A running call is given to engines once more, for its current output."""
         call.attempts += 1
         session = self._after.homes.get(call)
-        if session is not None:
-            session.record.started(call, now_s)
+        if session is not None and call.is_recorded:
+            session.record.write(Started(call.call_id), now_s)
 
     def produce(
         self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False, answer: bytes | None = None
@@ -386,7 +384,7 @@ class Executor:
         if session is None:
             return
         assert output is not None, "the graph and the call have the same outputs"
-        text = session.record.text_of(call)
+        text = str(call.text) if session.record.stores and output.transform is not None else None
         session.hold(-call.forget_text())
         size_bytes = utf8_bytes(value)
         problem = call.text_problem or self.sessions.check_size(session, size_bytes, size_bytes)
@@ -396,7 +394,7 @@ class Executor:
         changed = session.deductions.apply(effects)
         begun_s = [session.made[name].begun_s for name in call.inputs if name in session.made]
         session.set_value(output.variable, value, size_bytes, Made(min((call.arrived_s, *begun_s)), was_cut))
-        session.record.produced(call, output, value, text, now_s, was_cut=was_cut, answer=answer)
+        session.record.write(ValueSet(output.variable, value, call.call_id, text, was_cut, answer), now_s)
         call.produced += 1
         call.attempts = 0
         self._after.apply(session, effects, changed, now_s)
@@ -412,9 +410,7 @@ class Executor:
         """A call failed because of `what`. Its owner reports the failure here, so it gets no callback."""
         session = self._after.homes.get(call)
         if session is not None:
-            effects = session.graph.fail(call.call_id, what)
-            changed = session.deductions.apply(effects)
-            session.record.call_ended(call, what, "failed", now_s)
+            effects, changed = session.end_call(call, what, "failed", now_s)
             self._after.drop(call)
             self._after.apply(session, effects, changed, now_s)
 
@@ -437,10 +433,7 @@ class Executor:
         """A client wants a call no more. The call and those that need its outputs fail, because of `what`."""
         session = self._after.homes.get(call)
         if session is not None:
-            effects = session.graph.cancel(call.call_id, what)
-            changed = session.deductions.apply(effects)
-            session.record.call_ended(call, what, "cancelled", now_s)
-            self._after.apply(session, effects, changed, now_s)
+            self._after.apply(session, *session.end_call(call, what, "cancelled", now_s), now_s)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""

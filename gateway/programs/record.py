@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output
+from plait.gateway.programs.held_call import HeldCall, KeptRequest
 from plait.gateway.programs.session_errors import SKIPPED, FailureCause
 from plait.policy.types import Objective
 
@@ -134,46 +134,17 @@ class Unrecorded:
         """The events in the block are stored together or not at all."""
         yield
 
-    def text_of(self, call: HeldCall) -> str | None:
-        """The text that the current output's transform takes, if that is to be written."""
-
     def opened(self, ttl_s: float, now_s: float) -> None:
         """The session begins."""
 
     def touched(self, ttl_s: float, now_s: float) -> None:
         """Somebody uses the session."""
 
-    def preferred(self, objective: Objective, now_s: float) -> None:
-        """The client states an objective."""
-
-    def closed(self, now_s: float) -> None:
-        """The session takes no more calls and values."""
-
     def submitted(self, call: HeldCall, now_s: float) -> None:
         """A call has come."""
 
-    def started(self, call: HeldCall, now_s: float) -> None:
-        """A call is given to engines."""
-
-    def produced(
-        self, call: HeldCall, output: Output, value: str, text: str | None, now_s: float,
-        *, was_cut: bool, answer: bytes | None,
-    ) -> None:  # fmt: skip
-        """A call's output has its value."""
-
-    def value_set(self, variable: str, value: str, now_s: float) -> None:
-        """A client has set a variable."""
-
-    def call_ended(
-        self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
-    ) -> None:
-        """A call has failed by itself, or was cancelled."""
-
-    def skipped(self, call: HeldCall, what: FailureCause, now_s: float) -> None:
-        """A call's condition does not hold."""
-
-    def variable_failed(self, variable: str, where: str, what: FailureCause, now_s: float) -> None:
-        """A variable that no call was to produce has failed."""
+    def write(self, event: SessionEvent, now_s: float) -> None:
+        """Another event has happened."""
 
     def deleted(self, until_s: float, now_s: float) -> None:
         """The session's id is refused until then."""

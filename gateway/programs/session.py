@@ -10,15 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from plait.backends.errors import PlaitError
 from plait.gateway.programs.held_call import GrowingText, HeldCall, Made, Output, ReadyCall
-from plait.gateway.programs.record import UNRECORDED, Unrecorded
+from plait.gateway.programs.record import UNRECORDED, CallEnded, Unrecorded
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.needs import Mark, Stage
 from plait.policy.programs.objectives import Deductions, slo_of, states_times
 from plait.policy.programs.request_graph import RequestGraph, take_apart
-from plait.policy.programs.request_graph_state import CallState, VariableState
+from plait.policy.programs.request_graph_state import CallState, Effects, VariableState
 from plait.policy.types import Objective, Slo, TaskGroup
 
 
@@ -183,6 +184,20 @@ class Session:
         else:
             self.made[variable] = made
         self.hold(size_bytes)
+
+    def end_call(
+        self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
+    ) -> tuple[Effects, Sequence[str]]:
+        """A call has failed by itself, was cancelled, or was skipped, which is "cancelled", too.
+
+        Returns the effects on the graph, and the calls whose deductions changed. The call is dropped later.
+        """
+        end = self.graph.fail if how == "failed" else self.graph.cancel
+        effects = end(call.call_id, what)
+        changed = self.deductions.apply(effects)
+        if call.is_recorded:
+            self.record.write(CallEnded(call.call_id, what, how), now_s)
+        return effects, changed
 
     def add_getter(self, getter: Getter) -> None:
         """It waits from now on."""

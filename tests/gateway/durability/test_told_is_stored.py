@@ -20,6 +20,7 @@ from plait.gateway.api.responses_api import KeptResponse
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.durability import recorded
 from plait.gateway.peers.membership import UnreachableStoreError
+from plait.gateway.programs.record import ValueSet
 from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
 from plait.gateway.store.event_log import Change, StreamKey
@@ -84,7 +85,7 @@ def session_of(served: DurableServed) -> Session:
 
 def fill(served: DurableServed) -> None:
     """Write more than a full disk has room for."""
-    session_of(served).record.value_set("big", "x" * 100_000, 0.0)
+    session_of(served).record.write(ValueSet("big", "x" * 100_000), 0.0)
 
 
 def set_value(served: DurableServed, name: str) -> Callable[[], None]:

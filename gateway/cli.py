@@ -14,6 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from plait.backends.protocol.dialects import DIALECTS
 from plait.gateway.server.signals import let_end_process
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ SERVERS = frozenset(("serve", "engine"))
 """Commands that handle SIGINT once they serve. Until then an exception by it might leave threads that never end."""
 
 LAUNCHERS = {
-    "vllm": "start vLLM with Plait's scheduler and cache-state route: plait vllm -- <vllm serve arguments>",
-    "sglang": "start SGLang with Plait's scheduler and cache-state route: plait sglang -- <launch_server arguments>",
+    kind: f"start {row.title} with Plait's scheduler and cache-state route: plait {kind} -- <{row.launcher.arguments}>"
+    for kind, row in DIALECTS.items()
+    if row.launcher is not None
 }
 """Engines whose adapter has a `launch.main(arguments)`. The arguments after `--` go to the engine."""
 

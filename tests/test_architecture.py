@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.backends.protocol.dialects import DIALECTS
 from tests import source_tree
 from tests.source_tree import ROOT, SHIPPED, imported_names, imports, path_of, reached_from, sources, top_level, tree_of
 
@@ -35,7 +36,7 @@ IMPURE_MODULES = {
 
 IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "globals", "input", "open", "print"}
 
-ENGINE_FOLDERS = {"backends/vllm": "vllm", "backends/sglang": "sglang"}
+ENGINE_FOLDERS = {f"backends/{kind}": row.launcher.package for kind, row in DIALECTS.items() if row.launcher}
 """Run inside an engine's environment, where only Plait's base is installed."""
 
 EXECUTOR_MODULES = 30
@@ -160,6 +161,33 @@ def test_an_engine_folder_needs_nothing_that_the_engine_does_not_bring(folder: s
         path_of(file): bad for file in reached_from(sources(folder)) if (bad := top_level(imports(file)) - allowed)
     }
     assert not wrong, "directly or through other modules of backends"
+
+
+def compared_kinds(file: Path) -> Iterator[str]:
+    """`file:line: kind` of each comparison with the name of an engine's kind, in a collection or a pattern too."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            for value in ast.walk(node):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value in DIALECTS:
+                    yield f"{path_of(file)}:{value.lineno}: {value.value}"
+
+
+def test_the_gateway_compares_no_kind_of_engine() -> None:
+    """What a kind does otherwise is a field of its row in `backends/protocol/dialects.py`."""
+    assert [found for file in sources("gateway") for found in compared_kinds(file)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'told = kind == "vllm"',
+        'if kind in ("embedded", "sglang"):\n    pass',
+        'match kind:\n    case "none" | "sglang":\n        pass',
+    ],
+)
+def test_a_comparison_with_a_kind_is_found(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
+    assert list(compared_kinds(ROOT / "gateway" / "example.py"))
 
 
 def test_a_gateway_does_without_httpx() -> None:

@@ -14,7 +14,6 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.protocol.cache_state import (
     CacheState,
-    EngineKind,
     IterationState,
     KvState,
     QueueState,
@@ -253,7 +252,7 @@ class StateReporter:
     """
 
     engine: str
-    kind: EngineKind
+    kind: str
     epoch: str
     model: str
     block_tokens: int

@@ -10,16 +10,13 @@ whole state and replaces earlier reports. The engine sends a snapshot to the fir
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from plait.backends.protocol.chat_rendering import ChatRendering
+from plait.backends.protocol.dialects import ADAPTED
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
-
-EngineKind = Literal["embedded", "vllm", "sglang"]
-"""The adapter that reports. It decides how a call's annotations travel to the engine."""
-
 
 BlockHash = Annotated[int, msgspec.Meta(ge=0)]
 """64 bits, unsigned."""
@@ -110,7 +107,9 @@ class SchedulerState(msgspec.Struct, frozen=True):
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One report. `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
+    """One report, of an adapter for a `kind` of `dialects.ADAPTED`.
+
+    `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
 
     `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it. `chats` says how it
     renders chats; None if it does not say.
@@ -120,7 +119,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: str
-    kind: EngineKind
+    kind: str
     epoch: str
     cursor: int
     model: str
@@ -137,6 +136,10 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     chats: ChatRendering | None = None
     calls: list[OutstandingCall] | None = None
     ended: list[int] = []
+
+    def __post_init__(self) -> None:
+        if self.kind not in ADAPTED:
+            raise ValueError(f"kind = {self.kind[:MAX_NAME]!r}: expected one of {', '.join(sorted(ADAPTED))}")
 
     def check(self) -> None:
         """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""

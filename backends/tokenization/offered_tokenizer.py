@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.tokenizer_files import TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.backends.tokenization.file_tokenizer import (
@@ -28,7 +29,6 @@ from plait.backends.tokenization.file_tokenizer import (
     file_of,
     shipped_tokenizer,
 )
-from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.template_worker import TemplateWorker
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.openai import ChatRequest
-
-ChatForm = Literal["vllm", "sglang"]
-"""Whose form messages and tools get before the chat template sees them."""
 
 _SAMPLING: Final = frozenset(
     {

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, Final, Literal
 import msgspec
 
 from plait.backends.errors import CallerError, PlaitError
+from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
 from plait.backends.tokenization.chat_template import has_transformers, import_transformers
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 CPU_S: Final = 0.5

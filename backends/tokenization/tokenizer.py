@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.chat_rendering import requested_digest
+from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.tokenizer_fingerprint import CHATS, Messages, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.chat_messages import template_messages, template_tools
 from plait.backends.tokenization.chat_template import (
@@ -25,7 +26,6 @@ from plait.backends.tokenization.chat_template import (
     template_options,
 )
 from plait.backends.tokenization.cuts import Cuts
-from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.backends.tokenization.sglang_messages import sglang_messages, sglang_tools
 from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo
 

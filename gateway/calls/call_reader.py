@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
+from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.prompt_encoder import PromptEncoder
@@ -22,7 +23,6 @@ from plait.backends.tokenization.rendered_fields import (
     AS_VLLM,
     INERT,
     UNCHANGED,
-    ChatForm,
     RenderedFields,
     rendered_fields,
 )

@@ -12,10 +12,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
+from plait.backends.protocol.dialects import DIALECTS, ChatForm, Dialect
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
-from plait.backends.tokenization.rendered_fields import ChatForm
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
@@ -24,13 +23,7 @@ FIELDS: Final = msgspec.json.Decoder(Fields)
 """Reads the fields of a body. It is made once: msgspec looks at such a type anew for each `decode` with it."""
 _OBJECT: Final = msgspec.json.Decoder(Fields | None)
 
-_PARAMETERS: Final[Mapping[EngineKind, str]] = {
-    "embedded": "vllm_xargs",
-    "vllm": "vllm_xargs",
-    "sglang": "custom_params",
-}
-"""The field in which an engine takes extra parameters."""
-_PARAMETER_NAMES: Final = sorted(set(_PARAMETERS.values()))
+_PARAMETER_NAMES: Final = sorted({row.parameters for row in DIALECTS.values() if row.parameters is not None})
 
 STREAM_INTERVAL: Final = 8
 """Tokens in an event of a stream that nobody reads as it comes. vLLM sends the first token at once all the same."""
@@ -55,7 +48,7 @@ class EngineBody(Protocol):
 
     def for_engine(
         self,
-        kind: EngineKind | None,
+        kind: str | None,
         call: Call,
         placement: Placement,
         age_s: float,
@@ -63,18 +56,18 @@ class EngineBody(Protocol):
         *,
         agreement: Agreement = AGREED,
     ) -> bytes:
-        """The body for an engine of `kind` (None: without our plugin). `age_s` is the time since the call's arrival.
+        """The body for an engine of a `kind` with our plugin (None: without it).
 
-        The engine knows the call by `handle` if its objectives may change. `agreement` says whether its tokenizer is
-        the gateway's.
+        `age_s` is the time since the call's arrival. The engine knows the call by `handle` if its objectives may
+        change. `agreement` says whether its tokenizer is the gateway's.
         """
 
 
 class ForwardedBody(msgspec.Struct, frozen=True):
     """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`).
 
-    A `cache_salt` takes the place of the client's own. An `annotated` call's objectives go to engines with vLLM's
-    adapter, whose routes all take them; SGLang's take them for completions only.
+    A `cache_salt` takes the place of the client's own. An `annotated` call's objectives go to engines of which all
+    routes take them.
     """
 
     original: bytes
@@ -86,7 +79,7 @@ class ForwardedBody(msgspec.Struct, frozen=True):
 
     def for_engine(
         self,
-        kind: EngineKind | None,
+        kind: str | None,
         call: Call,
         placement: Placement,
         age_s: float,
@@ -95,8 +88,8 @@ class ForwardedBody(msgspec.Struct, frozen=True):
         agreement: Agreement = AGREED,
     ) -> bytes:
         """The body for an engine."""
-        told = self.annotated and kind in ("vllm", "embedded")
-        if self.renamed is None and not self.has_own_field and self.cache_salt is None and not told:
+        parameters = None if kind is None or not self.annotated else _parameters_of_all(DIALECTS[kind])
+        if self.renamed is None and not self.has_own_field and self.cache_salt is None and parameters is None:
             return self.original
         fields = FIELDS.decode(self.original)
         fields.pop("plait", None)
@@ -104,9 +97,9 @@ class ForwardedBody(msgspec.Struct, frozen=True):
             fields["model"] = _raw(self.renamed)
         if self.cache_salt is not None:
             fields["cache_salt"] = _raw(self.cache_salt)
-        if told:
-            parameters = to_parameters(engine_annotations(call, placement, age_s, handle, agreement))
-            fields["vllm_xargs"] = _merged(fields.get("vllm_xargs"), parameters)
+        if parameters is not None:
+            told = engine_annotations(call, placement, age_s, handle, agreement)
+            fields[parameters] = _merged(fields.get(parameters), to_parameters(told))
         return msgspec.json.encode(fields)
 
 
@@ -137,7 +130,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
 
     def for_engine(
         self,
-        kind: EngineKind | None,
+        kind: str | None,
         call: Call,
         placement: Placement,
         age_s: float,
@@ -167,19 +160,24 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             fields["cache_salt"] = _raw(self.cache_salt)
         if kind is not None:
             told = engine_annotations(call, placement, age_s, handle, agreement, gateway=self.gateway)
-            parameters = _PARAMETERS[kind]
-            fields[parameters] = _merged(fields.get(parameters), to_parameters(told))
-            fields |= self._ids(kind, fields, agreement)
-            if kind == "vllm" and request.stream_interval is not None:
-                fields["stream_interval"] = _raw(request.stream_interval)
-            if kind == "sglang" and (priority := whole_number(request.priority)) is not None:
-                fields["priority"] = _raw(-priority)  # SGLang serves higher ones first, vLLM lower ones
+            fields |= self._in_dialect(DIALECTS[kind], fields, to_parameters(told), agreement)
         return msgspec.json.encode(fields)
 
-    def _ids(self, kind: EngineKind, fields: Fields, agreement: Agreement) -> Fields:
+    def _in_dialect(self, dialect: Dialect, fields: Fields, told: dict[str, Any], agreement: Agreement) -> Fields:
+        """The fields that only this kind of engine gets, or gets otherwise than the client has written them."""
+        request, own = self.request, self._ids(dialect, fields, agreement)
+        if dialect.parameters is not None:
+            own[dialect.parameters] = _merged(fields.get(dialect.parameters), told)
+        if dialect.takes_stream_interval and request.stream_interval is not None:
+            own["stream_interval"] = _raw(request.stream_interval)
+        if dialect.priority_sign < 0 and (priority := whole_number(request.priority)) is not None:
+            own["priority"] = _raw(-priority)
+        return own
+
+    def _ids(self, dialect: Dialect, fields: Fields, agreement: Agreement) -> Fields:
         """The field with the prompts' token ids; none where this engine takes no ids here, or would misread them.
 
-        SGLang takes ids beside the messages, and renders nothing then. Ids that the client has sent stay.
+        Ids that the client has sent stay.
         """
         if self.prompt_ids is None:
             return {}
@@ -188,15 +186,21 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             if not agreement.prompts:
                 return {}
             name = "prompt"
-        elif kind == "sglang" and agreement.chats and self._is_in_form(agreement) and "input_ids" not in fields:
-            name = "input_ids"
         else:
-            return {}
+            given = dialect.chat_ids
+            if given is None or given in fields or not (agreement.chats and self._is_in_form(dialect, agreement)):
+                return {}
+            name = given
         return {name: msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))}  # ids may be an array
 
-    def _is_in_form(self, agreement: Agreement) -> bool:
-        """Whether an engine of SGLang's gives the chat to its template as the gateway has."""
-        return self.is_plain or (self.form == "sglang" and agreement.prepares)
+    def _is_in_form(self, dialect: Dialect, agreement: Agreement) -> bool:
+        """Whether the engine gives the chat to its template as the gateway has."""
+        return self.is_plain or (self.form == dialect.chat_form and agreement.prepares)
+
+
+def _parameters_of_all(dialect: Dialect) -> str | None:
+    """The field for annotations on routes beside completions and chats; None if they do not take it."""
+    return dialect.parameters if dialect.annotates_all else None
 
 
 def engine_annotations(

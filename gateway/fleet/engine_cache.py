@@ -13,7 +13,7 @@ from math import inf
 
 import msgspec
 
-from plait.backends.protocol.cache_state import CacheState, EngineKind
+from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
@@ -50,7 +50,7 @@ class EngineCache:
     epoch: str | None = None
     cursor: int | None = None
     reports: bool | None = None
-    kind: EngineKind | None = None
+    kind: str | None = None
     agreement: Agreement = UNKNOWN
     problem: str | None = None
     last_report: CacheState | None = None

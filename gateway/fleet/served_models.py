@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError, NotFoundError
+from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.openai import ANY_MODEL
-from plait.backends.tokenization.rendered_fields import Renderers
+from plait.backends.tokenization.rendered_fields import AS_VLLM, Renderers
 from plait.gateway.fleet.engine import FleetEngine, note
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
@@ -248,13 +249,14 @@ def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
 
 
 def _renderers(serving: Sequence[FleetEngine]) -> Renderers:
-    caches = [engine.cache for engine in serving if engine.cache.kind is not None]
-    sglang = [cache.agreement.prepares for cache in caches if cache.kind == "sglang"]
-    drops = {cache.agreement.drops_tools for cache in caches if cache.kind != "sglang"}
+    caches = [(DIALECTS[engine.cache.kind], engine.cache) for engine in serving if engine.cache.kind is not None]
+    forms = {dialect.chat_form for dialect, _ in caches}
+    prepares = [cache.agreement.prepares for dialect, cache in caches if dialect.chat_ids is not None]
+    drops = {cache.agreement.drops_tools for dialect, cache in caches if dialect.chat_ids is None}
     return Renderers(
-        form="sglang" if sglang and not drops else "vllm",
-        is_mixed=bool(sglang and drops),
-        prepares=bool(sglang) and all(sglang),
+        form=forms.pop() if len(forms) == 1 else AS_VLLM.form,
+        is_mixed=len(forms) > 1,
+        prepares=bool(prepares) and all(prepares),
         drops_tools=None if len(drops) > 1 else True in drops,
     )
 

@@ -17,7 +17,7 @@ import pytest
 
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer
 from plait.backends.adapter.routes import Scope, Send
-from plait.backends.protocol.cache_state import CacheState, EngineKind, KvState
+from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.sglang.channel import SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess, TokenizerRoute
@@ -36,7 +36,7 @@ class Server:
     template of SGLang's own.
     """
 
-    kind: EngineKind
+    kind: str
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState, StoredRun
 
@@ -34,3 +35,9 @@ def test_what_a_later_adapter_adds_is_ignored() -> None:
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
     received.check()
     assert received == msgspec.structs.replace(REPORT, stored=[stored])
+
+
+def test_a_report_of_a_kind_without_a_row_is_refused() -> None:
+    sent = {**msgspec.to_builtins(REPORT), "kind": "tgi"}
+    with pytest.raises(msgspec.ValidationError, match="kind = 'tgi': expected one of embedded, sglang, vllm"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.protocol.cache_state import EngineKind
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
 from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, unhurried
 from plait.gateway.fleet.tokenizer_agreement import AGREED, UNKNOWN, Agreement
@@ -26,7 +25,7 @@ def chat(more: bytes = b"", **changes: Any) -> OutgoingBody:
     return OutgoingBody(body, request, **{"cache_salt": request.cache_salt, **changes})
 
 
-def sent(body: OutgoingBody, kind: EngineKind | None, call: Call = CALL) -> dict[str, Any]:
+def sent(body: OutgoingBody, kind: str | None, call: Call = CALL) -> dict[str, Any]:
     decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, call, PLACEMENT, 0.25))
     return decoded
 
@@ -48,9 +47,9 @@ def test_what_has_to_change_leaves_every_other_field_as_it_was_written() -> None
 @pytest.mark.parametrize("kind", [None, "vllm", "sglang"])
 @pytest.mark.parametrize("more", [b"", b',"plait":{"priority":1},"stream":true', b',"vllm_xargs":{"plait_age_s":1}'])
 def test_each_engine_that_is_tried_gets_the_same_whether_or_not_the_fields_were_read(
-    kind: EngineKind | None, more: bytes
+    kind: str | None, more: bytes
 ) -> None:
-    tries: tuple[EngineKind | None, ...] = ("embedded", kind)
+    tries: tuple[str | None, ...] = ("embedded", kind)
     once, read = chat(more), chat(more, fields=FIELDS.decode(CHAT % more))
     for tried in tries:
         assert read.for_engine(tried, CALL, PLACEMENT, 0.25) == once.for_engine(tried, CALL, PLACEMENT, 0.25)
@@ -125,7 +124,7 @@ def test_only_sglang_takes_the_ids_of_a_chat() -> None:
 
 @pytest.mark.parametrize("kind", [None, "vllm", "sglang"])
 @pytest.mark.parametrize("name", ["vllm_xargs", "custom_params"])
-def test_a_client_cannot_speak_for_plait(kind: EngineKind | None, name: str) -> None:
+def test_a_client_cannot_speak_for_plait(kind: str | None, name: str) -> None:
     body = chat(b',"%b":{"mine":1,"plait_priority":-9,"plait_age_ms":1e9}' % name.encode())
     parameters = sent(body, kind)[name]
     assert parameters["mine"] == 1
@@ -138,7 +137,7 @@ def test_parameters_that_are_no_object_are_the_engines_to_judge() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "vllm", "sglang", "embedded"])
-def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kind: EngineKind | None) -> None:
+def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kind: str | None) -> None:
     def asked(more: bytes) -> Any:
         body = CHAT % b',"stream":true%b' % more
         return sent(OutgoingBody(body, unhurried(parse_request(body, ChatRequest))), kind).get("stream_interval")
@@ -148,7 +147,7 @@ def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kin
 
 
 @pytest.mark.parametrize(("kind", "priority"), [("vllm", 5), ("embedded", 5), (None, 5), ("sglang", -5)])
-def test_a_priority_means_the_same_on_every_engine(kind: EngineKind | None, priority: int) -> None:
+def test_a_priority_means_the_same_on_every_engine(kind: str | None, priority: int) -> None:
     """Lower first, as vLLM has it."""
     body = b'{"model": "m", "prompt": "x", "priority": 5}'
     sent = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(kind, CALL, PLACEMENT, 0.0)
@@ -164,14 +163,14 @@ def test_usage_that_goes_with_each_event_is_left_out_where_the_client_gets_none(
     assert OutgoingBody(asked, parse_request(asked, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0) == asked
 
 
-def text(agreement: Agreement, kind: EngineKind = "vllm") -> dict[str, Any]:
+def text(agreement: Agreement, kind: str = "vllm") -> dict[str, Any]:
     body = OutgoingBody(TEXT, parse_request(TEXT, CompletionRequest), [[11, 12]])
     decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, CALL, PLACEMENT, 0.0, agreement=agreement))
     return decoded
 
 
 @pytest.mark.parametrize("kind", ["embedded", "vllm", "sglang"])
-def test_an_engine_with_another_tokenizer_gets_the_text(kind: EngineKind) -> None:
+def test_an_engine_with_another_tokenizer_gets_the_text(kind: str) -> None:
     assert text(AGREED, kind)["prompt"] == [11, 12]
     assert text(UNKNOWN, kind)["prompt"] == "one two"
     assert text(Agreement(prompts=False), kind)["prompt"] == "one two"

@@ -1,0 +1,84 @@
+"""One row for each kind of engine: where its annotations and token ids go, and how it is started.
+
+An engine with Plait's adapter says its kind in each cache-state report. A third adapter is its folder in `backends/`
+and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+ChatForm = Literal["vllm", "sglang"]
+"""Whose form messages and tools get before the chat template sees them."""
+
+
+class Launcher(NamedTuple):
+    """How `plait KIND -- ARGUMENTS` starts an engine with the adapter: by `backends/KIND/launch.py`."""
+
+    package: str
+    """What the engine's own folder may import."""
+
+    arguments: str
+    """What its arguments are called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dialect:
+    """One kind of engine."""
+
+    kind: str
+    title: str
+    """Its name for people."""
+
+    parameters: str | None = None
+    """The field of a body that takes the annotations, as extra parameters; None: there is no adapter."""
+
+    annotates_all: bool = False
+    """Whether its other routes take that field, too, beside completions and chats."""
+
+    chat_ids: str | None = None
+    """The field of a chat that takes the prompt's ids beside the messages, which are not rendered then; None: none."""
+
+    chat_form: ChatForm = "vllm"
+    """The form in which it gives messages and tools to the chat template."""
+
+    priority_sign: Literal[1, -1] = 1
+    """1: it serves calls of a lower `priority` first, as clients mean it. -1: those of a higher one."""
+
+    takes_stream_interval: bool = False
+    """Whether it sends so many tokens in an event of a stream as `stream_interval` of a body says."""
+
+    launcher: Launcher | None = None
+
+
+def _by_kind(*rows: Dialect) -> Mapping[str, Dialect]:
+    return MappingProxyType({row.kind: row for row in rows})
+
+
+DIALECTS: Final = _by_kind(
+    Dialect(kind="embedded", title="Embedded engine", parameters="vllm_xargs", annotates_all=True),
+    Dialect(
+        kind="vllm",
+        title="vLLM",
+        parameters="vllm_xargs",
+        annotates_all=True,
+        takes_stream_interval=True,
+        launcher=Launcher("vllm", "vllm serve arguments"),
+    ),
+    Dialect(
+        kind="sglang",
+        title="SGLang",
+        parameters="custom_params",
+        chat_ids="input_ids",
+        chat_form="sglang",
+        priority_sign=-1,
+        launcher=Launcher("sglang", "launch_server arguments"),
+    ),
+)
+"""Every kind, by its name."""
+
+ADAPTED: Final = frozenset(kind for kind, row in DIALECTS.items() if row.parameters is not None)
+"""The kinds that report: there is an adapter."""

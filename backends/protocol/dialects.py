@@ -1,4 +1,4 @@
-"""One row for each kind of engine: where its annotations and token ids go, and how it is started.
+"""One row for each kind of engine: where its annotations and token ids go, what it counts, and how it is started.
 
 An engine with Plait's adapter says its kind in each cache-state report. A third adapter is its folder in `backends/`
 and a row here.
@@ -7,12 +7,33 @@ and a row here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 ChatForm = Literal["vllm", "sglang"]
 """Whose form messages and tools get before the chat template sees them."""
+
+
+class Figure(StrEnum):
+    """What a sample in an engine's metrics says."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    KV_TOKENS = "kv_tokens"
+    KV_BLOCKS = "kv_blocks"
+    BLOCK_TOKENS = "block_tokens"
+    BLOCKS_IN_LABELS = "blocks_in_labels"
+    """Its labels `num_gpu_blocks` and `block_size` say how large the KV cache is."""
+
+    SLOTS = "slots"
+    """Calls that the engine runs at a time."""
+
+    WORK = "work"
+    """It changes whenever the engine computes. Counters of tokens grow at the end of a prompt, the cache's usage with
+    each chunk of it.
+    """
 
 
 class Launcher(NamedTuple):
@@ -53,6 +74,12 @@ class Dialect:
 
     launcher: Launcher | None = None
 
+    metrics: str = "/metrics"
+    """The path of its metrics, in Prometheus' format."""
+
+    figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
+    """What the samples there say, by their names. Without the adapter, an engine counts its calls so."""
+
 
 def _by_kind(*rows: Dialect) -> Mapping[str, Dialect]:
     return MappingProxyType({row.kind: row for row in rows})
@@ -67,6 +94,15 @@ DIALECTS: Final = _by_kind(
         annotates_all=True,
         takes_stream_interval=True,
         launcher=Launcher("vllm", "vllm serve arguments"),
+        figures={
+            "vllm:num_requests_running": Figure.RUNNING,
+            "vllm:num_requests_waiting": Figure.WAITING,
+            "vllm:cache_config_info": Figure.BLOCKS_IN_LABELS,
+            "vllm:prompt_tokens_total": Figure.WORK,
+            "vllm:generation_tokens_total": Figure.WORK,
+            "vllm:kv_cache_usage_perc": Figure.WORK,
+            "vllm:gpu_cache_usage_perc": Figure.WORK,
+        },
     ),
     Dialect(
         kind="sglang",
@@ -76,6 +112,24 @@ DIALECTS: Final = _by_kind(
         chat_form="sglang",
         priority_sign=-1,
         launcher=Launcher("sglang", "launch_server arguments"),
+        figures={
+            "sglang:num_running_reqs": Figure.RUNNING,
+            "sglang:num_queue_reqs": Figure.WAITING,
+            "sglang:max_total_num_tokens": Figure.KV_TOKENS,
+            "sglang:prompt_tokens_total": Figure.WORK,
+            "sglang:generation_tokens_total": Figure.WORK,
+            "sglang:num_used_tokens": Figure.WORK,
+        },
+    ),
+    Dialect(
+        kind="llamacpp",
+        title="llama.cpp",
+        figures={
+            "llamacpp:requests_processing": Figure.RUNNING,
+            "llamacpp:requests_deferred": Figure.WAITING,
+            "llamacpp:prompt_tokens_total": Figure.WORK,
+            "llamacpp:n_decode_total": Figure.WORK,
+        },
     ),
 )
 """Every kind, by its name."""

@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
-from plait.gateway.fleet.health import EngineCounts, Health, HealthState, Offer
+from plait.gateway.fleet.health import Health, HealthState, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Prefill
@@ -28,6 +29,10 @@ from plait.policy.types import Call, Placement
 TELLING_TOKENS: Final = 256
 """Prompts of which less is cached say nothing of what an engine's cache goes by."""
 CONTRADICTIONS: Final = 3
+
+SKEW: Final = 1
+"""So many calls may have come to an engine, or left it, since it has counted."""
+
 HINTS: Final[Mapping[str, str]] = {
     "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
     "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
@@ -286,6 +291,23 @@ class FleetEngine:
         self.reported_s = requested_s
         if state.queue.waiting + state.queue.running >= self.progress.sent_by(requested_s):
             self.complete_s = requested_s
+
+    def counted(self, counts: EngineCounts | None, asked_s: float) -> None:
+        """Take over what the engine counted after `asked_s` (None: nothing any more).
+
+        An engine in which calls wait runs as many as it can. Work that was done since the last look is a sign of life,
+        as a byte of an answer is.
+        """
+        view, before, self.counts = self.view, self.counts, counts
+        if counts is None:
+            view.use_report()
+            return
+        if before is not None and counts.work != before.work:
+            self.progress.byte(asked_s)
+        others = max(0, counts.running + counts.waiting - sent_calls(view) - SKEW)
+        view.use_report(slots=counts.running if counts.waiting else counts.slots or 0, others=others)
+        if counts.kv_tokens is not None:
+            self.cache.use_size(counts.kv_tokens)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and take the engine's latest pace."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 JITTER_SHARE = 0.25
 """The largest part of a pause that the jitter takes away, so that probes of many gateways do not come together."""
@@ -38,18 +37,6 @@ class Offer:
     def lacks_field(self, route: str, name: str) -> bool:
         """Whether the engine describes the route's body, and not this field."""
         return route in self.fields and name not in self.fields[route]
-
-
-class EngineCounts(NamedTuple):
-    """Calls that run and wait in an engine, and its KV cache in tokens (None: it does not say).
-
-    `work` is a number that changes whenever the engine computes.
-    """
-
-    running: int
-    waiting: int
-    kv_tokens: int | None
-    work: float = 0.0
 
 
 class HealthState(StrEnum):

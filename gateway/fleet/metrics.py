@@ -10,8 +10,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.engine import FleetEngine, degradation
-from plait.gateway.fleet.health import TAKES_CALLS, EngineCounts, HealthChange, HealthState
+from plait.gateway.fleet.health import TAKES_CALLS, HealthChange, HealthState
 from plait.gateway.fleet.router import Router
 
 Reading = Callable[[FleetEngine], float | None]

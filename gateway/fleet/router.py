@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from plait.backends.errors import ConflictError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
@@ -252,6 +253,16 @@ class Router:
             self.answers.forget(engine_id)
         else:
             self.engines[engine_id].cache.no_reports(problem)
+
+    def counted(self, engine_id: str, counts: EngineCounts | None, asked_s: float) -> None:
+        """An engine without reports has counted its calls after `asked_s`; None: it has not, or not any more.
+
+        The counts of an engine that reports are left as they are: its reports say more.
+        """
+        engine = self.engines[engine_id]
+        if engine.cache.kind is None and (counts is not None or engine.counts is not None):
+            engine.counted(counts, asked_s)
+            self.on_room(engine_id)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and let the policy do what is due. Called about once a second."""

@@ -2,28 +2,26 @@
 
 Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
 Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
-estimated from what it counts in its own `/metrics`, if it does: the calls of other clients, and its KV cache. A
-second task reads the models of an engine that reports again from time to time: it may have loaded an
-adapter. An engine that has refused a call for a model which it listed is asked for its models at once.
+estimated; `stock_engine` reads what it counts. A second task reads the models of an engine that reports again from time
+to time: it may have loaded an adapter. An engine that has refused a call for a model which it listed is asked for its
+models at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
 
 import msgspec
 import structlog
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.engine import FleetEngine, context_mismatch, note
-from plait.gateway.fleet.health import EngineCounts, HealthChange, Offer
+from plait.gateway.fleet.engine import context_mismatch, note
+from plait.gateway.fleet.health import HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.membership.engine_openapi import OpenApi, read_openapi
@@ -36,58 +34,11 @@ from plait.gateway.membership.engine_requests import (
     probe_cause,
     report_problem,
 )  # fmt: skip
+from plait.gateway.membership.stock_engine import follow_counts
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
-from plait.policy.costs.engine_view import sent_calls
 
-PATH: Final = "/metrics"
-INTERVAL_S: Final = 0.2
-
-WITHOUT_S: Final = 60.0
-"""The pause after an answer without such counts."""
-
-NOT_ASKED_S: Final = 1.0
-"""The pause while an engine reports, or is out, and after a request that failed."""
-
-MAX_BYTES: Final = 4 * 2**20
-"""Of the metrics. vLLM's have some 100 kB."""
-
-MOST: Final = 100_000
-
-MOST_KV: Final = 2**28
-"""More than any engine has, of calls and of tokens in a KV cache."""
-
-SKEW: Final = 1
-"""So many calls may have come to an engine, or left it, since it has counted."""
-
-_KINDS: Final[Mapping[bytes, str]] = {
-    b"vllm:num_requests_running": "running",
-    b"vllm:num_requests_waiting": "waiting",
-    b"vllm:cache_config_info": "blocks",
-    b"vllm:prompt_tokens_total": "work",
-    b"vllm:generation_tokens_total": "work",
-    b"vllm:kv_cache_usage_perc": "work",
-    b"vllm:gpu_cache_usage_perc": "work",
-    b"sglang:num_running_reqs": "running",
-    b"sglang:num_queue_reqs": "waiting",
-    b"sglang:max_total_num_tokens": "kv_tokens",
-    b"sglang:prompt_tokens_total": "work",
-    b"sglang:generation_tokens_total": "work",
-    b"sglang:num_used_tokens": "work",
-    b"llamacpp:requests_processing": "running",
-    b"llamacpp:requests_deferred": "waiting",
-    b"llamacpp:prompt_tokens_total": "work",
-    b"llamacpp:n_decode_total": "work",
-}
-"""What the samples count. Counters of tokens grow at the end of a prompt, the cache's usage with each chunk of it."""
-
-_SAMPLE: Final = re.compile(
-    rb"^(?P<name>%b)(?:\{(?P<labels>[^}\n]*)\})? (?P<value>[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?)$"
-    % b"|".join(map(re.escape, _KINDS)),
-    re.MULTILINE,
-)
-_BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
 AGE_INTERVAL_S = 1.0
 TELL_INTERVAL_S = 60.0
 
@@ -100,62 +51,6 @@ MODELS_INTERVAL_S = 5.0
 """The pause before the models of an engine that reports are read again."""
 
 log = structlog.get_logger(__name__)
-
-
-def read_counts(text: bytes | bytearray) -> EngineCounts | None:
-    """The counts in an exposition of metrics, summed over an engine's cores; None if there are none."""
-    totals: defaultdict[str, float] = defaultdict(float)
-    for sample in _SAMPLE.finditer(text):
-        kind = _KINDS[sample["name"]]
-        if kind == "blocks":
-            blocks = {name: int(number) for name, number in _BLOCKS.findall(sample["labels"] or b"")}
-            totals["kv_tokens"] += blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
-        else:
-            totals[kind] += float(sample["value"])
-    if totals.keys().isdisjoint(("running", "waiting")):
-        return None
-    running, waiting = (min(int(totals[kind]), MOST) for kind in ("running", "waiting"))
-    return EngineCounts(running, waiting, min(int(totals["kv_tokens"]), MOST_KV) or None, totals["work"])
-
-
-def apply_counts(engine: FleetEngine, counts: EngineCounts | None, asked_s: float) -> None:
-    """Take over what an engine counted after `asked_s` (None: nothing any more).
-
-    An engine in which calls wait runs as many as it can. Work that was done since the last look is a sign of life, as
-    a byte of an answer is.
-    """
-    view, before, engine.counts = engine.view, engine.counts, counts
-    if counts is not None and before is not None and counts.work != before.work:
-        engine.progress.byte(asked_s)
-    if counts is None:
-        view.use_report()
-        return
-    others = max(0, counts.running + counts.waiting - sent_calls(view) - SKEW)
-    view.use_report(slots=counts.running if counts.waiting else 0, others=others)
-    if counts.kv_tokens is not None:
-        engine.cache.use_size(counts.kv_tokens)
-
-
-async def follow_counts(router: Router, config: EngineConfig, upstream: UpstreamConfig) -> None:
-    """Read the counts of an engine while it takes calls and does not report, until cancelled."""
-    with EngineRequests(config, upstream) as requests:
-        while True:
-            engine, counts, asked_s, pause_s = router.engines[config.name], None, loop_time_s(), NOT_ASKED_S
-            cache = engine.cache
-            is_asked = cache.reports is False and cache.kind is None and engine.health.takes_calls
-            if is_asked:
-                with suppress(*FAILURES, TimeoutError):
-                    async with asyncio.timeout(upstream.probe_timeout_s):
-                        counts = read_counts(await requests.get(PATH, accept=b"text/plain", max_bytes=MAX_BYTES))
-                        pause_s = WITHOUT_S if counts is None else INTERVAL_S
-            if cache.kind is None and (counts is not None or engine.counts is not None):
-                apply_counts(
-                    engine,
-                    counts if config.kv_tokens is None or counts is None else counts._replace(kv_tokens=None),
-                    asked_s,
-                )
-                router.on_room(config.name)
-            await asyncio.sleep(pause_s)
 
 
 class _Model(msgspec.Struct):

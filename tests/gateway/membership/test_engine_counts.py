@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 
-from plait.gateway.fleet.health import EngineCounts
+from plait.backends.protocol.dialects import DIALECTS
+from plait.backends.protocol.engine_counts import EngineCounts, read_counts
 from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.monitor import apply_counts, read_counts
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
 
@@ -48,7 +48,8 @@ llamacpp:requests_deferred 0
     ],
 )  # fmt: skip
 def test_counts_are_read_under_the_engines_names(text: bytes, counts: EngineCounts | None) -> None:
-    assert read_counts(text) == counts
+    found = [read for row in DIALECTS.values() if (read := read_counts(row, text)) is not None]
+    assert found == ([] if counts is None else [counts])
 
 
 def test_calls_of_others_and_a_queue_count_in_placement_and_room() -> None:
@@ -60,14 +61,14 @@ def test_calls_of_others_and_a_queue_count_in_placement_and_room() -> None:
     call = Call("r", "m", 100, 64, array("Q"))
     router.book(call, router.select(call, 0.0), 0.0)
     assert knowledge_of(engine) == "estimated"
-    apply_counts(engine, EngineCounts(1, 0, 5_000), 0.0)
+    router.counted("a", EngineCounts(1, 0, 5_000), 0.0)
     assert (view.calls, view.slots, engine.cache.estimated_tokens) == (1, 0, 5_000)
-    apply_counts(engine, EngineCounts(6, 2, None), 0.0)
+    router.counted("a", EngineCounts(6, 2, None), 0.0)
     assert (view.calls, view.slots, view.others) == (7, 6, 6), "one may have come since"
     assert knowledge_of(engine) == "counts"
     router.no_reports("a")
     assert view.slots == 6, "the next probe finds no report again"
-    apply_counts(engine, None, 0.0)
+    router.counted("a", None, 0.0)
     assert (view.calls, view.slots) == (1, 0)
 
 
@@ -76,5 +77,5 @@ def test_work_that_is_counted_is_a_sign_of_life() -> None:
     router.add_engine("a", COSTS)
     engine = router.engines["a"]
     for second, work in enumerate((0.0, 0.0, 7.0, 7.0)):
-        apply_counts(engine, EngineCounts(1, 0, None, work), float(second))
+        router.counted("a", EngineCounts(1, 0, None, work), float(second))
     assert engine.progress.silent_s(3.0) == 1.0

@@ -45,7 +45,7 @@ class StubEngine:
     """A server in a thread; `script` is how the next POSTs are answered, `received` the POSTs so far.
 
     It says which `routes` it has if there are any. It has Plait's adapter if there is a `report` of its cache. `models`
-    is what it lists.
+    is what it lists. `answers` has the bodies of other GETs by their paths, and `asked` the paths of all GETs so far.
     """
 
     def __init__(self, model: str = "demo", routes: Sequence[str] = ()) -> None:
@@ -54,6 +54,8 @@ class StubEngine:
         self.report: bytes | None = None
         self.stopping = threading.Event()
         self.models = listed(model)
+        self.answers: dict[str, bytes] = {}
+        self.asked: list[str] = []
         self.openapi = json.dumps({"paths": {route: {} for route in routes}}).encode() if routes else None
         stub = self
 
@@ -85,9 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        engine = self.engine
+        engine, path = self.engine, self.path.partition("?")[0]
+        engine.asked.append(path)
         known = {"/v1/models": engine.models, "/openapi.json": engine.openapi, "/cache_state": engine.report}
-        found = known.get(self.path.partition("?")[0])
+        found = known.get(path) or engine.answers.get(path)
         self._answer(Script([found or b"{}"], 200 if found else 404, JSON))
 
     def do_POST(self) -> None:

@@ -1,7 +1,8 @@
 """One row for each kind of engine: where its annotations and token ids go, what it counts, and how it is started.
 
-An engine with Plait's adapter says its kind in each cache-state report. A third adapter is its folder in `backends/`
-and a row here.
+An engine with Plait's adapter says its kind in each cache-state report. Any other is recognised by what it answers: the
+owner of its models, a route that only this kind has, the names in its sizes or metrics. Such an engine gets no token
+ids. A third adapter is its folder in `backends/` and a row here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,27 @@ class Figure(StrEnum):
     """It changes whenever the engine computes. Counters of tokens grow at the end of a prompt, the cache's usage with
     each chunk of it.
     """
+
+
+class SizesRoute(NamedTuple):
+    """A route whose JSON says how large an engine is. A dot leads into an object: `settings.n_ctx`."""
+
+    path: str
+
+    marks: tuple[str, ...]
+    """What each answer has, and no other kind's answer."""
+
+    kv_tokens: str | None = None
+    """The KV cache in tokens."""
+
+    slots: str | None = None
+    """Calls that the engine runs at a time."""
+
+    context: str | None = None
+    """The longest context, in tokens; with `models`, in the entry of a model."""
+
+    models: str | None = None
+    """The list with an entry for each model that is loaded, under its `name`; None: all models have one context."""
 
 
 class Launcher(NamedTuple):
@@ -74,11 +96,25 @@ class Dialect:
 
     launcher: Launcher | None = None
 
-    metrics: str = "/metrics"
-    """The path of its metrics, in Prometheus' format."""
+    owners: frozenset[str] = frozenset()
+    """Its models are listed with one of these as `owned_by`."""
+
+    routes: frozenset[str] = frozenset()
+    """An engine that describes one of these is of this kind."""
+
+    metrics: str | None = "/metrics"
+    """The path of its metrics, in Prometheus' format; None: it has none."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
     """What the samples there say, by their names. Without the adapter, an engine counts its calls so."""
+
+    slots_path: str | None = None
+    """Where it lists its slots, and which are busy, for when it has no metrics."""
+
+    sizes: SizesRoute | None = None
+
+    truncates: bool = False
+    """Whether it cuts a prompt that is longer than the context, and answers as if nothing were wrong."""
 
 
 def _by_kind(*rows: Dialect) -> Mapping[str, Dialect]:
@@ -94,6 +130,7 @@ DIALECTS: Final = _by_kind(
         annotates_all=True,
         takes_stream_interval=True,
         launcher=Launcher("vllm", "vllm serve arguments"),
+        owners=frozenset({"vllm"}),
         figures={
             "vllm:num_requests_running": Figure.RUNNING,
             "vllm:num_requests_waiting": Figure.WAITING,
@@ -112,6 +149,7 @@ DIALECTS: Final = _by_kind(
         chat_form="sglang",
         priority_sign=-1,
         launcher=Launcher("sglang", "launch_server arguments"),
+        owners=frozenset({"sglang"}),
         figures={
             "sglang:num_running_reqs": Figure.RUNNING,
             "sglang:num_queue_reqs": Figure.WAITING,
@@ -122,8 +160,33 @@ DIALECTS: Final = _by_kind(
         },
     ),
     Dialect(
+        kind="trtllm",
+        title="TensorRT-LLM",
+        owners=frozenset({"tensorrt_llm"}),
+        routes=frozenset({"/kv_cache_events"}),
+        metrics="/prometheus/metrics",
+        figures={
+            "trtllm_num_requests_running": Figure.RUNNING,
+            "trtllm_num_requests_waiting": Figure.WAITING,
+            "trtllm_kv_cache_max_blocks": Figure.KV_BLOCKS,
+            "trtllm_kv_cache_tokens_per_block": Figure.BLOCK_TOKENS,
+            "trtllm_max_num_active_requests": Figure.SLOTS,
+            "trtllm_generation_tokens_total": Figure.WORK,
+            "trtllm_kv_cache_utilization": Figure.WORK,
+            "trtllm_iteration_latency_seconds": Figure.WORK,
+        },
+    ),
+    Dialect(
         kind="llamacpp",
         title="llama.cpp",
+        owners=frozenset({"llamacpp"}),
+        slots_path="/slots",
+        sizes=SizesRoute(
+            "/props",
+            marks=("default_generation_settings", "total_slots"),
+            slots="total_slots",
+            context="default_generation_settings.n_ctx",
+        ),
         figures={
             "llamacpp:requests_processing": Figure.RUNNING,
             "llamacpp:requests_deferred": Figure.WAITING,
@@ -131,8 +194,37 @@ DIALECTS: Final = _by_kind(
             "llamacpp:n_decode_total": Figure.WORK,
         },
     ),
+    Dialect(
+        kind="tgi",
+        title="Text Generation Inference",
+        figures={
+            "tgi_batch_current_size": Figure.RUNNING,
+            "tgi_queue_size": Figure.WAITING,
+            "tgi_batch_inference_count": Figure.WORK,
+        },
+        sizes=SizesRoute(
+            "/info",
+            marks=("model_id", "max_concurrent_requests", "max_total_tokens"),
+            kv_tokens="max_batch_total_tokens",
+            slots="max_concurrent_requests",
+            context="max_total_tokens",
+        ),
+    ),
+    Dialect(
+        kind="ollama",
+        title="Ollama",
+        owners=frozenset({"library"}),
+        metrics=None,
+        sizes=SizesRoute("/api/ps", marks=("models",), context="context_length", models="models"),
+        truncates=True,
+    ),
 )
 """Every kind, by its name."""
+
+METRICS_PATHS: Final = sorted({row.metrics for row in DIALECTS.values() if row.metrics}, key="/metrics".__eq__)
+"""Where an engine of an unknown kind may have metrics. `/metrics` is the last: TensorRT-LLM's is no exposition but a
+queue, which loses what is read.
+"""
 
 ADAPTED: Final = frozenset(kind for kind, row in DIALECTS.items() if row.parameters is not None)
 """The kinds that report: there is an adapter."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from plait.backends.protocol.dialects import Dialect, Figure
+import msgspec
+
+from plait.backends.protocol.dialects import Dialect, Figure, SizesRoute
 
 MOST_CALLS: Final = 100_000
 MOST_TOKENS: Final = 2**28
@@ -21,7 +25,8 @@ class EngineCounts(NamedTuple):
 
     running: int
 
-    waiting: int
+    waiting: int | None
+    """None: it does not say."""
 
     kv_tokens: int | None
     """Its KV cache; None: it does not say."""
@@ -32,6 +37,30 @@ class EngineCounts(NamedTuple):
     slots: int | None = None
     """Calls that it runs at a time; None: it does not say."""
 
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """How large an engine is, as it says. None: it does not."""
+
+    kv_tokens: int | None = None
+    """Its KV cache."""
+
+    slots: int | None = None
+    """Calls that it runs at a time."""
+
+    context_tokens: int | None = None
+    """The longest context of any of its models."""
+
+    contexts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The longest context of each model that is loaded."""
+
+    def context(self, model: str) -> int | None:
+        """The longest context of a model, in tokens."""
+        return self.contexts.get(model, self.context_tokens)
+
+
+NO_SIZES: Final = EngineSizes()
+"""Those of an engine that has not said any."""
 
 _VALUE: Final = rb"[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?"
 _BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
@@ -66,3 +95,71 @@ def read_counts(dialect: Dialect, text: Body) -> EngineCounts | None:
         min(int(totals[figure]), MOST_CALLS) for figure in (Figure.RUNNING, Figure.WAITING, Figure.SLOTS)
     )
     return EngineCounts(running, waiting, min(int(kv_tokens), MOST_TOKENS) or None, totals[Figure.WORK], slots or None)
+
+
+class _Slot(msgspec.Struct):
+    is_processing: bool
+
+
+def read_slots(body: Body) -> EngineCounts | None:
+    """The counts in a list of slots; None if it is none. Waiting calls are not in it."""
+    try:
+        slots = msgspec.json.decode(body, type=list[_Slot])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    running = sum(slot.is_processing for slot in slots)
+    return EngineCounts(min(running, MOST_CALLS), None, None, slots=min(len(slots), MOST_CALLS) or None)
+
+
+def read_sizes(route: SizesRoute, body: Body) -> EngineSizes | None:
+    """The sizes in the answer of a route; None if it is not an answer of this kind of engine."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if any(_at(answer, mark) is None for mark in route.marks):
+        return None
+    contexts = {} if route.models is None else dict(_contexts(_at(answer, route.models), route.context))
+    return EngineSizes(
+        kv_tokens=_size(answer, route.kv_tokens, MOST_TOKENS),
+        slots=_size(answer, route.slots, MOST_CALLS),
+        context_tokens=None if route.models is not None else _size(answer, route.context, MOST_TOKENS),
+        contexts=contexts,
+    )
+
+
+def read_owners(body: Body) -> set[str]:
+    """The owners of the models in an answer of `/v1/models`."""
+    try:
+        models = msgspec.json.decode(body, type=_OwnedList).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return set()
+    return {model.owned_by for model in models if model.owned_by is not None}
+
+
+class _Owned(msgspec.Struct):
+    owned_by: str | None = None
+
+
+class _OwnedList(msgspec.Struct):
+    data: list[_Owned]
+
+
+def _contexts(entries: Any, context: str | None) -> Iterator[tuple[str, int]]:
+    for entry in entries if isinstance(entries, list) else ():
+        name, tokens = _at(entry, "name"), _size(entry, context, MOST_TOKENS)
+        if isinstance(name, str) and tokens is not None:
+            yield name, tokens
+
+
+def _size(answer: Any, name: str | None, most: int) -> int | None:
+    """A whole number from 1 to `most`; None for anything else: it is not known then."""
+    value = None if name is None else _at(answer, name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most else None
+
+
+def _at(answer: Any, name: str) -> Any:
+    """What a decoded answer has under a name, with dots between the names of objects; None if it lacks it."""
+    for part in name.split("."):
+        answer = answer.get(part) if isinstance(answer, dict) else None
+    return answer

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.protocol.engine_counts import EngineCounts
+from plait.backends.protocol.engine_counts import EngineCounts, EngineSizes
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
 from plait.gateway.fleet.health import Health, HealthState, Offer
@@ -55,6 +55,13 @@ class OtherCount(NamedTuple):
             f"the engine counts {self.engine_tokens} tokens in a prompt in which the gateway counts "
             f"{self.gateway_tokens}"
         )
+
+
+class StockKind(NamedTuple):
+    """A kind of `DIALECTS`, and the sizes that the engine says."""
+
+    kind: str
+    sizes: EngineSizes
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +127,9 @@ class FleetEngine:
     counts: EngineCounts | None = None
     """What an engine without reports counts itself."""
 
+    stock: StockKind | None = None
+    """What an engine without an adapter was recognised as."""
+
     compared: bool = False
     """Whether its tokenizer was compared."""
 
@@ -127,6 +137,11 @@ class FleetEngine:
     def takes_calls(self) -> bool:
         """Whether a call may be placed here now."""
         return self.health.takes_calls and not self.is_aside
+
+    @property
+    def kind(self) -> str | None:
+        """The kind that its adapter reports, or that it was recognised as; None: not known."""
+        return self.cache.kind or (None if self.stock is None else self.stock.kind)
 
     @property
     def is_doubted(self) -> bool:
@@ -299,15 +314,32 @@ class FleetEngine:
         as a byte of an answer is.
         """
         view, before, self.counts = self.view, self.counts, counts
+        slots = 0 if self.stock is None else self.stock.sizes.slots or 0
         if counts is None:
-            view.use_report()
+            view.use_report(slots=slots)
             return
         if before is not None and counts.work != before.work:
             self.progress.byte(asked_s)
-        others = max(0, counts.running + counts.waiting - sent_calls(view) - SKEW)
-        view.use_report(slots=counts.running if counts.waiting else counts.slots or 0, others=others)
+        others = max(0, counts.running + (counts.waiting or 0) - sent_calls(view) - SKEW)
+        view.use_report(slots=counts.running if counts.waiting else counts.slots or slots, others=others)
         if counts.kv_tokens is not None:
             self.cache.use_size(counts.kv_tokens)
+
+    def recognised(self, stock: StockKind | None) -> None:
+        """The engine has no adapter, and is of this kind; None: that is not known any more.
+
+        A model that is not loaded keeps the context that it had.
+        """
+        before, self.stock = self.stock, stock
+        if stock is None:
+            return
+        if before is not None and before.kind == stock.kind:
+            contexts = {**before.sizes.contexts, **stock.sizes.contexts}
+            self.stock = stock._replace(sizes=replace(stock.sizes, contexts=contexts))
+        if self.counts is None:
+            self.view.use_report(slots=stock.sizes.slots or 0)
+        if stock.sizes.kv_tokens is not None:
+            self.cache.use_size(stock.sizes.kv_tokens)
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and take the engine's latest pace."""

@@ -24,7 +24,7 @@ def _reported(read: Callable[[CacheState], float | None]) -> Reading:
     return lambda engine: None if engine.cache.last_report is None else read(engine.cache.last_report)
 
 
-def _counted(report: Callable[[CacheState], float], counts: Callable[[EngineCounts], float]) -> Reading:
+def _counted(report: Callable[[CacheState], float], counts: Callable[[EngineCounts], float | None]) -> Reading:
     """A figure from the latest report, else from what an engine without reports counts."""
 
     def read(engine: FleetEngine) -> float | None:

@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from plait.backends.errors import ConflictError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState
-from plait.backends.protocol.engine_counts import EngineCounts
+from plait.backends.protocol.engine_counts import NO_SIZES, EngineCounts, EngineSizes
 from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
-from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.engine import FleetEngine, StockKind
 from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
 from plait.gateway.fleet.health import Health, HealthChange, HealthState
@@ -263,6 +263,13 @@ class Router:
         if engine.cache.kind is None and (counts is not None or engine.counts is not None):
             engine.counted(counts, asked_s)
             self.on_room(engine_id)
+
+    def recognised(self, engine_id: str, kind: str | None, sizes: EngineSizes = NO_SIZES) -> None:
+        """An engine without an adapter is of this kind (None: not known any more), and says these sizes.
+
+        The next probe takes over the contexts.
+        """
+        self.engines[engine_id].recognised(None if kind is None else StockKind(kind, sizes))
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and let the policy do what is due. Called about once a second."""

@@ -108,7 +108,8 @@ def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
         used = None if kv_tokens is None else max(0, kv_tokens - report.kv_free_tokens)
     else:
         sent = max(0, view.outstanding - queued)
-        waiting, running = (0, sent) if counts is None else (counts.waiting, counts.running)
+        running = sent if counts is None else counts.running
+        waiting = max(0, sent - running) if counts is None or counts.waiting is None else counts.waiting
         kv_tokens, used = engine.cache.estimated_tokens, None
     return EngineState(
         name=name,

@@ -253,6 +253,7 @@ class EngineSet:
             "object": "engine",
             "name": name,
             "url": member.config.url,
+            "kind": engine.kind,
             "state": "draining" if name in self._drains else "active",
             "hands_over": self._drains.hands_over(name),
             "leaves": member.leaves,

@@ -1,10 +1,10 @@
 """Keeps the router informed of its engines: which models they serve, what their caches hold, whether they answer.
 
 Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
-Each report also shows that the engine is alive. An engine without reports is probed instead, and its cache is
-estimated; `stock_engine` reads what it counts. A second task reads the models of an engine that reports again from time
-to time: it may have loaded an adapter. An engine that has refused a call for a model which it listed is asked for its
-models at once.
+Each report also shows that the engine is alive. An engine without reports is probed instead, its cache is estimated,
+and `stock_engine` reads its kind and what it counts. A second task reads the models of an engine that reports again
+from time to time: it may have loaded an adapter. An engine that has refused a call for a model which it listed is asked
+for its models at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
+from plait.backends.protocol.engine_counts import NO_SIZES
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.engine import context_mismatch, note
 from plait.gateway.fleet.health import HealthChange, Offer
@@ -34,7 +35,7 @@ from plait.gateway.membership.engine_requests import (
     probe_cause,
     report_problem,
 )  # fmt: skip
-from plait.gateway.membership.stock_engine import follow_counts
+from plait.gateway.membership.stock_engine import follow_stock_engine
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
@@ -64,16 +65,17 @@ class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
-def _context(name: str, listed: Mapping[str, _Model], configured: Mapping[str, int]) -> int | None:
-    """The most tokens that an engine takes for a model: what it lists, or what is configured if that is less.
+def _context(
+    name: str, listed: Mapping[str, _Model], said: Mapping[str, int | None], configured: Mapping[str, int]
+) -> int | None:
+    """The most tokens that an engine takes for a model: what it has `said`, or what is configured if that is less.
 
     Engines list no context for an adapter. An adapter has that of its base model.
     """
     model = listed.get(name)
     names = [name] if model is None or model.parent is None else [name, model.parent]
-    said = (listed[one].max_model_len for one in names if one in listed)
-    limits = (configured.get(one) for one in names)
-    return min(filter(None, (next(filter(None, said), None), next(filter(None, limits), None))), default=None)
+    own, limits = map(said.get, names), map(configured.get, names)
+    return min(filter(None, (next(filter(None, own), None), next(filter(None, limits), None))), default=None)
 
 
 async def _listed_routes(requests: EngineRequests) -> OpenApi | None:
@@ -128,7 +130,8 @@ class Monitor:
         """Start to probe and poll one engine of the router."""
         self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
         self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
-        self._supervisor.start(f"counts:{engine.name}", partial(follow_counts, self._router, engine, self._upstream))
+        follow = partial(follow_stock_engine, self._router, engine, self._upstream)
+        self._supervisor.start(f"counts:{engine.name}", follow)
 
     def remove(self, engine_id: str) -> None:
         """Stop to probe and poll an engine."""
@@ -243,12 +246,14 @@ class Monitor:
         listed = {model.id: model for model in msgspec.json.decode(answer, type=_ModelList).data}
         if engine.name not in self._routes:
             self._routes[engine.name] = await _listed_routes(requests)
-        models = {name: _context(name, listed, self._context_tokens) for name in engine.models or listed}
+        stock = self._router.engines[engine.name].stock
+        sizes = NO_SIZES if stock is None else stock.sizes
+        contexts = {name: model.max_model_len or sizes.context(name) for name, model in listed.items()}
+        models = {name: _context(name, listed, contexts, self._context_tokens) for name in engine.models or listed}
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
         if await self._search.prepare(engine.name, requests, roots):
             self._compare_anew()
-        contexts = {name: model.max_model_len for name, model in listed.items()}
         note(self._router.engines[engine.name], "context", context_mismatch(contexts, self._context_tokens))
         said = self._routes[engine.name]
         routes, fields = (None, {}) if said is None else (frozenset(said.paths), said.fields)

@@ -1,52 +1,158 @@
-"""Reads what an engine without Plait's adapter says of itself, while it takes calls: its metrics.
+"""Reads what an engine without Plait's adapter says of itself, while it takes calls: its kind, its sizes, its counts.
 
-An engine that cannot be read serves all the same: then only the calls that the gateway sends are known.
+The kind is recognised once, by at most a few small requests. Then the engine's sizes and counts are read where its row
+of `dialects` says. A failure here is no failure of the engine: what could not be read is not known, and calls go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
-from plait.backends.protocol.dialects import DIALECTS
-from plait.backends.protocol.engine_counts import EngineCounts, read_counts
+import structlog
+
+from plait.backends.errors import EngineError, EngineGarbledError
+from plait.backends.protocol.dialects import DIALECTS, METRICS_PATHS, Dialect, SizesRoute
+from plait.backends.protocol.engine_counts import (
+    EngineCounts,
+    read_counts,
+    read_owners,
+    read_sizes,
+    read_slots,
+)
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.engine_requests import FAILURES, EngineRequests
+from plait.gateway.membership.engine_requests import Body, EngineRequests, RefusedRequestError
 from plait.gateway.timer import loop_time_s
 
-PATH: Final = "/metrics"
 INTERVAL_S: Final = 0.2
+"""From one look at the metrics to the next."""
+
+SLOTS_INTERVAL_S: Final = 1.0
+"""From one look at the slots to the next: each lists the parameters of the calls there."""
+
+SIZES_INTERVAL_S: Final = 5.0
+"""From one look at the sizes to the next. Ollama's are known once a call has loaded the model."""
 
 WITHOUT_S: Final = 60.0
-"""The pause after an answer without such counts."""
+"""The pause after answers of an unknown kind, and after one without counts."""
 
 NOT_ASKED_S: Final = 1.0
 """The pause while an engine reports, or is out, and after a request that failed."""
 
 MAX_BYTES: Final = 4 * 2**20
-"""Of the metrics. vLLM's have some 100 kB."""
+"""Of an answer. vLLM's metrics have some 100 kB."""
+
+_GONE: Final = frozenset((HealthState.UNTRIED, HealthState.DOWN))
+
+log = structlog.get_logger(__name__)
 
 
-async def follow_counts(router: Router, config: EngineConfig, upstream: UpstreamConfig) -> None:
-    """Read the counts of an engine while it takes calls and does not report, until cancelled."""
+async def follow_stock_engine(router: Router, config: EngineConfig, upstream: UpstreamConfig) -> None:
+    """Recognise and read an engine while it takes calls and does not report, until cancelled."""
     with EngineRequests(config, upstream) as requests:
+        engine = StockEngine(router, config, requests, upstream.probe_timeout_s)
         while True:
-            engine, counts, asked_s, pause_s = router.engines[config.name], None, loop_time_s(), NOT_ASKED_S
-            cache = engine.cache
-            is_asked = cache.reports is False and cache.kind is None and engine.health.takes_calls
-            if is_asked:
-                with suppress(*FAILURES, TimeoutError):
-                    async with asyncio.timeout(upstream.probe_timeout_s):
-                        counts = _counts(await requests.get(PATH, accept=b"text/plain", max_bytes=MAX_BYTES))
-                        pause_s = WITHOUT_S if counts is None else INTERVAL_S
-            if counts is not None and config.kv_tokens is not None:
-                counts = counts._replace(kv_tokens=None)
-            router.counted(config.name, counts, asked_s)
+            pause_s = await engine.look()
             await asyncio.sleep(pause_s)
 
 
-def _counts(text: bytes | bytearray) -> EngineCounts | None:
-    found = (read_counts(row, text) for row in DIALECTS.values())
-    return next((counts for counts in found if counts is not None), None)
+class StockEngine:
+    """One engine of the router, which may have no adapter. Each of `requests` may take `timeout_s`."""
+
+    def __init__(self, router: Router, config: EngineConfig, requests: EngineRequests, timeout_s: float) -> None:
+        self._router = router
+        self._name = config.name
+        self._is_told = config.kv_tokens is not None  # the operator's word on the KV cache comes before the engine's
+        self._requests = requests
+        self._timeout_s = timeout_s
+        self._dialect: Dialect | None = None
+        self._sizes_due_s = self._counts_due_s = 0.0
+        self._lists_slots = False  # it has counted so, and not in its metrics
+
+    async def look(self) -> float:
+        """Ask the engine what is due. Returns the pause before the next look, in seconds."""
+        engine, asked_s = self._router.engines[self._name], loop_time_s()
+        if engine.cache.reports is not False or engine.cache.kind is not None or engine.health.state in _GONE:
+            self._forget()
+        elif engine.health.takes_calls:
+            try:
+                return await self._read(engine, asked_s)
+            except (EngineError, TimeoutError):
+                pass  # the probes say whether it is out
+        self._router.counted(self._name, None, asked_s)
+        return NOT_ASKED_S
+
+    def _forget(self) -> None:
+        """Another process may answer next."""
+        if self._dialect is not None:
+            self._dialect, self._lists_slots = None, False
+            self._router.recognised(self._name, None)
+        self._sizes_due_s = self._counts_due_s = 0.0
+
+    async def _read(self, engine: FleetEngine, now_s: float) -> float:
+        """Raises `EngineError` or TimeoutError if the engine does not answer."""
+        dialect = self._dialect
+        if dialect is None and now_s >= self._counts_due_s:
+            dialect = self._dialect = await self._recognise(engine)
+            self._counts_due_s = now_s + WITHOUT_S if dialect is None else 0.0
+            if dialect is not None:
+                self._router.recognised(self._name, dialect.kind)
+                log.info("engine recognised", engine=self._name, kind=dialect.title)
+        if dialect is None:
+            return NOT_ASKED_S
+        if dialect.sizes is not None and now_s >= self._sizes_due_s:
+            await self._read_sizes(dialect.kind, dialect.sizes)
+            self._sizes_due_s = now_s + SIZES_INTERVAL_S
+        if now_s >= self._counts_due_s:
+            counts = await self._counts(dialect)
+            pause_s = SLOTS_INTERVAL_S if self._lists_slots else INTERVAL_S
+            self._counts_due_s = now_s + (WITHOUT_S if counts is None else pause_s)
+            self._router.counted(self._name, counts, now_s)
+        return min(NOT_ASKED_S, max(INTERVAL_S, self._counts_due_s - now_s))
+
+    async def _recognise(self, engine: FleetEngine) -> Dialect | None:
+        """The kind by the owner of its models, its routes, its sizes or its metrics; None if none of them tells."""
+        listed = await self._get("/v1/models")
+        owners, routes = set() if listed is None else read_owners(listed), engine.offer.routes or ()
+        for row in DIALECTS.values():
+            if not (row.owners.isdisjoint(owners) and row.routes.isdisjoint(routes)):
+                return row
+        for row in DIALECTS.values():
+            body = None if row.sizes is None else await self._get(row.sizes.path)
+            if body is not None and row.sizes is not None and read_sizes(row.sizes, body) is not None:
+                return row
+        for path in METRICS_PATHS:
+            text = await self._get(path) or b""
+            for row in DIALECTS.values():
+                if row.metrics == path and read_counts(row, text) is not None:
+                    return row
+        return None
+
+    async def _read_sizes(self, kind: str, route: SizesRoute) -> None:
+        body = await self._get(route.path)
+        sizes = None if body is None else read_sizes(route, body)
+        if sizes is not None:
+            self._router.recognised(self._name, kind, replace(sizes, kv_tokens=None) if self._is_told else sizes)
+
+    async def _counts(self, dialect: Dialect) -> EngineCounts | None:
+        counts = None
+        if dialect.metrics is not None and not self._lists_slots:
+            text = await self._get(dialect.metrics)
+            counts = None if text is None else read_counts(dialect, text)
+        if counts is None and dialect.slots_path is not None:
+            body = await self._get(dialect.slots_path)
+            counts = None if body is None else read_slots(body)
+            self._lists_slots = counts is not None
+        return counts._replace(kv_tokens=None) if counts is not None and self._is_told else counts
+
+    async def _get(self, path: str) -> Body | None:
+        """The answer of a route; None if the engine refuses it, or it is longer than any. Raises the others."""
+        with suppress(RefusedRequestError, EngineGarbledError):
+            async with asyncio.timeout(self._timeout_s):
+                return await self._requests.get(path, accept=b"*/*", max_bytes=MAX_BYTES)
+        return None

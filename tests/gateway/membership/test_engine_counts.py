@@ -12,26 +12,9 @@ from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
+from tests.gateway.membership.stock_answers import LLAMACPP, SGLANG, TGI, TRTLLM, VLLM
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
-VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 3.0
-vllm:num_requests_running{engine="1",model_name="m"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 1.0
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000",x="None"} 1.0
-"""
-SGLANG = b"""sglang:num_running_reqs{model_name="m",tp_rank="0"} 1.2e+01
-sglang:num_queue_reqs{model_name="m",tp_rank="0"} 0.0
-sglang:max_total_num_tokens{model_name="m"} 42000.0
-"""
-LLAMACPP = b"""llamacpp:prompt_tokens_total 1500
-llamacpp:n_decode_total 30
-llamacpp:requests_processing 1
-llamacpp:requests_deferred 0
-"""
 
 
 @pytest.mark.parametrize(
@@ -41,6 +24,9 @@ llamacpp:requests_deferred 0
         (SGLANG, EngineCounts(12, 0, 42_000)),
         (b"vllm:num_requests_running 1\n", EngineCounts(1, 0, None)),
         (LLAMACPP, EngineCounts(1, 0, None, 1_530.0)),
+        (TGI, EngineCounts(7, 3, None, 44.0)),
+        (TRTLLM, EngineCounts(6, 2, 32_000, 0.5, 64)),
+        (TRTLLM.replace(b"32.0", b"many"), EngineCounts(6, 2, None, 0.5, 64)),
         (b"", None),
         (b"python_gc_objects_collected_total 9.0\n", None),
         (b'vllm:num_requests_running{a="b"} many\n<html>', None),

@@ -1,0 +1,87 @@
+"""Engines of each kind without Plait's adapter, as stubs: a gateway knows within seconds what they are and take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+from e2e.servers import Launcher, Server, eventually
+from e2e.stub_engine import JSON, Script, StubEngine
+
+RECOGNISED_S: Final = 5.0
+ADMIN: Final = {"authorization": "Bearer sk-admin"}
+PROPS: Final = b'{"default_generation_settings":{"n_ctx":8192},"total_slots":4}'
+TRTLLM: Final = (
+    b"trtllm_num_requests_running 6.0\ntrtllm_num_requests_waiting 2.0\n"
+    b"trtllm_kv_cache_max_blocks 1000.0\ntrtllm_kv_cache_tokens_per_block 32.0\n"
+)
+ANSWERS: Final[dict[str, tuple[str, int | None, dict[str, bytes]]]] = {
+    "vllm": ("vllm", 32_768, {"/metrics": b"vllm:num_requests_running 6.0\nvllm:num_requests_waiting 2.0\n"}),
+    "sglang": ("sglang", 32_768, {"/metrics": b"sglang:num_running_reqs 6.0\nsglang:num_queue_reqs 2.0\n"}),
+    "trtllm": ("tensorrt_llm", None, {"/prometheus/metrics": TRTLLM, "/metrics": b"[]"}),
+    "llamacpp": (
+        "llamacpp",
+        None,
+        {"/metrics": b"llamacpp:requests_processing 6\nllamacpp:requests_deferred 2\n", "/props": PROPS},
+    ),
+    "tgi": (
+        "org/m",
+        None,
+        {
+            "/metrics": b"tgi_batch_current_size 6\ntgi_queue_size 2\n",
+            "/info": b'{"model_id":"org/m","max_concurrent_requests":128,"max_total_tokens":4096}',
+        },
+    ),
+    "ollama": ("library", None, {"/api/ps": b'{"models":[{"name":"demo","context_length":16384}]}'}),
+}
+"""By kind: the owner of its models, the context that it lists with them, and what it answers to other GETs."""
+
+CONTEXTS: Final = {"vllm": 32_768, "sglang": 32_768, "trtllm": None, "llamacpp": 8_192, "tgi": 4_096, "ollama": 16_384}
+WITHOUT_COUNTS: Final = ("ollama",)
+
+
+def stub(kind: str) -> StubEngine:
+    owner, context, answers = ANSWERS[kind]
+    engine, more = StubEngine(), b"" if context is None else b',"max_model_len":%d' % context
+    engine.models = b'{"data":[{"id":"demo","owned_by":"%b"%b}]}' % (owner.encode(), more)
+    engine.answers = answers
+    engine.script = Script([b'{"choices":[{"index":0,"text":"Hi","finish_reason":"stop"}]}'], 200, JSON)
+    return engine
+
+
+@pytest.fixture(params=ANSWERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def fleet(launch: Launcher, kind: str) -> Iterator[tuple[Server, StubEngine]]:
+    with ExitStack() as stack:
+        engine = stack.enter_context(stub(kind))
+        gateway = launch.gateway([{"name": "stock", "url": engine.url}], server={"admin_key": "sk-admin"})
+        gateway.start()
+        gateway.wait_until_ready()
+        yield gateway, engine
+
+
+def test_it_is_recognised_within_seconds_and_serves(fleet: tuple[Server, StubEngine], kind: str) -> None:
+    gateway, engine = fleet
+    began_s = time.monotonic()
+
+    def told() -> dict[str, Any]:
+        return dict(gateway.get("/admin/engines/stock", headers=ADMIN).json())
+
+    eventually(lambda: told()["kind"] == kind and told()["models"] == {"demo": CONTEXTS[kind]})
+    if kind not in WITHOUT_COUNTS:
+        eventually(lambda: gateway.metric("plait_engine_running_calls", engine="stock") == 6)
+        assert gateway.metric("plait_engine_waiting_calls", engine="stock") == 2
+    assert time.monotonic() - began_s < RECOGNISED_S
+    body = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+    assert gateway.post("/v1/completions", json=body).status_code == 200
+    assert b"Hello" in engine.received[-1].body, "a text, no ids"
+    if kind == "trtllm":
+        assert "/metrics" not in engine.asked, "a reader would empty it"

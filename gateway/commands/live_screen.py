@@ -194,7 +194,7 @@ class LiveScreen:
                 Text(engine["name"], "bold"),
                 Text(state, "green" if state == "up" else "red"),
                 self._cache(engine["name"], prefixes, used, size),
-                percent(used / size),
+                percent(used / size if engine["kv_tokens"] else None),
                 str(engine["running_calls"]),
                 Text(str(waiting), "yellow" if waiting else ""),
                 Text(str(queued), "yellow" if queued else ""),

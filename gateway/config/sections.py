@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -249,6 +249,10 @@ class StoreConfig(Section, frozen=True, kw_only=True):
             raise ValueError("url: expected no path beside it; sessions are in one of the two")
 
 
+DEFAULT_PROFILE: Final = "a6000-mistral-7b"
+"""Its costs are better than none, but the size of its KV cache says nothing of an engine."""
+
+
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[[models]]`: how the gateway counts a model's tokens and predicts its costs.
 
@@ -265,7 +269,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     name: Text
     tokenizer: Text = "auto"
     chat_template: Text | None = None
-    profile: Text = "a6000-mistral-7b"
+    profile: Text = DEFAULT_PROFILE
     max_context_tokens: Positive | None = None
     aliases: tuple[Text, ...] = ()
     fallbacks: tuple[Text, ...] = ()
@@ -277,7 +281,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     url: http or https, without `/v1` (required; kept without a trailing slash). name: as logs, metrics and the
     `plait-engine` header call it (default: host:port of the url). models: the models it serves (default: what its
     `/v1/models` lists). api_key: sent to the engine (default: none). kv_tokens: its KV cache in tokens, for an engine
-    that does not report it (default: none).
+    that does not report it (default: what it says in its metrics or of its sizes, else that of a `profile` that the
+    file names, else not known).
     """
 
     url: Text

@@ -31,7 +31,8 @@ SLO_SCHEDULER = "slo"
 class EngineCache:
     """The cache of the engine of `view`, in tree blocks of `block_tokens`.
 
-    `kv_tokens` bounds the estimate while the engine does not report; None: not known. `reports` says whether the cache
+    `kv_tokens` bounds the estimate while the engine does not report; None: nobody has told it. Then `assumed_tokens`
+    bound the estimate, and nothing else. `reports` says whether the cache
     is known by reports; None: not known yet. If not, the engine may report all the same: then `kind` is set, and
     `agreement` says what is wrong with its tokenizer. `epoch` and `cursor` are those of the report that changes are
     asked for since. `last_report` is the latest. `problem` says why an engine that has our plugin has no usable report,
@@ -56,6 +57,7 @@ class EngineCache:
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
+    assumed_tokens: int | None = None
     evictions: ExpectedEvictions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class EngineCache:
 
     @property
     def estimated_tokens(self) -> int | None:
-        """The size of an estimated cache; None if it is not known."""
+        """The size of the cache, as somebody has told it; None if nobody has."""
         report = self.last_report
         return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
 
@@ -194,7 +196,7 @@ class EngineCache:
 
     def _bound(self) -> None:
         """The size of the cache may have changed."""
-        tokens = self.estimated_tokens
+        tokens = self.estimated_tokens or self.assumed_tokens
         self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
 
 

@@ -191,19 +191,23 @@ class Router:
         cost_model: CostModel,
         *,
         kv_tokens: int | None = None,
+        assumed_kv_tokens: int | None = None,
         health: Health | None = None,
         hang_s: float = DEFAULT_HANG_S,
     ) -> None:
-        """Add a new engine, untried. `kv_tokens` bounds its estimated cache while it does not report.
+        """Add a new engine, untried.
 
-        `hang_s` is how long a trial of a quiet engine may stay without an answer.
+        `kv_tokens` bounds its estimated cache while it does not report. If nobody has told them, `assumed_kv_tokens`
+        do, which count for nothing else. `hang_s` is how long a trial of a quiet engine may stay without an answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
         progress = Progress(hang_s)
-        cache = EngineCache(view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting)
+        cache = EngineCache(
+            view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting, assumed_tokens=assumed_kv_tokens
+        )
         self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress)
 
     def remove_engine(self, engine_id: str) -> None:

@@ -20,7 +20,7 @@ import structlog
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
-from plait.gateway.config.sections import Config, EngineConfig
+from plait.gateway.config.sections import DEFAULT_PROFILE, Config, EngineConfig
 from plait.gateway.fleet.engine import FleetEngine, degradation, engine_status
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
 from plait.gateway.fleet.router import Router
@@ -334,11 +334,14 @@ def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
     """Add an engine to the router, untried. Raises ValueError for a profile that cannot be loaded."""
     upstream = config.upstream
     models = engine.models or tuple(model.name for model in config.models) or ("",)
-    profile = load_profile(config.model(models[0]).profile)
+    name = config.model(models[0]).profile
+    profile = load_profile(name)
+    told = None if name == DEFAULT_PROFILE else profile.kv.tokens
     router.add_engine(
         engine.name,
         profile.cost_model(),
-        kv_tokens=engine.kv_tokens or profile.kv.tokens,
+        kv_tokens=engine.kv_tokens or told,
+        assumed_kv_tokens=profile.kv.tokens,
         health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=upstream.probe_max_interval_s)),
         hang_s=upstream.hang_timeout_s,
     )

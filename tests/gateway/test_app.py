@@ -12,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from plait.backends.profiles import load_profile
 from plait.gateway.app import Gateway, build_router
 from plait.gateway.config.file import parse_config
-from plait.gateway.config.sections import Config
+from plait.gateway.config.sections import DEFAULT_PROFILE, Config
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
+from plait.gateway.live.fleet_snapshot import fleet_news
 from plait.policy.types import Call, PlacementReason
 
 ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]
@@ -187,6 +189,26 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
     await running
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, None),
+        ({"models": ["m"]}, None),
+        ({"kv_tokens": 640}, 640),
+        ({"models": ["big"]}, 225_000),
+    ],
+)
+def test_a_size_that_nobody_told_is_not_known(more: dict[str, Any], told: int | None) -> None:
+    """The default profile has a size, which bounds the estimate of the cache and is shown nowhere."""
+    models = [{"name": "m"}, {"name": "big", "profile": "h100-llama-70b-tp2"}]
+    gateway = Gateway(parse_config({"engines": [{**ENGINES[0], **more}], "models": models}, "test"))
+    cache = gateway.router.engines["a"].cache
+    assert cache.estimated_tokens == told
+    assert cache.view.residency.most_blocks == (told or load_profile(DEFAULT_PROFILE).kv.tokens) // cache.block_tokens
+    (shown,) = fleet_news(gateway.router, gateway._admission, gateway._feed, 0.0).engines
+    assert (shown.kv_tokens, shown.kv_used_tokens) == (told, None)
 
 
 @pytest.mark.parametrize("method", ["TRACE", "OPTIONS"])

@@ -75,6 +75,13 @@ def test_the_screen_has_all_parts() -> None:
     assert "no connection" in drawn(shown)
 
 
+def test_the_use_of_a_cache_whose_size_nobody_told_is_not_known() -> None:
+    shown = screen()
+    shown.take("fleet", fleet())
+    told, unknown = (line for line in drawn(shown).splitlines() if " up " in line)
+    assert ("%" in told, "%" in unknown) == (True, False)
+
+
 @pytest.mark.parametrize("height", [20, 40, 80])
 def test_the_screen_fits_and_remembers_so_much(height: int) -> None:
     shown = screen()

@@ -68,6 +68,23 @@ def fleet(launch: Launcher, kind: str) -> Iterator[tuple[Server, StubEngine]]:
         yield gateway, engine
 
 
+def test_ollama_gets_no_prompt_that_it_would_cut(launch: Launcher) -> None:
+    models = [{"name": "demo", "tokenizer": "estimated"}]
+    with stub("ollama") as engine:
+        gateway = launch.gateway([{"name": "stock", "url": engine.url}], models=models)
+        gateway.start()
+        gateway.wait_until_ready()
+
+        def asked(prompt: str) -> Any:
+            return gateway.post("/v1/completions", json={"model": "demo", "prompt": prompt, "max_tokens": 1})
+
+        eventually(lambda: gateway.get("/v1/models").json()["data"][0]["max_model_len"] == 16_384)
+        assert asked("word " * 10_000).status_code == 200
+        refused = asked("word " * 16_384)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert len(engine.received) == 1
+
+
 def test_it_is_recognised_within_seconds_and_serves(fleet: tuple[Server, StubEngine], kind: str) -> None:
     gateway, engine = fleet
     began_s = time.monotonic()

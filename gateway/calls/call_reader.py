@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from plait.backends.errors import CallerError, ContextLengthError, UnsupportedError
+from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
@@ -32,6 +32,7 @@ from plait.gateway.answers.completions import UNKNOWN, UsageBounds
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.annotations import Annotations, known_session
 from plait.gateway.calls.call import Asked
+from plait.gateway.calls.context_limits import refuse_bytes, refuse_estimate, refuse_tokens
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
@@ -113,14 +114,7 @@ class PromptReader:
         longest = tokenizer.longest_token_bytes
         if context_tokens is None or longest is None or not tokenizer.exact:
             return
-        if size_bytes > context_tokens * longest:
-            raise ContextLengthError(
-                f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
-                f"a token has at most {longest} bytes, so {context_tokens * longest} bytes fit at most. Shorten it.",
-                param=field,
-                needed_tokens=-(-size_bytes // longest),
-                context_tokens=context_tokens,
-            )
+        refuse_bytes(model, size_bytes, context_tokens, longest, field)
 
     def begin(
         self,
@@ -357,7 +351,9 @@ class CallReader:
         bounds, is_exact = UNKNOWN, prompt.exact and rendered.is_exact
         if context_tokens is not None:
             if is_exact and prompt.tokens + (limit or 1) > context_tokens:
-                _check_context(request, prompt.tokens, limit or 1, context_tokens)
+                refuse_tokens(request, prompt.tokens, limit or 1, context_tokens)
+            elif request.model in self.router.models.truncated and prompt.tokens > context_tokens:
+                refuse_estimate(request, prompt.tokens, context_tokens)
             each = context_tokens if limit is None else min(context_tokens, limit)
             bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)
         is_told = is_exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
@@ -476,18 +472,3 @@ class CallReader:
 
 async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], Awaitable[TokenizedPrompt]]) -> Asked:
     return make(await prompt())
-
-
-def _check_context(
-    request: ChatRequest | CompletionRequest, prompt_tokens: int, output_tokens: int, context_tokens: int
-) -> None:
-    """Raises `ContextLengthError` for a request with one prompt. Of several, each may fit."""
-    if request.single_prompt:
-        raise ContextLengthError(
-            f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs "
-            f"{prompt_tokens + output_tokens}: {prompt_tokens} of prompt and {output_tokens} of output. Shorten one "
-            "of them.",
-            param=request.prompt_field,
-            needed_tokens=prompt_tokens + output_tokens,
-            context_tokens=context_tokens,
-        )

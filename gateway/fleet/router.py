@@ -273,7 +273,11 @@ class Router:
 
         The next probe takes over the contexts.
         """
-        self.engines[engine_id].recognised(None if kind is None else StockKind(kind, sizes))
+        engine = self.engines[engine_id]
+        before = engine.kind
+        engine.recognised(None if kind is None else StockKind(kind, sizes))
+        if engine.kind != before:
+            self.models.refresh()
 
     def age(self, now_s: float) -> None:
         """Drop placements older than the window, and let the policy do what is due. Called about once a second."""

@@ -62,7 +62,8 @@ class ServedModels:
     calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
     engine's context is not known. `uneven` has the models that some engine takes calls for, and that are offered with
     different contexts, with each engine's own; one that is not known is infinite. `renderers` says how the engines of
-    a model render chats. `direct` has the models for which `check` gives the name itself.
+    a model render chats. `truncated` has the models of which some engine cuts a longer prompt without a word. `direct`
+    has the models for which `check` gives the name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -78,6 +79,7 @@ class ServedModels:
         self.contexts: Mapping[str, int | None] = {}
         self.uneven: Mapping[str, Mapping[str, float]] = {}
         self.renderers: Mapping[str, Renderers] = {}
+        self.truncated: Collection[str] = ()
         self._taker_ids: Mapping[str, Collection[str]] = {}
 
     @property
@@ -99,6 +101,7 @@ class ServedModels:
         differing = {model: contexts for model, contexts in offered.items() if len({*contexts.values()}) > 1}
         self.uneven = {model: contexts for model, contexts in differing.items() if self.takers[model]}
         self.renderers = {model: _renderers(self._serving(model)) for model in names}
+        self.truncated = {model for model in names if any(map(_truncates, self._serving(model)))}
         self.on_change()
 
     def base(self, model: str) -> str:
@@ -259,6 +262,10 @@ def _renderers(serving: Sequence[FleetEngine]) -> Renderers:
         prepares=bool(prepares) and all(prepares),
         drops_tools=None if len(drops) > 1 else True in drops,
     )
+
+
+def _truncates(engine: FleetEngine) -> bool:
+    return engine.kind is not None and DIALECTS[engine.kind].truncates
 
 
 def _needed_tokens(call: Call) -> int:

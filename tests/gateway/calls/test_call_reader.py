@@ -8,6 +8,9 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
+from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
@@ -30,12 +33,12 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
 class Chat:
     """A chat with an engine that does not report its cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: str = "embedded") -> None:
         self.router = Router()
         self.router.add_engine("a", COSTS)
         self.router.health.answered("a", {"m": None})
         self.router.no_reports("a")
-        config = Config(models=(ModelConfig(name="m", tokenizer="embedded"),))
+        config = Config(models=(ModelConfig(name="m", tokenizer=tokenizer),))
         self.reader = CallReader(self.router, PromptReader(config, self.router.block_tokens))
         self.messages: list[dict[str, str]] = []
 
@@ -145,3 +148,22 @@ async def test_a_chat_of_many_messages_is_rendered_in_a_thread() -> None:
         counted.turns = 0
         await chat.ask("And then?")
         assert counted.turns > 0
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("ollama", True), ("llamacpp", False), (None, False)])
+async def test_an_estimated_prompt_is_refused_before_an_engine_that_would_cut_it(
+    kind: str | None, is_refused: bool
+) -> None:
+    """Others refuse it themselves, by exact tokens."""
+    chat = Chat(tokenizer="estimated")
+    chat.router.recognised("a", kind)
+    chat.router.health.answered("a", {"m": 256})
+    assert (await chat.ask("word " * 100)).prompt_tokens < 256, "it fits"
+    if not is_refused:
+        assert (await chat.ask("word " * 300)).prompt_tokens > 256
+        return
+    with pytest.raises(ContextLengthError, match="would cut the prompt without a word") as caught:
+        await chat.ask("word " * 300)
+    assert (caught.value.context_tokens, caught.value.param) == (256, "messages")
+    chat.router.recognised("a", None)
+    await chat.ask("word " * 300)

@@ -1,0 +1,47 @@
+"""Refusals of requests that a model's context has no room for: by bytes, by exact tokens, by an estimate of them."""
+
+from __future__ import annotations
+
+from plait.backends.errors import ContextLengthError
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+
+
+def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token_bytes: int, field: str) -> None:
+    """Raises `ContextLengthError` for a text of more bytes than the longest tokens in a context have."""
+    if size_bytes > context_tokens * longest_token_bytes:
+        raise ContextLengthError(
+            f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
+            f"a token has at most {longest_token_bytes} bytes, so {context_tokens * longest_token_bytes} bytes fit at "
+            "most. Shorten it.",
+            param=field,
+            needed_tokens=-(-size_bytes // longest_token_bytes),
+            context_tokens=context_tokens,
+        )
+
+
+def refuse_tokens(
+    request: ChatRequest | CompletionRequest, prompt_tokens: int, output_tokens: int, context_tokens: int
+) -> None:
+    """Raises `ContextLengthError` for a request with one prompt. Of several, each may fit."""
+    if request.single_prompt:
+        raise ContextLengthError(
+            f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs "
+            f"{prompt_tokens + output_tokens}: {prompt_tokens} of prompt and {output_tokens} of output. Shorten one "
+            "of them.",
+            param=request.prompt_field,
+            needed_tokens=prompt_tokens + output_tokens,
+            context_tokens=context_tokens,
+        )
+
+
+def refuse_estimate(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> None:
+    """Raises `ContextLengthError` for a request with one prompt, which its engine would cut without a word."""
+    if request.single_prompt:
+        raise ContextLengthError(
+            f"The prompt has about {prompt_tokens} tokens. An engine of the model '{request.model}' has a context of "
+            f"{context_tokens} and would cut the prompt without a word. Shorten it, or have the engine load the model "
+            "with a longer context.",
+            param=request.prompt_field,
+            needed_tokens=prompt_tokens,
+            context_tokens=context_tokens,
+        )

@@ -19,7 +19,7 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 
 # Three processes: tests wait a third of their time. One file to one process: its tests share the fixtures' servers.
 E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
-	--ignore e2e/postgresql --ignore e2e/release
+	--ignore e2e/llamacpp --ignore e2e/postgresql --ignore e2e/release
 
 # Semantic variables and programs, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
@@ -27,7 +27,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-adapter \
-	environments dist packages release nightly clean
+	e2e-llamacpp environments dist packages release nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -117,6 +117,11 @@ e2e-sglang-adapter: setup
 	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest $(SGLANG_ADAPTER)
 
+# A real llama.cpp server, without an adapter; builds its environment when it is not there yet.
+e2e-llamacpp: setup
+	$(BIN)/python -m e2e.llamacpp.environment
+	$(BIN)/python -m pytest e2e/llamacpp
+
 # The environments of real engines and released clients, without a test.
 environments: setup
 	$(BIN)/python -m e2e.vllm.environment
@@ -158,7 +163,7 @@ test: check
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
 	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
-		e2e-sglang release
+		e2e-sglang e2e-llamacpp release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -378,6 +379,7 @@ def build_router(config: Config) -> Router:
         window_s=placement.window_s,
         prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,
+        wall_s=time.time,
         names=ModelNames(
             expected=[*(model.name for model in config.models), *(m for engine in engines for m in engine.models)],
             aliases={alias: model.name for model in config.models for alias in model.aliases},

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from plait.backends.protocol.dialects import DIALECTS
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.engine_cache import EngineCache
 from tests import source_tree
 from tests.source_tree import ROOT, SHIPPED, imported_names, imports, path_of, reached_from, sources, top_level, tree_of
 
@@ -188,6 +190,26 @@ def test_the_gateway_compares_no_kind_of_engine() -> None:
 def test_a_comparison_with_a_kind_is_found(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
     assert list(compared_kinds(ROOT / "gateway" / "example.py"))
+
+
+def test_the_fleet_reads_no_clock() -> None:
+    """Times are arguments there, also those for people."""
+    files = [file for file in sources("gateway") if path_of(file).startswith("gateway/fleet/")]
+    assert not {path_of(file): bad for file in files if (bad := top_level(imports(file)) & {"asyncio", "time"})}
+
+
+def test_who_asks_an_engine_changes_nothing_of_its_record() -> None:
+    """The router is told what was learnt, and changes the record."""
+    names = set(FleetEngine.__dataclass_fields__) | set(EngineCache.__dataclass_fields__)
+    found = [
+        f"{path_of(file)}:{node.lineno}: {node.attr}"
+        for file in sources("gateway")
+        if path_of(file).startswith("gateway/membership/")
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in names
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ]  # fmt: skip
+    assert not found
 
 
 def test_a_gateway_does_without_httpx() -> None:

@@ -12,7 +12,6 @@ from plait.gateway.calls.call import Attempt, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.request_faults import RequestFaults
-from plait.gateway.fleet.engine import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS, HealthChange
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.recovery import Recovery
@@ -65,7 +64,7 @@ class Attempts:
         if outcome == "ok":
             usage = None if answer.is_corrected else answer.usage  # the prediction is better than a wrong count
             if usage is not None:
-                note_answer(self._router.engines[attempt.engine_id], booking, usage, now_s)
+                self._router.comparisons.answer(booking, usage, now_s)
             return self._router.settle(booking, usage, now_s)
         if error is None:
             refused = answer.outcome == "refused" or (outcome == "refused" and not delivery.is_told)

@@ -1,19 +1,14 @@
 """One engine of the fleet: its view for the policies, its health, its reports, and the calls that are booked on it.
 
-Part of the router's state: only the router calls the methods that change it. What an engine is not as the gateway takes
-it to be is found at its start and by its answers. It is kept in `mismatches`, by `note`.
+Part of the router's state: only the router and its parts change it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
-from time import time
 from typing import Final, NamedTuple
-
-import structlog
 
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.engine_counts import EngineCounts, EngineSizes
@@ -26,22 +21,8 @@ from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
-TELLING_TOKENS: Final = 256
-"""Prompts of which less is cached say nothing of what an engine's cache goes by."""
-CONTRADICTIONS: Final = 3
-
 SKEW: Final = 1
 """So many calls may have come to an engine, or left it, since it has counted."""
-
-HINTS: Final[Mapping[str, str]] = {
-    "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
-    "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
-    "cache": "the usual causes: a cache salt that does not reach the engine, a LoRA adapter behind the same name",
-    "process": "remove one of the two from [[engines]], or from the name of [[services]]",
-    "count": "the gateway's chat template or tokenizer is not the engine's: see tokenizer in [[models]]",
-}
-
-log = structlog.get_logger(__name__)
 
 
 class OtherCount(NamedTuple):
@@ -100,7 +81,7 @@ class FleetEngine:
     complete_s: float = -inf
     """When the last report was asked for that had all calls which the engine was sent before."""
 
-    health_since: float = field(default_factory=time)
+    health_since: float = 0.0
     """Since when its health is as it is, in seconds since 1970."""
 
     last_error: str = ""
@@ -378,69 +359,3 @@ class Doubt(NamedTuple):
     booking: Booking
     failure: Failure
     said: tuple[int, str]
-
-
-def note(engine: FleetEngine, kind: str, problem: str | OtherCount | None) -> None:
-    """Keep what is wrong of one `kind` (None: nothing). A change is logged."""
-    known = engine.mismatches.get(kind)
-    if problem is None:
-        if engine.mismatches.pop(kind, None) is not None:
-            log.info("engine agrees again", engine=engine.view.engine_id, about=kind)
-        return
-    engine.mismatches[kind] = problem
-    if known is None:
-        log.warning("engine differs", engine=engine.view.engine_id, about=kind, problem=str(problem), hint=HINTS[kind])
-
-
-def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, int]) -> str | None:
-    """What is wrong with the contexts that an engine lists, if they are shorter than the configured ones."""
-    for model, most in models.items():
-        wanted = configured.get(model)
-        if most is not None and wanted is not None and wanted > most:
-            return f"the engine takes {most} tokens of context for '{model}', and max_context_tokens says {wanted}"
-    return None
-
-
-def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:
-    """Compare the tokens that an answer counts with the gateway's: those of the prompt, and the cached ones."""
-    call, differed = booking.call, "count" in engine.mismatches
-    differs = call.prompt_tokens != usage.prompt_tokens
-    if differs is not differed:
-        note_count(engine, call, usage)
-    elif differs and call.prompt_hash is not None:  # that was told, and these are the latest numbers
-        engine.mismatches["count"] = OtherCount(usage.prompt_tokens, call.prompt_tokens)
-    if usage.cached_tokens is not None and engine.cache.reports and call.prompt_hash is not None:
-        note_cached(engine, booking.placement.cached_tokens, usage.cached_tokens, booking.booked_s, now_s)
-
-
-def note_cached(engine: FleetEngine, predicted_tokens: int, cached_tokens: int, booked_s: float, now_s: float) -> None:
-    """Compare the cached tokens of a prompt, placed at `booked_s`, with what the engine's own reports predicted.
-
-    One call may meet an eviction, or a prefix that is not computed yet. Several, one after the other, that find all or
-    nothing against the reports have other blocks than those name.
-    """
-    if max(predicted_tokens, cached_tokens) < TELLING_TOKENS:
-        return
-    if min(predicted_tokens, cached_tokens) > 0:
-        engine.contradictions = 0
-        note(engine, "cache", None)
-        return
-    if booked_s < engine.contradicted_s:
-        return  # it was placed before the last contradiction was known, and has the same cause
-    engine.contradictions += 1
-    engine.contradicted_s = now_s
-    if engine.contradictions >= CONTRADICTIONS:
-        said = (
-            f"the engine finds {cached_tokens} tokens of a prompt in its cache, and its reports say {predicted_tokens}"
-        )
-        note(engine, "cache", said)
-
-
-def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
-    """Compare the prompt tokens that an answer counts with the gateway's, of a call that has exact ones."""
-    if call.prompt_hash is None:
-        return
-    if call.prompt_tokens == usage.prompt_tokens:
-        note(engine, "count", None)
-        return
-    note(engine, "count", OtherCount(usage.prompt_tokens, call.prompt_tokens))

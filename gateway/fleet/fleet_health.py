@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from math import inf
-from time import time
 
 from plait.backends.errors import EngineTimeoutError
 from plait.gateway.fleet.booking import STALL_S, Booking, Failure
@@ -42,8 +41,9 @@ SILENT_S = 4.0
 class FleetHealth:
     """`on_fleet_change` is called when an engine may take calls that could not, or the other way round.
 
-    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine. `trials` has the first call on
-    each engine on probation. `on_wrong_offer` is called with an engine that lacks a model which it has listed.
+    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine. `wall_s` is the time since 1970.
+    `trials` has the first call on each engine on probation. `on_wrong_offer` is called with an engine that lacks a
+    model which it has listed.
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class FleetHealth:
         models: ServedModels,
         on_fleet_change: Callable[[], None],
         jitter: Jitter,
+        wall_s: Callable[[], float],
     ) -> None:
         self._engines = engines
         self._models = models
         self._on_fleet_change = on_fleet_change
         self._jitter = jitter
+        self.wall_s = wall_s
         self.lag = LoopLag()
         self.trials: dict[str, Booking] = {}
         self.on_wrong_offer: Callable[[str], None] = lambda _engine_id: None
@@ -105,6 +107,10 @@ class FleetHealth:
         """
         self._engines[engine_id].went_wrong(said or cause, detail)
         return self._down(self._engines[engine_id], cause, Aborts.NONE)
+
+    def went_wrong(self, engine_id: str, error: str, detail: str) -> None:
+        """Keep what went wrong with an engine last, and what only operators are told of it."""
+        self._engines[engine_id].went_wrong(error, detail)
 
     def silent(self, engine_id: str, asked_s: float, now_s: float, detail: str = "") -> HealthChange | None:
         """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
@@ -289,7 +295,7 @@ class FleetHealth:
         after = engine.health.state
         if after is before:
             return None
-        engine.health_since = time()
+        engine.health_since = self.wall_s()
         if after not in TAKES_CALLS:
             engine.asked_s = inf
         if after is not HealthState.PROBATION:

@@ -17,6 +17,7 @@ from plait.backends.errors import ConflictError, NoEngineError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.engine_counts import NO_SIZES, EngineCounts, EngineSizes
 from plait.gateway.fleet.booking import DEFAULT_HANG_S, Booking, CallUsage, Failure, Progress
+from plait.gateway.fleet.comparisons import Comparisons
 from plait.gateway.fleet.engine import FleetEngine, StockKind
 from plait.gateway.fleet.engine_cache import EngineCache, EstimatedAnswers
 from plait.gateway.fleet.fleet_health import FleetHealth, Jitter
@@ -56,7 +57,8 @@ class Router:
     """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
 
     `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health. `jitter` varies the pauses before probes. Admission counts the calls
+    `health` takes the news of the engines' health, and `comparisons` what they are not as the gateway takes them to be.
+    `jitter` varies the pauses before probes. `wall_s` is the time since 1970, for people. Admission counts the calls
     that are `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
     """
 
@@ -69,6 +71,7 @@ class Router:
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         names: ModelNames = _NO_NAMES,
         jitter: Jitter = lambda: 0.0,
+        wall_s: Callable[[], float] = lambda: 0.0,
         gateway_id: str = "",
     ) -> None:
         self.gateway_id = gateway_id or uuid4().hex
@@ -77,7 +80,8 @@ class Router:
         self.engines: dict[str, FleetEngine] = {}
         self.models = ServedModels(self.engines, names)
         self.answers = EstimatedAnswers(lambda engine_id: self.engines[engine_id].cache, self.tree, block_tokens)
-        self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter)
+        self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter, wall_s)
+        self.comparisons = Comparisons(self.engines)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.waiting = 0
         self.policy = POLICIES[policy] if isinstance(policy, str) else policy
@@ -208,7 +212,8 @@ class Router:
         cache = EngineCache(
             view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting, assumed_tokens=assumed_kv_tokens
         )
-        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress)
+        since = self.health.wall_s()
+        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress, health_since=since)
 
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.

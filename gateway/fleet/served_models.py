@@ -10,7 +10,8 @@ from plait.backends.errors import CallerError, ModelNotFoundError, NoEngineError
 from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.openai import ANY_MODEL
 from plait.backends.tokenization.rendered_fields import AS_VLLM, Renderers
-from plait.gateway.fleet.engine import FleetEngine, note
+from plait.gateway.fleet.comparisons import note
+from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.types import Call

@@ -21,7 +21,6 @@ import structlog
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.backends.protocol.engine_counts import NO_SIZES
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.engine import context_mismatch, note
 from plait.gateway.fleet.health import HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
@@ -113,7 +112,7 @@ class Monitor:
         self._offers: dict[str, Offer] = {}
         self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the engine is asked again
         router.health.on_wrong_offer = self._on_wrong_offer
-        search.downloads.on_found = self._compare_anew
+        search.downloads.on_found = router.comparisons.anew
         self._routes: dict[str, OpenApi | None] = {}  # of the engines that have not gone since they said so
         self._supervisor = supervisor
         self._on_change = on_change
@@ -144,7 +143,8 @@ class Monitor:
         self._wrong_offers.pop(engine_id, None)
         self._routes.pop(engine_id, None)
         self._agreements.forget(engine_id)
-        self._search.lost(engine_id, self._router.engines.get(engine_id))
+        self._search.lost(engine_id)
+        self._router.comparisons.forget(engine_id)
 
     async def _watch(self, engine: EngineConfig) -> None:
         """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
@@ -208,14 +208,15 @@ class Monitor:
         """A probe was refused. What an operator may have to change is looked for once, when the engine is out."""
         self._routes.pop(engine.name, None)
         view = self._router.engines[engine.name]
-        self._search.lost(engine.name, view)
+        self._search.lost(engine.name)
+        self._router.comparisons.forget(engine.name)
         reason, detail = str(error) or type(error).__name__, str(error.__cause__ or "")
         hint = self._hints.get(engine.name, "")
         self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason, hint or detail))
         if engine.name not in self._hints:
             hint = self._hints[engine.name] = await requests.hint(error) or ""
             if hint:
-                view.went_wrong(reason, hint)
+                self._router.health.went_wrong(engine.name, reason, hint)
         self._tell(engine, view.whole_error)
 
     def _tell(self, engine: EngineConfig, reason: str) -> None:
@@ -253,17 +254,11 @@ class Monitor:
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}
         if await self._search.prepare(engine.name, requests, roots):
-            self._compare_anew()
-        note(self._router.engines[engine.name], "context", context_mismatch(contexts, self._context_tokens))
+            self._router.comparisons.anew()
+        self._router.comparisons.contexts(engine.name, contexts, self._context_tokens)
         said = self._routes[engine.name]
         routes, fields = (None, {}) if said is None else (frozenset(said.paths), said.fields)
         self._offers[engine.name] = Offer(models, adapters, routes, fields)
-
-    def _compare_anew(self) -> None:
-        """A tokenizer was found: no engine gets ids before it has said again which tokenizer it has."""
-        for engine in self._router.engines.values():
-            engine.cache.lost()
-            engine.compared = False
 
     def _answered(self, engine: EngineConfig) -> None:
         offer = self._offers[engine.name]
@@ -289,7 +284,9 @@ class Monitor:
         except (*FAILURES, ValueError) as error:
             if isinstance(error, EngineError):
                 await self._probe(engine, requests)  # raises if the engine has ended
-            await self._search.compare(self._router.engines[engine.name], requests)
+            if self._router.comparisons.is_due(engine.name):
+                problem = await self._search.mismatch(self._router.engines[engine.name].offer, requests)
+                self._router.comparisons.tokenizer(engine.name, problem)
             self._no_reports(engine, report_problem(error), told)
             return False
         agreement.tell(engine.name, known_problem)

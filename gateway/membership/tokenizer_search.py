@@ -30,7 +30,7 @@ from plait.backends.tokenization.hub import hub_folder, is_hub_name
 from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
-from plait.gateway.fleet.engine import FleetEngine, note
+from plait.gateway.fleet.health import Offer
 from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
 from plait.gateway.membership.hub_downloads import HubDownloads, load_from, without_panic
 
@@ -114,28 +114,21 @@ class TokenizerSearch:
                 self._searched.add((engine_id, model))
         return found
 
-    def lost(self, engine_id: str, engine: FleetEngine | None) -> None:
-        """The engine does not answer, or has gone (None). What comes back may be another process."""
+    def lost(self, engine_id: str) -> None:
+        """The engine does not answer, or has gone. What comes back may be another process."""
         self._searched = {(searched, model) for searched, model in self._searched if searched != engine_id}
-        if engine is not None:
-            engine.mismatches.clear()
-            engine.contradictions = 0
-            engine.compared = False
 
-    async def compare(self, engine: FleetEngine, requests: EngineRequests) -> None:
-        """Note how the tokenizer of an engine that does not report it differs, unless that was `compared`.
+    async def mismatch(self, offer: Offer, requests: EngineRequests) -> str | None:
+        """How the tokenizer of an engine that does not report it differs; None if it does not, or does not say.
 
         Raises `EngineError`.
         """
-        if engine.compared:
-            return
         problem: str | None = None
-        for model in engine.offer.models.keys() - engine.offer.adapters.keys():
+        for model in offer.models.keys() - offer.adapters.keys():
             tokenizer = self._learner.exact(model)
-            if engine.offer.has(TOKENIZE) and tokenizer is not None:
+            if offer.has(TOKENIZE) and tokenizer is not None:
                 problem = await tokenizer_mismatch(requests, model, tokenizer) or problem
-        note(engine, "tokenizer", problem)
-        engine.compared = True
+        return problem
 
     async def _find(self, engine_id: str, requests: EngineRequests, model: str, root: str | None) -> bool:
         if await self._from_engine(engine_id, requests, model):

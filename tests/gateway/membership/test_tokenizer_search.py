@@ -150,7 +150,7 @@ async def test_nothing_found_is_said_once_and_looked_for_again_after_a_restart(
     assert [entry["event"].partition(":")[0] for entry in logs] == ["no tokenizer found"]
     assert hub == [], "neither is a name of the hub"
     searching._answer = offering
-    searching.search.lost("a", None)
+    searching.search.lost("a")
     await searching.prepare({"m": None})
     assert searching.learned.found == {"m": "embedded"}
 

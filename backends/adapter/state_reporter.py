@@ -18,6 +18,7 @@ from plait.backends.protocol.cache_state import (
     KvState,
     QueueState,
     SchedulerState,
+    Tier,
 )
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
@@ -246,9 +247,10 @@ def _refine(call: LocalCall, change: EngineAnnotations) -> None:
 class StateReporter:
     """Reports on one engine. Each start of the engine has a new `epoch`.
 
-    `engine` is the engine's name, `policy` the name of its local scheduler. `takes_objectives` says whether the
-    objectives of its calls may change. The engine's driver tells of its `iterations` there, and of its calls here.
-    `tokenizer` is for an engine whose API server does not add it. The other fields are as in the report.
+    `engine` is the engine's name, `policy` the name of its local scheduler, or `engine` if it schedules by itself.
+    `takes_objectives` says whether the objectives of its calls may change. The engine's driver tells of its
+    `iterations` there, and of its calls here. `tokenizer` is for an engine whose API server does not add it. The other
+    fields are as in the report.
     """
 
     engine: str
@@ -261,6 +263,7 @@ class StateReporter:
     journal: CacheJournal
     takes_objectives: bool = False
     slots: int = 0
+    tier: Tier = "chunks"
     tokenizer: TokenizerFingerprint | None = None
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
@@ -349,4 +352,5 @@ class StateReporter:
         )
 
     def _scheduler_state(self, preemptions: int) -> SchedulerState:
-        return SchedulerState(self.policy, self.attainment.share, preemptions, self.takes_objectives, self.slots)
+        share = self.attainment.share
+        return SchedulerState(self.policy, share, preemptions, self.takes_objectives, self.slots, self.tier)

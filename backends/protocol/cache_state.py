@@ -10,13 +10,20 @@ whole state and replaces earlier reports. The engine sends a snapshot to the fir
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from plait.backends.protocol.chat_rendering import ChatRendering
 from plait.backends.protocol.dialects import ADAPTED
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+
+Tier = Literal["reports", "order", "chunks"]
+TIERS: Final[tuple[Tier, ...]] = ("reports", "order", "chunks")
+"""What an adapter does in an engine, each with all before it: `reports` tells of cache and calls, and takes objectives;
+`order` sets the queue's order and the budget; `chunks` limits each call's tokens, and preempts.
+"""
+
 
 BlockHash = Annotated[int, msgspec.Meta(ge=0)]
 """64 bits, unsigned."""
@@ -96,7 +103,8 @@ class SchedulerState(msgspec.Struct, frozen=True):
     """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions.
 
     `takes_objectives` says that the objectives of its calls may change (`POST /call_objectives`). `slots` is how many
-    calls may run at a time; 0: not known.
+    calls may run at a time; 0: not known. `tier` is one of `TIERS`, or of a later adapter's; adapters without tiers do
+    all. In `reports` the engine schedules, and the name is `engine`.
     """
 
     policy: str = "fcfs"
@@ -104,6 +112,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     preemptions: int = 0
     takes_objectives: bool = False
     slots: int = 0
+    tier: str = "chunks"
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +191,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     def _names(self) -> tuple[str, ...]:
         tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
         chats = () if self.chats is None else (self.chats.version, self.chats.requested)
-        return (self.engine, self.epoch, self.model, *tokenizer, *chats)
+        return (self.engine, self.epoch, self.model, self.scheduler.tier, *tokenizer, *chats)
 
     @property
     def kv_free_tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState, StoredRun
+from plait.backends.protocol.cache_state import MAX_NAME, TIERS, CacheState, KvState, SchedulerState, StoredRun
 
 REPORT = CacheState(
     engine="e", kind="vllm", epoch="1", cursor=1, model="m", block_tokens=16, granularity_tokens=64,
@@ -25,6 +25,28 @@ def test_an_older_adapter_does_not_tell_its_slots() -> None:
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
     received.check()
     assert received.scheduler == SchedulerState("slo", 0.5, 7, slots=0)
+
+
+def test_an_older_adapter_has_no_tiers_and_does_all() -> None:
+    sent = msgspec.to_builtins(REPORT)
+    del sent["scheduler"]["tier"]
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
+    received.check()
+    assert received.scheduler.tier == "chunks"
+
+
+@pytest.mark.parametrize("tier", [*TIERS, "a later adapter's"])
+def test_a_tier_arrives_as_it_was_sent(tier: str) -> None:
+    sent = msgspec.structs.replace(REPORT, scheduler=SchedulerState(tier=tier))
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=CacheState)
+    received.check()
+    assert received.scheduler.tier == tier
+
+
+def test_a_tier_has_the_length_of_a_name() -> None:
+    sent = msgspec.structs.replace(REPORT, scheduler=SchedulerState(tier="x" * (MAX_NAME + 1)))
+    with pytest.raises(ValueError, match="names are longer"):
+        sent.check()
 
 
 def test_what_a_later_adapter_adds_is_ignored() -> None:

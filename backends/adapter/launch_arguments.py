@@ -11,6 +11,8 @@ OPTIONS = """
                      package.module:name
   --profile PROFILE  a cost profile's name or .toml file: how long iterations take; by default this is measured
   --name NAME        the engine's name in its reports
+  --require TIER     the lowest tier to start with: reports (default), order or chunks; an engine that lacks a name
+                     of a higher tier starts with a lower one, and its log has the name
 """
 
 
@@ -45,7 +47,7 @@ def _settings(own: list[str], engine: str) -> dict[str, str]:
     rest = [part for argument in own for part in argument.split("=", 1)]
     while rest:
         option, *rest = rest
-        if option not in {"--scheduler", "--profile", "--name"}:
+        if option not in {"--scheduler", "--profile", "--name", "--require"}:
             raise LaunchError(f"{option} is not an option of Plait; put the arguments for {engine} after --")
         if not rest:
             raise LaunchError(f"{option} needs a value")

@@ -1,15 +1,22 @@
-"""Checks whether the installed version of an engine has the names that a plugin relies on.
+"""Checks which names that a plugin relies on the installed version of an engine has, and so what the plugin can do.
 
-It checks no version numbers, but every class, method, parameter and attribute that the plugin uses or replaces.
+It checks no version numbers, but every class, method, parameter and attribute that the plugin uses or replaces. Each
+serves a tier (`plait.backends.protocol.cache_state.TIERS`). An engine gets the highest tier all of whose names it has.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from plait.backends.protocol.cache_state import TIERS, Tier
+
+_log = logging.getLogger("vllm.plait")
+"""vLLM's engine core shows only records of this name, SGLang those of any."""
 
 
 class UnsupportedEngineError(RuntimeError):
@@ -17,39 +24,89 @@ class UnsupportedEngineError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequiredNames:
-    """What a plugin relies on in an engine, which is installed as `package`.
+class Names:
+    """The names that one tier needs beside those of the tiers below.
 
     `methods` are dotted names, and the first parameters that a function must take, in this order. `attributes` are
     those that a scheduler must have once it is built. Of each entry of `either_method` and `either_attribute`, one name
-    is enough: versions differ in which they have. `without_plait` says how to start the engine without the plugin.
+    is enough: versions differ in which they have.
+    """
+
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: Sequence[str] = ()
+    either_method: Sequence[Mapping[str, tuple[str, ...]]] = ()
+    either_attribute: Sequence[Sequence[str]] = ()
+
+    def missing_installed(self) -> list[str]:
+        """The methods that the installed version lacks."""
+        either = [(names, list(missing_names(names))) for names in self.either_method]
+        return [*missing_names(self.methods), *_missing_alternatives(either)]
+
+    def missing_in(self, scheduler: Any) -> list[str]:
+        """The attributes that a scheduler lacks."""
+        either = [(paths, list(missing_attributes(scheduler, paths))) for paths in self.either_attribute]
+        return [*missing_attributes(scheduler, self.attributes), *_missing_alternatives(either)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequiredNames:
+    """What a plugin relies on in an engine, which is installed as `package`.
+
+    `without_plait` says how to start the engine without the plugin.
     """
 
     engine: str
     package: str
     without_plait: str
-    methods: Mapping[str, tuple[str, ...]]
-    attributes: Sequence[str]
-    either_method: Sequence[Mapping[str, tuple[str, ...]]] = ()
-    either_attribute: Sequence[Sequence[str]] = ()
+    reports: Names
+    order: Names = Names()
+    chunks: Names = Names()
 
-    def check_installed(self) -> None:
-        """Raise UnsupportedEngineError if the installed version lacks one of the methods."""
-        either = [(names, list(missing_names(names))) for names in self.either_method]
-        self._refuse([*missing_names(self.methods), *_missing_alternatives(either)])
+    def installed_tier(self, lowest: Tier = "reports") -> Tier:
+        """The highest tier all of whose methods the installed version has. A scheduler may lack attributes of it.
+
+        Raises UnsupportedEngineError if that is below the `lowest` tier.
+        """
+        return self._highest({tier: self._of(tier).missing_installed() for tier in TIERS}, lowest)[0]
 
     def check_scheduler(self, scheduler: Any) -> None:
-        """Raise UnsupportedEngineError if a scheduler lacks one of the attributes."""
-        either = [(paths, list(missing_attributes(scheduler, paths))) for paths in self.either_attribute]
-        self._refuse([*missing_attributes(scheduler, self.attributes), *_missing_alternatives(either)])
+        """Raise UnsupportedEngineError if the installed version and a scheduler of it lack names of the lowest tier."""
+        self._highest(self._missing(scheduler), TIERS[0])
 
-    def _refuse(self, names: Sequence[str]) -> None:
-        if names:
-            version = getattr(importlib.import_module(self.package), "__version__", "of unknown version")
+    def scheduler_tier(self, scheduler: Any, lowest: Tier = "reports") -> Tier:
+        """The highest tier all of whose names the installed version and a scheduler of it have. Logs those missing.
+
+        Raises UnsupportedEngineError if that is below the `lowest` tier.
+        """
+        tier, lacks = self._highest(self._missing(scheduler), lowest)
+        if lacks:
+            _log.warning("Plait's tier in this %s is %r; it lacks: %s", self._version, tier, ", ".join(lacks))
+        return tier
+
+    def _missing(self, scheduler: Any) -> dict[Tier, list[str]]:
+        names = {tier: self._of(tier) for tier in TIERS}
+        return {tier: [*of.missing_installed(), *of.missing_in(scheduler)] for tier, of in names.items()}
+
+    def _of(self, tier: Tier) -> Names:
+        return {"reports": self.reports, "order": self.order, "chunks": self.chunks}[tier]
+
+    def _highest(self, missing: Mapping[Tier, Sequence[str]], lowest: Tier) -> tuple[Tier, list[str]]:
+        """The highest tier, and the names that the tiers above it lack."""
+        height = next((height for height, tier in enumerate(TIERS) if missing[tier]), len(TIERS)) - 1
+        needed = TIERS[: TIERS.index(lowest) + 1]
+        if height + 1 < len(needed):
+            lacks = ", ".join(name for tier in needed for name in missing[tier])
+            what = "" if lowest == "reports" else f" in the tier {lowest!r}, which --require or a named scheduler needs"
             raise UnsupportedEngineError(
-                f"Plait does not support this {self.engine} ({version}); it lacks: {', '.join(names)}. "
+                f"Plait does not support this {self._version}{what}; it lacks: {lacks}. "
                 f"{self.without_plait}, or install a version that Plait supports."
             )
+        return TIERS[height], [name for tier in TIERS for name in missing[tier]]
+
+    @property
+    def _version(self) -> str:
+        version = getattr(importlib.import_module(self.package), "__version__", "of unknown version")
+        return f"{self.engine} ({version})"
 
 
 def load(name: str) -> Any:

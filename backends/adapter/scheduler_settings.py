@@ -16,9 +16,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from plait.backends.profiles import load_profile
+from plait.backends.protocol.cache_state import TIERS, Tier
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import LocalScheduler, MeasuringScheduler
+
+DEFAULT_SCHEDULER: Final = "slo"
 
 
 class SettingsError(ValueError):
@@ -29,15 +32,29 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """What an engine's plugin can be told. `name` is the engine's, for its reports.
 
     `scheduler` is a name in `policy.scheduling.local_scheduler.SCHEDULERS`, or `package.module:name` of something of
-    one's own that makes a `LocalScheduler`. It is called with `scheduler_options` as keywords.
+    one's own that makes a `LocalScheduler`. It is called with `scheduler_options` as keywords. None: `slo`, as far as
+    the engine has the names for it.
     `profile` is a cost profile: its name or the path of its .toml file. With it, a scheduler that plans with iteration
     times knows them from the start. Without it, the scheduler measures them.
+    `require` is the lowest tier with which the engine may start.
     """
 
-    scheduler: str = "slo"
+    scheduler: str | None = None
     name: str = ""
     profile: str | None = None
     scheduler_options: dict[str, Any] = {}
+    require: Tier = "reports"
+
+    @property
+    def scheduler_name(self) -> str:
+        """The local scheduler's name."""
+        return self.scheduler or DEFAULT_SCHEDULER
+
+    @property
+    def lowest_tier(self) -> Tier:
+        """The lowest tier that does what is asked for: a scheduler that is named needs `order`."""
+        named: Tier = "reports" if self.scheduler is None else "order"
+        return max(self.require, named, key=TIERS.index)
 
 
 S = TypeVar("S", bound=SchedulerSettings)
@@ -49,12 +66,13 @@ def convert_settings(given: Any, kind: type[S], where: str) -> S:
         settings = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{where}: {error}") from error
-    if settings.scheduler in SCHEDULERS:
+    name = settings.scheduler_name
+    if name in SCHEDULERS:
         if settings.scheduler_options:
-            raise SettingsError(f"{where}.scheduler_options: {settings.scheduler!r} takes none")
-    elif ":" not in settings.scheduler:
+            raise SettingsError(f"{where}.scheduler_options: {name!r} takes none")
+    elif ":" not in name:
         known = ", ".join(sorted(SCHEDULERS))
-        raise SettingsError(f"{where}.scheduler: {settings.scheduler!r} is none of {known}, and no package.module:name")
+        raise SettingsError(f"{where}.scheduler: {name!r} is none of {known}, and no package.module:name")
     return settings
 
 
@@ -70,7 +88,7 @@ def cost_model(settings: SchedulerSettings, where: str) -> CostModel | None:
 
 def local_scheduler(settings: SchedulerSettings, where: str) -> LocalScheduler:
     """The local scheduler of the settings. `where` is as above. Raises SettingsError if it cannot be made."""
-    name, options = settings.scheduler, settings.scheduler_options
+    name, options = settings.scheduler_name, settings.scheduler_options
     if name in SCHEDULERS:
         return SCHEDULERS[name]()
     try:

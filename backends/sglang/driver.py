@@ -249,7 +249,7 @@ def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, slo
         model=observer.model,
         block_tokens=observer.page_tokens,
         granularity_tokens=observer.granularity_tokens,
-        policy=settings.scheduler,
+        policy=settings.scheduler_name,
         journal=observer.journal,
         takes_objectives=True,
         slots=slots,

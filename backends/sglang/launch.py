@@ -25,7 +25,8 @@ ALLOW_LIST: Final = "SGLANG_PLUGINS"
 ADDED: Final = ("--enable-cache-report", "--enable-mixed-chunk")
 """With these, responses report cached tokens, and decodes go on while prompts are computed."""
 
-USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <launch_server arguments>
+USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] [--require TIER]
+                    -- <launch_server arguments>
 
 Starts SGLang's server with Plait's local scheduler and its cache-state route.
 {OPTIONS}"""

@@ -39,8 +39,7 @@ def register() -> None:
 
 def check() -> None:
     """Raise UnsupportedEngineError or SettingsError if the plugin cannot work in this SGLang or with its settings."""
-    REQUIRED.check_installed()
-    read_settings()
+    REQUIRED.installed_tier(read_settings().lowest_tier)
 
 
 def _hook(target: str, hook: Any, kind: str) -> None:

@@ -1,7 +1,8 @@
 """The names of vLLM that Plait uses, and what stands in for those that older versions lack.
 
-The oldest version that is tested is 0.25. A version that lacks both a name and its stand-in is refused, with a list of
-those missing. Names are asked for, never version numbers, and only once, when a scheduler is made.
+The oldest version that is tested is 0.25. A version that lacks both a name and its stand-in gets a tier that needs
+neither, or is refused if there is none. Names are asked for, never version numbers, and only once, when a scheduler is
+made.
 
 | name | since | stand-in |
 | --- | --- | --- |
@@ -15,30 +16,27 @@ those missing. Names are asked for, never version numbers, and only once, when a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from plait.backends.adapter.required_names import RequiredNames
+from plait.backends.adapter.required_names import Names, RequiredNames
 
 _SCHEDULER: Final = "vllm.v1.core.sched.scheduler.Scheduler"
 _POOL: Final = "vllm.v1.core.block_pool.BlockPool"
 _BLOCK_MAP: Final = "vllm.v1.core.block_pool.BlockHashToBlockMap"
 
-REQUIRED: Final = RequiredNames(
-    engine="vLLM",
-    package="vllm",
-    without_plait="Start vLLM without Plait's --scheduler-cls and --middleware",
+_SLOTS: Final = ("max_num_active_reqs", "max_num_running_reqs")
+_WAITING_ELSEWHERE: Final = ("kv_holding_waiting", "skipped_waiting")
+
+_REPORTS: Final = Names(
     methods={
         _SCHEDULER: (),
         f"{_SCHEDULER}.schedule": (),
         f"{_SCHEDULER}.add_request": ("request",),
         f"{_SCHEDULER}.finish_requests": ("request_ids", "finished_status"),
-        f"{_SCHEDULER}.get_request_counts": (),
         f"{_SCHEDULER}.update_from_output": ("scheduler_output", "model_runner_output"),
-        f"{_SCHEDULER}._preempt_request": ("request", "timestamp"),
         "vllm.v1.core.sched.async_scheduler.AsyncScheduler": (),
-        "vllm.v1.core.sched.request_queue.FCFSRequestQueue": (),
         f"{_POOL}.cache_full_blocks": (
             *("request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size", "kv_cache_group_id"),
         ),
@@ -48,47 +46,69 @@ REQUIRED: Final = RequiredNames(
         f"{_POOL}.reset_prefix_cache": (),
         f"{_BLOCK_MAP}.insert": ("key", "block"),
         f"{_BLOCK_MAP}.pop": ("key", "block_id"),
-        f"{_BLOCK_MAP}.get_one_block": ("key",),
         "vllm.v1.kv_cache_interface.FullAttentionSpec": (),
+        "vllm.v1.engine.core.EngineCore": (),
+    },
+    attributes=(
+        *("waiting", "running", "requests"),
+        *("vllm_config.additional_config", "vllm_config.model_config.served_model_name"),
+        *("kv_cache_config.kv_cache_groups", "kv_cache_manager.coordinator.single_type_managers"),
+        *("kv_cache_manager.block_pool.cached_block_hash_to_block", "kv_cache_manager.block_pool.num_gpu_blocks"),
+    ),
+)
+_ORDER: Final = Names(
+    methods={
+        f"{_SCHEDULER}.get_request_counts": (),
+        "vllm.v1.core.sched.request_queue.FCFSRequestQueue": (),
+        f"{_BLOCK_MAP}.get_one_block": ("key",),
         "vllm.v1.request.RequestStatus": (),
         "vllm.v1.request.RequestStatus.WAITING": (),
         "vllm.v1.request.RequestStatus.PREEMPTED": (),
         "vllm.v1.core.sched.interface.PauseState.UNPAUSED": (),
-        "vllm.v1.engine.core.EngineCore": (),
     },
+    attributes=(
+        *("pause_state", "max_num_scheduled_tokens", "max_model_len", "num_lookahead_tokens"),
+        *("num_waiting_for_streaming_input", "kv_cache_manager.block_pool.hash_block_size"),
+    ),
+    either_attribute=(_SLOTS, _WAITING_ELSEWHERE),
+)
+_CHUNKS: Final = Names(
+    methods={f"{_SCHEDULER}._preempt_request": ("request", "timestamp")},
+    attributes=(
+        "connector",
+        "need_mamba_block_aligned_split",
+        "prev_step_scheduled_req_ids",
+        "cache_config.block_size",
+    ),
     either_method=(
         {
             f"{_SCHEDULER}._reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
             f"{_SCHEDULER}._mamba_block_aligned_split": ("request", "num_new_tokens"),
         },
     ),
-    attributes=(
-        *("waiting", "running", "requests", "pause_state", "prev_step_scheduled_req_ids"),
-        *("max_num_scheduled_tokens", "max_model_len", "num_lookahead_tokens", "num_waiting_for_streaming_input"),
-        *("connector", "need_mamba_block_aligned_split"),
-        *("vllm_config.additional_config", "vllm_config.model_config.served_model_name", "cache_config.block_size"),
-        *("kv_cache_config.kv_cache_groups", "kv_cache_manager.coordinator.single_type_managers"),
-        *("kv_cache_manager.block_pool.cached_block_hash_to_block", "kv_cache_manager.block_pool.num_gpu_blocks"),
-        "kv_cache_manager.block_pool.hash_block_size",
-    ),
-    either_attribute=(
-        ("max_num_active_reqs", "max_num_running_reqs"),
-        ("kv_holding_waiting", "skipped_waiting"),
-    ),
+)
+
+REQUIRED: Final = RequiredNames(
+    engine="vLLM",
+    package="vllm",
+    without_plait="Start vLLM without Plait's --scheduler-cls and --middleware",
+    reports=_REPORTS,
+    order=_ORDER,
+    chunks=_CHUNKS,
 )
 
 
 class CompatibleScheduler:
     """The parts of a vLLM scheduler that are not the same in all versions. `ready` are statuses of waiting requests.
 
-    A request of a `ready` status waits only for its turn.
+    A request of a `ready` status waits only for its turn. Below `order`, only `slots` and `waiting_elsewhere` are used.
     """
 
-    def __init__(self, scheduler: Any, ready: Collection[Any]) -> None:
+    def __init__(self, scheduler: Any, ready: Collection[Any] = ()) -> None:
         self._scheduler = scheduler
         self._ready = ready
-        self._slots = attrgetter(_first_found(scheduler, "max_num_active_reqs", "max_num_running_reqs"))
-        self._waiting_elsewhere = attrgetter(_first_found(scheduler, "kv_holding_waiting", "skipped_waiting"))
+        self._slots = _first_found(scheduler, _SLOTS, 0)
+        self._waiting_elsewhere = _first_found(scheduler, _WAITING_ELSEWHERE, ())
         self._skips = not hasattr(scheduler, "kv_holding_waiting")
         self._may_preempt: Callable[[Any], bool] = getattr(
             scheduler, "_request_blocks_can_be_freed", self._has_no_connector
@@ -97,12 +117,18 @@ class CompatibleScheduler:
 
     @property
     def slots(self) -> int:
-        """The most requests that may run at once: --max-num-seqs, unless --max-num-active-seqs sets fewer."""
+        """The most requests that may run at once: --max-num-seqs, unless --max-num-active-seqs sets fewer.
+
+        0: this version has neither name.
+        """
         return int(self._slots(self._scheduler))
 
     @property
     def waiting_elsewhere(self) -> Iterable[Any]:
-        """Requests that wait outside the waiting queue: for a transfer, and before 0.31 for a grammar or more input."""
+        """Requests that wait outside the waiting queue: for a transfer, and before 0.31 for a grammar or more input.
+
+        None of them are known in a version that has neither name.
+        """
         requests: Iterable[Any] = self._waiting_elsewhere(self._scheduler)
         return requests
 
@@ -136,7 +162,7 @@ class CompatibleScheduler:
 if TYPE_CHECKING:
 
     class _ChunkingScheduler:
-        """The parts of vLLM's scheduler that limit a request's tokens. `plait` is the driver."""
+        """The parts of vLLM's scheduler that limit a request's tokens. `plait` is the driver, with its `limits`."""
 
         plait: Any
         need_mamba_block_aligned_split: bool
@@ -155,7 +181,7 @@ class _LimitsInLookahead(_ChunkingScheduler):
     """Limits a request's tokens in an iteration where vLLM leaves room for the lookahead of a draft model."""
 
     def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
-        limits = self.plait.levers.limits
+        limits = self.plait.limits
         if limits:  # usually there are none; this runs for each request of each iteration
             new = min(new, limits.get(request.request_id, new))
         return super()._reserve_prefill_lookahead(request, computed, new)
@@ -167,20 +193,20 @@ class _LimitsInSplit(_ChunkingScheduler):
     vLLM asks for that end only while `need_mamba_block_aligned_split` is set.
     """
 
-    _splits = False
+    _splits = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._splits = self.need_mamba_block_aligned_split
-        if not self.plait.levers.limits:
+        if not self.plait.limits:
             return super().schedule(*args, **kwargs)
+        self._splits = self.need_mamba_block_aligned_split
         self.need_mamba_block_aligned_split = True
         try:
             return super().schedule(*args, **kwargs)
         finally:
-            self.need_mamba_block_aligned_split = self._splits
+            self.need_mamba_block_aligned_split, self._splits = self._splits, True
 
     def _mamba_block_aligned_split(self, request: Any, new: int, *args: Any) -> int:
-        new = min(new, self.plait.levers.limits.get(request.request_id, new))
+        new = min(new, self.plait.limits.get(request.request_id, new))
         return super()._mamba_block_aligned_split(request, new, *args) if self._splits else new
 
 
@@ -192,5 +218,7 @@ def limiting(scheduler: type) -> type:
     return _LimitsInLookahead if hasattr(scheduler, "_reserve_prefill_lookahead") else _LimitsInSplit
 
 
-def _first_found(scheduler: Any, *names: str) -> str:
-    return next(name for name in names if hasattr(scheduler, name))
+def _first_found(scheduler: Any, names: Sequence[str], otherwise: Any) -> Callable[[Any], Any]:
+    """Reads the first of the attributes that a scheduler has; `otherwise` if it has none."""
+    found = next((name for name in names if hasattr(scheduler, name)), None)
+    return (lambda _: otherwise) if found is None else attrgetter(found)

@@ -18,7 +18,8 @@ from plait.backends.adapter.launch_arguments import (
 SCHEDULER = "plait.backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "plait.backends.vllm.middleware.CacheStateMiddleware"
 
-USAGE = f"""usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] -- <vllm serve arguments>
+USAGE = f"""usage: plait vllm [--scheduler NAME] [--profile PROFILE] [--name NAME] [--require TIER]
+                  -- <vllm serve arguments>
 
 Starts vLLM's server with Plait's local scheduler and its cache-state route.
 {OPTIONS}"""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import parse_settings
+from plait.backends.protocol.cache_state import Tier
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import REQUIRED, limiting
@@ -45,7 +46,6 @@ class PlannedVllmScheduler(_VllmScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _check(self)
         self.plait = _driver(self)
         self.cache_reports = plugin.CacheReports(self.plait)
 
@@ -76,8 +76,11 @@ class PlannedVllmScheduler(_VllmScheduler):
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting) requests, including waiting requests that are held back."""
+        held_back = self.plait.held_back
+        if not held_back:
+            return super().get_request_counts()
         running, waiting = super().get_request_counts()
-        return running, waiting + len(self.plait.levers.hidden)
+        return running, waiting + held_back
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.plait.preemptions += 1
@@ -86,20 +89,22 @@ class PlannedVllmScheduler(_VllmScheduler):
 
 def create_scheduler(*args: Any, **kwargs: Any) -> Any:
     """Build the scheduler with vLLM's arguments. Raises UnsupportedEngineError or SettingsError."""
-    REQUIRED.check_installed()
+    tier = REQUIRED.installed_tier()
     vllm_config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
     if getattr(vllm_config, "diffusion_config", None) is not None:
         raise UnsupportedEngineError("Plait does not schedule diffusion models; start vLLM without Plait")
     _check_ranks(vllm_config.parallel_config)
     plugin.install()
-    return scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling)(*args, **kwargs)
+    made = scheduler_class(asynchronous=vllm_config.scheduler_config.async_scheduling, limits=tier == "chunks")
+    return made(*args, **kwargs)
 
 
 @cache
-def scheduler_class(*, asynchronous: bool) -> Any:
-    """The scheduler class of the installed vLLM, with our hooks."""
+def scheduler_class(*, asynchronous: bool, limits: bool) -> Any:
+    """The scheduler class of the installed vLLM, with our hooks. `limits` says whether it has the names for chunks."""
     base = load(f"vllm.v1.core.sched.{'async_scheduler.Async' if asynchronous else 'scheduler.'}Scheduler")
-    return type(f"Planned{base.__name__}", (PlannedVllmScheduler, limiting(base), base), {})
+    hooks = (PlannedVllmScheduler, limiting(base)) if limits else (PlannedVllmScheduler,)
+    return type(f"Planned{base.__name__}", (*hooks, base), {})
 
 
 def _check_ranks(parallel: Any) -> None:
@@ -115,16 +120,21 @@ def _check_ranks(parallel: Any) -> None:
         )
 
 
-def _check(scheduler: Any) -> None:
-    REQUIRED.check_scheduler(scheduler)
-    if not isinstance(scheduler.waiting, load("vllm.v1.core.sched.request_queue.FCFSRequestQueue")):
+def _check(scheduler: Any, tier: Tier) -> None:
+    if tier != "reports" and not isinstance(
+        scheduler.waiting, load("vllm.v1.core.sched.request_queue.FCFSRequestQueue")
+    ):
         raise UnsupportedEngineError("Plait orders the calls itself; start vLLM with --scheduling-policy fcfs")
     if not scheduler.kv_cache_config.kv_cache_groups:
         raise UnsupportedEngineError("Plait does not schedule models without a KV cache; start vLLM without Plait")
 
 
 def _driver(scheduler: Any) -> VllmDriver:
+    REQUIRED.check_scheduler(scheduler)  # the settings are behind one of its names
     manager, config = scheduler.kv_cache_manager, scheduler.vllm_config
+    settings = parse_settings(config.additional_config)
+    tier = REQUIRED.scheduler_tier(scheduler, settings.lowest_tier)
+    _check(scheduler, tier)
     group_id = _observed_group(scheduler.kv_cache_config.kv_cache_groups)
     observer = PoolObserver(
         manager.block_pool,
@@ -132,8 +142,8 @@ def _driver(scheduler: Any) -> VllmDriver:
         block_tokens=manager.coordinator.single_type_managers[group_id].block_size,
         model=served_model(config),
     )
-    settings = parse_settings(config.additional_config)
-    return VllmDriver(scheduler, observer, settings, statuses=load("vllm.v1.request.RequestStatus"))
+    statuses = load("vllm.v1.request.RequestStatus")
+    return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier)
 
 
 def _observed_group(groups: Any) -> int:

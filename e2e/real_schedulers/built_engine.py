@@ -52,6 +52,11 @@ class BuiltEngine(Protocol):
         ...
 
     @property
+    def policy(self) -> LocalScheduler:
+        """What makes the plugin's plans. AttributeError on a stock engine."""
+        ...
+
+    @property
     def batch_tokens(self) -> int:
         """The most tokens of a step, as the engine has it now."""
         ...

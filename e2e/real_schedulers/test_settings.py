@@ -17,7 +17,7 @@ from plait.policy.scheduling.slo_scheduler import SloScheduler
 
 def test_a_profile_is_expected_from_the_start(build: Build) -> None:
     engine = build(plait={"scheduler": "slo", "profile": "a6000-mistral-7b"})
-    policy = engine.driver._policy
+    policy = engine.policy
     assert isinstance(policy, SloScheduler)
     assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
 

@@ -15,7 +15,7 @@ CHECK = """
 from plait.backends.vllm import middleware, scheduler
 from plait.backends.vllm.compatibility import REQUIRED
 
-REQUIRED.check_installed()
+REQUIRED.installed_tier("chunks")
 print(scheduler.__file__)
 """
 

@@ -103,6 +103,10 @@ class Engine:
         return driver
 
     @property
+    def policy(self) -> LocalScheduler:
+        return self.driver._policy
+
+    @property
     def tokens(self) -> dict[str, list[int]]:
         return {name: list(request.output_ids) for name, request in self.requests.items()}
 

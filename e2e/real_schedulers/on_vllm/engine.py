@@ -24,6 +24,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import VllmDriver
+from plait.backends.vllm.planner import VllmPlanner
 from plait.backends.vllm.scheduler import create_scheduler
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.plan import LocalScheduler
@@ -62,7 +63,7 @@ class Engine:
             log_stats=True,
         )
         if policy is not None:
-            self.driver._policy = policy
+            self.planner.policy = policy
         self.setup = setup
         self.tokens: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
@@ -74,6 +75,15 @@ class Engine:
     def driver(self) -> VllmDriver:
         driver: VllmDriver = self.scheduler.plait
         return driver
+
+    @property
+    def planner(self) -> VllmPlanner:
+        assert self.driver.planner is not None, "vLLM lacks names for plans"
+        return self.driver.planner
+
+    @property
+    def policy(self) -> LocalScheduler:
+        return self.planner.policy
 
     @property
     def pool(self) -> Any:

@@ -21,7 +21,7 @@ def test_chunk_of_each_call(build: Build) -> None:
     for seed, name in enumerate(chunks):
         engine.add(prompt(100, seed), name=name)
     assert [engine.step() for _ in range(2)] == [chunks] * 2
-    assert engine.driver.diverged_picks == 0
+    assert engine.planner.diverged_picks == 0
 
 
 def urgent_first(waiting: list[LocalCall], running: list[LocalCall]) -> Plan:
@@ -43,7 +43,7 @@ def test_a_running_prompt_leaves_room_for_whom_the_plan_puts_before_it(build: Bu
     assert engine.step() == {"long": 60}
     engine.add(prompt(20, 2), 3, name="short")
     assert [engine.step() for _ in range(3)] == [{"long": 40, "short": 20}, *[{"long": 59, "short": 1}] * 2]
-    assert engine.driver.diverged_picks == 0
+    assert engine.planner.diverged_picks == 0
 
 
 def test_whoever_comes_last_takes_what_others_leave(build: Build) -> None:

@@ -40,4 +40,4 @@ def test_calls_of_one_iteration_share_what_it_computes_and_the_plan_knows(build:
     engine = build(max_batch_tokens=2000, blocks=1000)
     names = [engine.add([*PREFIX, *own(number)], plait_jct_ms=3000) for number in range(CALLS)]
     assert engine.step() == {names[0]: len(PREFIX) + OWN_TOKENS, **dict.fromkeys(names[1:], OWN_TOKENS)}
-    assert engine.driver.diverged_picks == 0
+    assert engine.planner.diverged_picks == 0

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from plait.backends.adapter.required_names import (
+    Names,
     RequiredNames,
     UnsupportedEngineError,
     missing_attributes,
@@ -18,17 +19,29 @@ REQUIRED = RequiredNames(
     engine="The Engine",
     package="the_engine",
     without_plait="Start it alone",
-    methods={"json.a": (), "json.loads": ("s",), "json.b": ()},
-    attributes=("pool.size", "queue"),
+    reports=Names(methods={"json.a": (), "json.loads": ("s",), "json.b": ()}, attributes=("pool.size", "queue")),
 )
 DIFFERENT = RequiredNames(
     engine="The Engine",
     package="the_engine",
     without_plait="Start it alone",
-    methods={},
-    attributes=(),
-    either_method=({"json.load_all": (), "json.loads": ("s",)}, {"json.load_all": (), "json.loads": ("text",)}),
-    either_attribute=(("slots", "most_running"), ("queue", "waiting")),
+    reports=Names(
+        either_method=({"json.load_all": (), "json.loads": ("s",)}, {"json.load_all": (), "json.loads": ("text",)}),
+    ),
+)
+ATTRIBUTES = RequiredNames(
+    engine="The Engine",
+    package="the_engine",
+    without_plait="Start it alone",
+    reports=Names(attributes=("pool.size",), either_attribute=(("slots", "most_running"), ("queue", "waiting"))),
+)
+TIERED = RequiredNames(
+    engine="The Engine",
+    package="the_engine",
+    without_plait="Start it alone",
+    reports=Names(methods={"json.loads": ("s",)}, attributes=("pool",)),
+    order=Names(methods={"json.dumps": ()}, attributes=("queue",)),
+    chunks=Names(methods={"json.cut": ()}, attributes=("limits",)),
 )
 
 
@@ -65,19 +78,54 @@ def test_an_engine_that_lacks_some_is_refused_with_all_that_is_missing() -> None
     with pytest.raises(
         UnsupportedEngineError, match=r"The Engine \(9\.9\); it lacks: json\.a, json\.b\. Start it alone"
     ):
-        REQUIRED.check_installed()
-    with pytest.raises(UnsupportedEngineError, match=r"lacks: SimpleNamespace\.pool\.size, SimpleNamespace\.queue\."):
-        REQUIRED.check_scheduler(SimpleNamespace())
+        REQUIRED.installed_tier()
+
+
+@pytest.mark.usefixtures("_the_engine")
+def test_a_scheduler_that_lacks_some_is_refused_with_all_that_is_missing() -> None:
+    with pytest.raises(
+        UnsupportedEngineError,
+        match=r"lacks: \w+\.pool\.size, \w+\.slots or \w+\.most_running, \w+\.queue or \w+\.waiting\.",
+    ):
+        ATTRIBUTES.check_scheduler(SimpleNamespace())
 
 
 def test_a_scheduler_with_all_attributes_passes() -> None:
-    REQUIRED.check_scheduler(SimpleNamespace(pool=SimpleNamespace(size=1), queue=[]))
+    ATTRIBUTES.check_scheduler(SimpleNamespace(pool=SimpleNamespace(size=1), most_running=1, queue=[]))
 
 
 @pytest.mark.usefixtures("_the_engine")
 def test_of_names_that_versions_differ_in_one_is_enough() -> None:
     with pytest.raises(UnsupportedEngineError, match=r"lacks: json\.load_all or json\.loads\(text\)\. Start it alone"):
-        DIFFERENT.check_installed()
+        DIFFERENT.installed_tier()
     with pytest.raises(UnsupportedEngineError, match=r"lacks: Simple\w+\.queue or Simple\w+\.waiting\. Start it alone"):
-        DIFFERENT.check_scheduler(SimpleNamespace(most_running=1))
-    DIFFERENT.check_scheduler(SimpleNamespace(most_running=1, queue=[]))
+        ATTRIBUTES.check_scheduler(SimpleNamespace(pool=SimpleNamespace(size=1), most_running=1))
+
+
+@pytest.mark.usefixtures("_the_engine")
+@pytest.mark.parametrize(
+    ("attributes", "tier", "missing"),
+    [
+        (("pool", "queue", "limits"), "order", "json.cut"),
+        (("pool", "limits"), "reports", "SimpleNamespace.queue, json.cut"),
+        (("pool",), "reports", "SimpleNamespace.queue, json.cut, SimpleNamespace.limits"),
+    ],
+)
+def test_the_highest_tier_without_a_missing_name_is_taken(
+    attributes: tuple[str, ...], tier: str, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert TIERED.installed_tier() == "order"
+    assert not caplog.messages, "attributes may be missing, too"
+    assert TIERED.scheduler_tier(SimpleNamespace(**dict.fromkeys(attributes))) == tier
+    assert caplog.messages == [f"Plait's tier in this The Engine (9.9) is {tier!r}; it lacks: {missing}"]
+
+
+@pytest.mark.usefixtures("_the_engine")
+def test_an_engine_below_the_tier_that_is_asked_for_is_refused() -> None:
+    refused = r"this The Engine \(9\.9\) in the tier 'chunks', which .* needs; it lacks: json\.cut\. Start it alone"
+    with pytest.raises(UnsupportedEngineError, match=refused):
+        TIERED.installed_tier("chunks")
+    scheduler = SimpleNamespace(pool=None, limits=None)
+    with pytest.raises(UnsupportedEngineError, match=r"'order', which .* lacks: SimpleNamespace\.queue\. Start"):
+        TIERED.scheduler_tier(scheduler, "order")
+    assert TIERED.scheduler_tier(scheduler, "reports") == "reports"

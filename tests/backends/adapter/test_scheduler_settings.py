@@ -71,3 +71,17 @@ def test_a_scheduler_is_a_shipped_one_or_a_users_own() -> None:
 def test_an_own_scheduler_that_cannot_be_made_is_refused(scheduler: str, options: dict[str, int], reason: str) -> None:
     with pytest.raises(SettingsError, match=f"here.scheduler: .*{reason}"):
         local_scheduler(SchedulerSettings(scheduler, scheduler_options=options), "here")
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowest"),
+    [
+        (SchedulerSettings(), "reports"),
+        (SchedulerSettings(require="chunks"), "chunks"),
+        (SchedulerSettings("slo"), "order"),
+        (SchedulerSettings(OWN, require="reports"), "order"),
+        (SchedulerSettings("slo", require="chunks"), "chunks"),
+    ],
+)
+def test_a_scheduler_that_is_named_has_to_order(settings: SchedulerSettings, lowest: str) -> None:
+    assert settings.lowest_tier == lowest

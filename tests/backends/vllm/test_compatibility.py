@@ -32,7 +32,7 @@ class Version025:
         self.prev_step_scheduled_req_ids: set[str] = set()
         self.preempted: list[tuple[str, dict[str, Any]]] = []
         self.requests: list[Any] = []
-        self.plait = SimpleNamespace(levers=SimpleNamespace(limits={}))
+        self.plait = SimpleNamespace(limits={})
 
     def schedule(self) -> list[int]:
         """The tokens of each request, 100 if nothing cuts them."""
@@ -128,7 +128,7 @@ def test_the_limit_of_a_request(version: type[Version025]) -> None:
     scheduler = type("Limited", (limiting(version), version), {})()
     scheduler.requests = [request_of("a"), request_of("b")]
     assert scheduler.schedule() == [100, 100]
-    scheduler.plait.levers.limits = {"a": 7}
+    scheduler.plait.limits = {"a": 7}
     assert scheduler.schedule() == [7, 100]
     assert not scheduler.need_mamba_block_aligned_split
 
@@ -138,6 +138,6 @@ def test_the_limit_of_a_request_to_a_mamba_model(version: type[Version025]) -> N
     scheduler = type("Limited", (limiting(version), version), {"need_mamba_block_aligned_split": True})()
     scheduler.requests = [request_of("a"), request_of("b")]
     for limits, tokens in (({}, [96, 96]), ({"a": 32}, [32, 96]), ({"a": 0}, [0, 96])):
-        scheduler.plait.levers.limits = limits
+        scheduler.plait.limits = limits
         assert scheduler.schedule() == tokens
     assert scheduler.need_mamba_block_aligned_split

@@ -45,6 +45,11 @@ def test_our_settings_are_merged_into_vllms(own: list[str], given: list[str]) ->
     assert sum(argument.startswith("--additional") for argument in arguments) == 1
 
 
+def test_the_tier_that_is_required_is_a_setting() -> None:
+    arguments = served("--require", "chunks", "--", "model")
+    assert json.loads(arguments[arguments.index("--additional-config") + 1]) == {"plait": {"require": "chunks"}}
+
+
 def test_without_settings_of_ours_vllms_are_left_alone() -> None:
     assert served("--", "model", "--additional-config", "{}")[:3] == ["model", "--additional-config", "{}"]
 

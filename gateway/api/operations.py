@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from plait.backends.protocol.cache_state import TIERS
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.openapi import document
 from plait.gateway.asgi import RETRY_AFTER_S
@@ -110,7 +111,8 @@ class Operations:
         """Whether an engine is up for every model that is configured or that an engine has listed.
 
         A gateway that stops is not ready, but still takes calls. `out` has the engines that take no calls, and why.
-        `degraded` has those whose plugin does not work, or that differ from what the gateway takes them for.
+        `degraded` has those whose plugin does not work, or that differ from what the gateway takes them for, `tiers`
+        those whose adapter does not do all, and what it does.
         `estimated` has the models whose tokens are estimated because their tokenizers are being downloaded.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
@@ -129,7 +131,9 @@ class Operations:
         answer |= {"stopping": True} if stopping else {}
         answer |= {"estimated": {model: one._asdict() for model, one in self._awaited.items()}} if self._awaited else {}
         answer |= self._membership.described() if self._membership is not None else {}
-        answer |= ({"out": out} if out else {}) | ({"degraded": degraded} if degraded else {})
+        tiers = {engine_id: engine.tier for engine_id, engine in engines if engine.tier not in (None, TIERS[-1])}
+        told = {"out": out, "degraded": degraded, "tiers": tiers}
+        answer |= {name: engines_told for name, engines_told in told.items() if engines_told}
         return _json(answer, status=200 if ready else 503)
 
     async def _metrics_text(self, request: Request) -> Response:

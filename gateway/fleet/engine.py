@@ -125,6 +125,12 @@ class FleetEngine:
         return self.cache.kind or (None if self.stock is None else self.stock.kind)
 
     @property
+    def tier(self) -> str | None:
+        """What its adapter does, one of `cache_state.TIERS`, by the latest report; None without one."""
+        report = self.cache.last_report
+        return None if report is None else report.scheduler.tier
+
+    @property
     def is_doubted(self) -> bool:
         """Whether it has failed so many calls that others are better asked until it is known whose fault that is."""
         return self.doubts >= self.health.limits.consecutive_failures

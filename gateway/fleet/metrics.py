@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.cache_state import TIERS, CacheState
 from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.health import TAKES_CALLS, HealthChange, HealthState
@@ -118,18 +118,11 @@ class FleetCollector(Collector):
                 if value is not None:
                     gauge.add_metric([engine_id], value)
             yield gauge
-        health = GaugeMetricFamily("plait_engine_health", "1 for the engine's state", labels=["engine", "state"])
-        for engine_id, engine in engines.items():
-            for state in HealthState:
-                health.add_metric([engine_id, state.value], engine.health.state is state)
-        knowledge = GaugeMetricFamily(
-            "plait_engine_knowledge",
-            "1 for what is known of the engine's cache and load",
-            labels=["engine", "knowledge"],
-        )
-        for engine_id, engine in engines.items():
-            for name in KNOWLEDGE:
-                knowledge.add_metric([engine_id, name], name == knowledge_of(engine))
+        yield self._one_of("health", "1 for the engine's state", "state", HealthState, lambda one: one.health.state)
+        known = "1 for what is known of the engine's cache and load"
+        yield self._one_of("knowledge", known, "knowledge", KNOWLEDGE, knowledge_of)
+        done = "1 for what the engine's adapter does in it, as it reports"
+        yield self._one_of("tier", done, "tier", TIERS, lambda one: one.tier)
         resident = GaugeMetricFamily(
             "plait_engine_resident_tokens", "Prompt tokens known to be in the engine's cache", labels=["engine"]
         )
@@ -137,7 +130,18 @@ class FleetCollector(Collector):
             resident.add_metric([engine_id], engine.view.residency.resident.blocks * self._router.block_tokens)
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
-        yield from (health, knowledge, resident, tree)
+        yield from (resident, tree)
+
+    def _one_of(
+        self, name: str, text: str, label: str, values: Iterable[str], read: Callable[[FleetEngine], str | None]
+    ) -> Metric:
+        """A gauge that is 1 for the one of `values` that an engine has, and 0 for the others."""
+        gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=["engine", label])
+        found = {engine_id: read(engine) for engine_id, engine in self._router.engines.items()}
+        for engine_id, value in found.items():
+            for one in values if value is not None else ():
+                gauge.add_metric([engine_id, str(one)], one == value)
+        return gauge
 
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

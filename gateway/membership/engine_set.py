@@ -263,6 +263,7 @@ class EngineSet:
             "outstanding_calls": engine.view.outstanding,
             "models": dict(engine.offer.models),
             "reports": engine.cache.reports,
+            "tier": engine.tier,
         }
 
     def describe_all(self) -> list[dict[str, Any]]:

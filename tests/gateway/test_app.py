@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from plait.backends.profiles import load_profile
+from plait.backends.protocol.cache_state import SchedulerState
 from plait.gateway.app import Gateway, build_router
 from plait.gateway.config.file import parse_config
 from plait.gateway.config.sections import DEFAULT_PROFILE, Config
@@ -20,6 +22,7 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.live.fleet_snapshot import fleet_news
 from plait.policy.types import Call, PlacementReason
+from tests.gateway.fleet.lettered_prompts import report
 
 ENGINES: list[dict[str, Any]] = [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "url": "http://127.0.0.1:9"}]
 
@@ -119,6 +122,21 @@ async def test_an_engine_whose_plugin_does_not_work_is_shown_where_readiness_is(
     del answer["out"]
     assert answer == {"ready": True, "engines_up": {"m": 1}, "degraded": {"a": "the plugin is not active"}}
     assert 'plait_engine_degraded{engine="a"} 1.0' in (await served.http.get("/metrics")).text
+    await served.http.aclose()
+
+
+async def test_an_engine_whose_adapter_does_less_is_shown_where_readiness_is() -> None:
+    served = Served(config())
+    router = served.gateway.router
+    router.health.answered("a", {"m": None})
+    for tier, shown in (("chunks", None), ("reports", {"a": "reports"})):
+        router.report("a", msgspec.structs.replace(report(), scheduler=SchedulerState(tier=tier)), 0.0)
+        answer = (await served.http.get("/ready")).json()
+        assert answer.get("tiers") == shown
+        assert served.gateway.engines.describe("a")["tier"] == tier
+        metrics = (await served.http.get("/metrics")).text
+        assert f'plait_engine_tier{{engine="a",tier="{tier}"}} 1.0' in metrics
+        assert metrics.count('tier="order"} 0.0') == 1
     await served.http.aclose()
 
 

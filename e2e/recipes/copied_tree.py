@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,17 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from e2e.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("policy", "backends", "gateway", "client", "src", "tests", "benchmarks", "e2e", "docs")
-READY_WITHIN_S = 60.0
+WITHIN_S = 60.0
 
 
 class CopiedTree:
@@ -63,20 +64,27 @@ class CopiedTree:
 
     def check(self, *tests: str) -> None:
         """Tests that the recipe names pass in the copy."""
-        named = [path.partition("::")[0] for path in tests]
-        assert all(self._names(path) for path in named), f"the recipe does not name {named}"
+        assert self._names(tests[0].partition("::")[0]), f"the recipe does not name {tests[0]}"
         self._run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
 
     @contextmanager
-    def served(self) -> Iterator[str]:
-        """The copy's gateway, and its URL: `plait serve URL`, as the recipe says, with an engine that is not there."""
-        assert "plait serve URL" in self._quoted
+    def served(self, engine: str = "http://127.0.0.1:9") -> Iterator[str]:
+        """The copy's gateway before an engine, which need not be there, and its URL: `plait serve URL`."""
         (port,) = free_ports(1)
-        words = ["plait", "serve", "--port", str(port), "http://127.0.0.1:9"]
+        with self.started("plait serve URL", "--port", str(port), name=engine):
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: get(f"{url}/health"))
+            yield url
+
+    @contextmanager
+    def started(self, command: str, *more: str, name: str) -> Iterator[None]:
+        """A server by a command that the recipe names, with `name` where the recipe has NAME or URL."""
+        assert command in self._quoted, f"the recipe does not name {command!r}"
+        words = [*shlex.split(re.sub("NAME|URL", name, command)), *more]
+        words = [word for word in words if word != "ARGUMENTS"]
         with subprocess.Popen(self._words(words), env=self._environment, cwd=self._folder) as process:
             try:
-                _until_it_listens(port, process)
-                yield f"http://127.0.0.1:{port}"
+                yield
             finally:
                 process.terminate()
 
@@ -100,21 +108,20 @@ class CopiedTree:
         return done.stdout
 
 
-def get(url: str) -> str:
-    """What an HTTP server answers to a GET."""
-    with urlopen(url, timeout=10) as answer:
+def get(url: str, sent: object = None) -> str:
+    """What an HTTP server answers to a GET, or to a POST of what is `sent` as JSON."""
+    body = None if sent is None else json.dumps(sent).encode()
+    with urlopen(Request(url, body, {"content-type": "application/json"}), timeout=10) as answer:
         text: str = answer.read().decode()
     return text
 
 
-def _until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
-    ends_s = time.monotonic() + READY_WITHIN_S
-    while True:
-        try:
-            get(f"http://127.0.0.1:{port}/health")
-        except URLError:
-            assert process.poll() is None, "the gateway has ended"
-            assert time.monotonic() < ends_s, "the gateway does not listen"
-            time.sleep(0.1)
-        else:
-            return
+def until(look: Callable[[], object]) -> None:
+    """Look until that gives something, and no error of a server that does not listen yet."""
+    ends_s = time.monotonic() + WITHIN_S
+    while time.monotonic() < ends_s:
+        with suppress(URLError):  # of a server that does not listen yet, or has no engine yet
+            if look():
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"it was not so within {WITHIN_S:g} s")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.recipes.copied_tree import CopiedTree, get
+from e2e.ports import free_ports
+from e2e.recipes.copied_tree import CopiedTree, get, until
 
 NEWEST_FIRST = '''"""A scheduler that lets the newest call go first."""
 
@@ -53,6 +54,69 @@ class GreetingApi:
         return JSONResponse({"greeting": "hello"})
 '''
 GREETING_IMPORT = "from plait.gateway.api.greeting_api import GreetingApi\n"
+
+
+TOY_ROW = """
+    Dialect(kind="toy", title="Toy", parameters="extras", launcher=Launcher("toy", "toy arguments")),"""
+TOY = '''"""An engine of its own kind, which says what it was sent, with its adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import msgspec
+
+from plait.backends.protocol.cache_state import CacheState, KvState
+
+REPORT = CacheState(
+    kind="toy", engine="toy", epoch="1", cursor=0, model="m", block_tokens=16, granularity_tokens=16, snapshot=True,
+    stored=[], removed=[], kv=KvState(100, 100, 0),
+)
+ANSWERS = {
+    "/v1/models": msgspec.json.encode({"object": "list", "data": [{"id": "m"}]}),
+    "/cache_state": msgspec.msgpack.encode(REPORT),
+}
+
+
+class Toy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        answer = ANSWERS.get(self.path.partition("?")[0])
+        self.say(404 if answer is None else 200, answer or b"")
+
+    def do_POST(self) -> None:
+        fields = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+        choice = {"index": 0, "text": " ".join(sorted(fields)), "finish_reason": "stop"}
+        self.say(200, msgspec.json.encode({"object": "text_completion", "model": "m", "choices": [choice]}))
+
+    def say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve on the port that stands behind the dashes."""
+    HTTPServer(("127.0.0.1", int(arguments[-1])), Toy).serve_forever()
+'''
+
+
+def test_an_engine_adapter(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "An engine adapter")
+    copy.add("backends/toy/__init__.py", "")
+    copy.add("backends/toy/launch.py", TOY)
+    copy.insert("backends/protocol/dialects.py", "DIALECTS: Final = _by_kind(", TOY_ROW)
+    copy.check("tests/test_architecture.py", "-k", "engine_folder or in_its_own_folder or compared")
+    (port,) = free_ports(1)
+    engine = f"http://127.0.0.1:{port}"
+    with copy.started("plait NAME -- ARGUMENTS", str(port), name="toy"), copy.served(engine) as url:
+        until(lambda: "extras" in get(f"{url}/v1/completions", {"model": "m", "prompt": "Hello"}))
+        assert "does not report which tokenizer it has" in get(f"{url}/ready")
 
 
 def test_a_local_scheduler(tmp_path: Path) -> None:

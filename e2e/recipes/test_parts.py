@@ -70,7 +70,7 @@ import msgspec
 from plait.backends.protocol.cache_state import CacheState, KvState
 
 REPORT = CacheState(
-    kind="toy", engine="toy", epoch="1", cursor=0, model="m", block_tokens=16, granularity_tokens=16, snapshot=True,
+    kind="toy", engine="toy", epoch="1", cursor=0, model="m", block_tokens=16, granularity_tokens=64, snapshot=True,
     stored=[], removed=[], kv=KvState(100, 100, 0),
 )
 ANSWERS = {

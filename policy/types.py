@@ -11,6 +11,11 @@ from typing import Final, NamedTuple, Protocol
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
 
+ESTIMATE_MARGIN = 1.5
+"""So many times a context's tokens an estimate has to be before a prompt counts as longer: code and runs of spaces have
+fewer tokens than their characters suggest.
+"""
+
 
 class Objective(StrEnum):
     """What a call is optimised for (Parrot, section 5.2)."""
@@ -73,7 +78,7 @@ class Call(NamedTuple):
     gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
     None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
     gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar. The times of `slo`
-    count from `arrived_s`.
+    count from `arrived_s`. It has `choices` answers, each of `output_limit` at most.
     """
 
     call_id: str
@@ -91,6 +96,7 @@ class Call(NamedTuple):
     session: str = ""
     has_grammar: bool = False
     arrived_s: float = 0.0
+    choices: int = 1
 
     @property
     def due_s(self) -> float:

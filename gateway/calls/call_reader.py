@@ -364,7 +364,7 @@ class CallReader:
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
             session=annotations.session or known_session(incoming.headers, request), has_grammar=request.has_grammar,
-            arrived_s=incoming.arrived_s,
+            arrived_s=incoming.arrived_s, choices=prompts * choices,
         )  # fmt: skip
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
@@ -399,7 +399,7 @@ class CallReader:
         call = Call(
             incoming.request_id, model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority,
-            output_limit=1 if chat is None else chat.output_limit, streamed=bool(request.stream),
+            output_limit=_limit(request, chat), streamed=bool(request.stream),
             has_grammar=chat is not None and chat.has_grammar, arrived_s=incoming.arrived_s,
             session=annotations.session or known_session(incoming.headers, request),
         )  # fmt: skip
@@ -472,3 +472,10 @@ class CallReader:
 
 async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], Awaitable[TokenizedPrompt]]) -> Asked:
     return make(await prompt())
+
+
+def _limit(request: ForwardedRequest, chat: ChatRequest | None) -> int | None:
+    """The most tokens that a forwarded call generates. Whoever asks for no stream, and for no chat, gets no text."""
+    if chat is not None:
+        return chat.output_limit
+    return None if request.stream else 1

@@ -5,13 +5,12 @@ came. An engine is quiet if a first byte is late and no other byte comes, or if 
 with them. Its queue and its prompts are not held against it: a call's first byte is late only `PATIENCE` times after
 the prediction. A tool parser holds arguments back for minutes, so a quiet engine may be well. A trial asks it
 (`fleet_health`). A call is forgotten if its first byte is late and the engine goes on to serve later calls that are
-about as large, or if its stream is silent for longer than all of its tokens would take at the pace of later calls.
-An engine that says that it has all its calls has forgotten none.
+about as large, or if its stream is silent although the engine had time for all of its tokens (`decode_clock`). An
+engine that says that it has all its calls has forgotten none.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from plait.backends.errors import EngineError
+from plait.gateway.fleet.decode_clock import DecodeClock, may_starve
 from plait.policy.costs.load import LedgerEntry
 from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.prefix.prefix_tree import Node
@@ -73,7 +73,7 @@ COMPILING_S = 45.0
 
 OVERTAKEN_CALLS = 3
 """A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
-them. So many later calls also show the pace by which a silent stream should have ended.
+them.
 """
 
 
@@ -150,6 +150,9 @@ class Booking(msgspec.Struct, eq=False):
     pause_s: float = 0.0
     """The longest time between two pieces."""
 
+    clock_tokens: float = 0.0
+    """The engine's decode clock at a look after the latest piece."""
+
     client_is_slow: bool = False
     """Whether a piece of the answer waits for the client to read."""
 
@@ -188,13 +191,6 @@ class CallUsage(NamedTuple):
     cached_tokens: int | None = None
 
 
-class _Pace(NamedTuple):
-    """The most time that an engine took for a token of a call that it was sent at `sent_s`."""
-
-    sent_s: float
-    token_s: float
-
-
 class Progress:
     """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported something new.
 
@@ -213,7 +209,8 @@ class Progress:
         self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
         self._prefill_s = 0.0  # of the calls that wait
-        self._paces: deque[_Pace] = deque(maxlen=OVERTAKEN_CALLS)  # of the latest answers and trials
+        self._clock = DecodeClock()
+        self._looked_s = -inf  # at the streams
 
     def sent(self, booking: Booking, now_s: float) -> None:
         """The engine was sent a call."""
@@ -266,17 +263,30 @@ class Progress:
         again, self._refuses = self._refuses, True
         return again
 
-    def decoded(self, tokens: int, sent_s: float, now_s: float) -> None:
-        """The engine has computed so many tokens for a call that it was sent at `sent_s`."""
-        self._paces.append(_Pace(sent_s, (now_s - sent_s) / max(1, tokens)))
+    def answered(self, booking: Booking, output_tokens: int, now_s: float) -> None:
+        """A whole answer had so many tokens in all of its choices."""
+        self._clock.answered(booking.call, output_tokens // booking.call.choices, booking.sent_s, now_s)
 
     def forgotten(self, now_s: float) -> list[Booking]:
-        """The calls that the engine has forgotten."""
-        late = [b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s]
-        if len(self._paces) < OVERTAKEN_CALLS:
-            return late
-        since_s, token_s = min(pace.sent_s for pace in self._paces), max(pace.token_s for pace in self._paces)
-        return late + [b for b in self._streaming if b.byte_s < since_s and _outlasts(b, token_s, now_s)]
+        """The calls that the engine has forgotten. Called about twice a second."""
+        return [
+            *(b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s),
+            *self._outlasting(now_s),
+        ]
+
+    def _outlasting(self, now_s: float) -> list[Booking]:
+        """The streams that are silent although the engine had time for all of their tokens, patience included."""
+        found = []
+        for stream in self._streaming:
+            tokens, call = self._clock.tokens(stream.call.model), stream.call
+            if stream.byte_s > self._looked_s or stream.client_is_slow:
+                stream.clock_tokens = tokens
+            elif stream.byte_s + UNHEARD_S < now_s and not may_starve(call):
+                limit = call.output_limit or inf
+                if tokens - stream.clock_tokens > PATIENCE * limit:
+                    found.append(stream)
+        self._looked_s = now_s
+        return found
 
     def owes_since_s(self, now_s: float) -> float:
         """Since when the engine is silent although it has calls; now if it has none."""
@@ -309,11 +319,11 @@ class Progress:
         """The engine was ejected. A whole answer does not show that its streams go on."""
         self._is_distrusted = True
 
-    def proved(self, begun_s: float, now_s: float, *, streamed: bool) -> None:
+    def proved(self, model: str, begun_s: float, now_s: float, *, streamed: bool) -> None:
         """A trial has shown that the engine computes. Until the next one, the engine may be silent for a time."""
         self._proved_s, self._proved_streams = now_s, streamed
         self._is_distrusted = self._is_distrusted and not streamed
-        self.decoded(TRIAL_TOKENS, begun_s, now_s)
+        self._clock.tried(model, TRIAL_TOKENS, begun_s, now_s)
 
     def is_quiet(self, now_s: float) -> bool:
         """Whether only a trial can tell if the engine computes."""
@@ -378,9 +388,3 @@ def _overtakes(booking: Booking, waiting: Booking, now_s: float) -> bool:
         and (late.slo, late.objective) == (early.slo, early.objective)
         and not (early.has_grammar and now_s < waiting.late_s + COMPILING_S)
     )
-
-
-def _outlasts(stream: Booking, token_s: float, now_s: float) -> bool:
-    """Whether a stream is silent for longer than all of its tokens would take, patience included."""
-    tokens_s = PATIENCE * (stream.call.output_limit or inf) * token_s
-    return not stream.client_is_slow and stream.byte_s + max(UNHEARD_S, tokens_s) < now_s

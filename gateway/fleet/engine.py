@@ -247,7 +247,7 @@ class FleetEngine:
             return
         booking.enter(BookingState.SETTLED)
         self.progress.came(booking, now_s, is_whole=True)
-        self.progress.decoded(usage.output_tokens, booking.sent_s, now_s)
+        self.progress.answered(booking, usage.output_tokens, now_s)
         self.health.succeeded(booking.sent_s, now_s)
         self.cache.ended(booking, usage, now_s)
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens

@@ -138,7 +138,9 @@ class FleetHealth:
         if failure is None:
             engine.health.try_passed(now_s)
             if computed:
-                engine.progress.proved(begun_s, now_s, streamed=before is HealthState.PROBATION)
+                engine.progress.proved(
+                    engine.offer.trial_model, begun_s, now_s, streamed=before is HealthState.PROBATION
+                )
         else:
             engine.went_wrong(failure.said or failure.cause)
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
@@ -178,7 +180,7 @@ class FleetHealth:
         """A trial that was `begun_s` has shown that a quiet engine computes."""
         engine = self._engines[engine_id]
         engine.asked_s = inf
-        engine.progress.proved(begun_s, now_s, streamed=streamed)
+        engine.progress.proved(engine.offer.trial_model, begun_s, now_s, streamed=streamed)
 
     def hung(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
         """A trial of a quiet engine has had no answer since `asked_s`. The engine is ejected with all its calls.

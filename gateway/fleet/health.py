@@ -27,6 +27,12 @@ class Offer:
     routes: Collection[str] | None = None
     fields: Mapping[str, Collection[str]] = field(default_factory=dict)
 
+    @property
+    def trial_model(self) -> str:
+        """The model that trials ask for. An adapter may have to wait until there is room for it."""
+        models = self.models.keys() - self.adapters.keys()
+        return min(models or self.models, default="")
+
     def has(self, route: str) -> bool | None:
         """Whether the engine has a route; None if that is not known.
 

@@ -27,9 +27,7 @@ async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed
 
     Raises the `EngineError` of an engine that fails. An engine that computes nothing may never answer.
     """
-    models = offer.models.keys() - offer.adapters.keys()  # an adapter may wait until there is room for it
-    model = min(models or offer.models, default="")
-    asked: dict[str, Any] = {"model": model, "max_tokens": TRIAL_TOKENS, "stream": streamed}
+    asked: dict[str, Any] = {"model": offer.trial_model, "max_tokens": TRIAL_TOKENS, "stream": streamed}
     prompt, messages = {"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]}
     status = 404 if offer.has(_COMPLETIONS) is False else await _ask(engine_id, link, _COMPLETIONS, asked | prompt)
     if status in _NO_ROUTE and offer.has(_CHAT) is not False:

@@ -122,59 +122,97 @@ def test_a_whole_answer_is_overtaken_by_ones_as_long(router: Router, limit: int 
     assert len(forgotten(router, 100.0)) == count
 
 
-# Streams that are silent for longer than their tokens take.
+# Streams that are silent although the engine had time for all of their tokens.
+
+LIMIT = 10
 
 
-def passed(router: Router, *begun_s: float, trial_s: float = 2.0) -> None:
-    """Trials have passed. They have two tokens."""
-    for moment_s in begun_s:
-        router.health.proved("a", moment_s, moment_s + trial_s, streamed=True)
-
-
-def silent(router: Router, limit: int | None = 40) -> Booking:
-    """A stream that has begun at 1 s."""
-    stream = booked(router, 0.0, limit=limit)
+def silent(router: Router, limit: int | None = LIMIT, **more: Any) -> Booking:
+    """A stream that has begun at 1 s and was looked at then."""
+    call = Call("silent", "m", 100, 64, [], output_limit=limit, **more)
+    stream = router.book(call, router.select(call, 0.0, prefer="a"), 0.0)
     router.first_token(stream, 1.0)
+    assert forgotten(router, 1.0) == []
     return stream
 
 
-def test_a_stream_is_forgotten_once_all_of_its_tokens_would_have_come(router: Router) -> None:
+def answer(router: Router, sent_s: float, tokens: int = 40, *, choices: int = 1, model: str = "m", **more: Any) -> None:
+    """A later call of so many tokens in each of its choices, which takes a second."""
+    call = Call("late", model, 100, 64, [], choices=choices, **more)
+    booking = router.book(call, router.select(call, sent_s, prefer="a"), sent_s)
+    router.first_token(booking, sent_s + 0.1)
+    router.settle(booking, CallUsage(100, tokens * choices), sent_s + 1.0)
+
+
+def test_a_stream_is_forgotten_if_the_engine_had_time_for_all_of_its_tokens(router: Router) -> None:
     stream = silent(router)
-    passed(router, 3.0, 11.0)
+    answer(router, 2.0, int(PATIENCE * LIMIT))
     assert forgotten(router, 500.0) == []
-    passed(router, 19.0)
-    assert forgotten(router, 1.0 + PATIENCE * 40 * 1.0) == []
-    assert forgotten(router, 1.1 + PATIENCE * 40 * 1.0) == [stream]
-    router.engines["a"].progress.next_byte(stream, 20.0)
-    assert forgotten(router, 500.0) == [], "the trials were before this byte"
-    passed(router, 21.0, 22.0, 23.0)
-    stream.client_is_slow = True
-    assert forgotten(router, 500.0) == []
-
-
-def test_the_slowest_of_later_answers_and_trials_counts(router: Router) -> None:
-    stream = silent(router)
-    passed(router, 2.0, trial_s=0.1)
-    for number, tokens in enumerate((1, 20)):
-        later = booked(router, 3.0 + number)
-        router.first_token(later, 3.5 + number)
-        router.settle(later, CallUsage(100, tokens), 5.0 + number)
-    assert forgotten(router, 1.0 + PATIENCE * 40 * 2.0) == []
-    assert forgotten(router, 1.1 + PATIENCE * 40 * 2.0) == [stream]
-
-
-@pytest.mark.parametrize(("limit", "are_forgotten"), [(8, True), (None, False)])
-def test_a_short_stream_may_be_silent_for_long_and_one_without_a_limit_for_longer(
-    router: Router, limit: int | None, *, are_forgotten: bool
-) -> None:
-    stream = silent(router, limit)
-    passed(router, 3.0, 11.0, 19.0, trial_s=0.1)
+    answer(router, 3.0, 2)
     assert forgotten(router, 1.0 + UNHEARD_S) == []
-    assert forgotten(router, 500.0) == [stream] * are_forgotten
+    assert forgotten(router, 1.1 + UNHEARD_S) == [stream]
+    router.engines["a"].progress.next_byte(stream, 60.0)
+    assert forgotten(router, 60.5) == []
+    assert forgotten(router, 500.0) == [], "the answers were before this byte"
+    answer(router, 501.0)
+    stream.client_is_slow = True
+    assert forgotten(router, 600.0) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tokens": 3, "choices": 32},
+        {"tokens": 1},
+        {"model": "other"},
+        {"priority": -1},
+        {"slo": Slo(ttft_s=1.0)},
+        {"objective": Objective.LATENCY},
+    ],
+    ids=["many choices", "an embedding", "another model", "more urgent", "with an SLO", "for latency"],
+)
+def test_some_answers_say_nothing_of_it(router: Router, more: dict[str, Any]) -> None:
+    router.health.answered("a", {"m": None, "other": None})
+    silent(router)
+    for number in range(9):
+        answer(router, 2.0 + number, **more)
+    assert forgotten(router, 500.0) == []
+
+
+def test_answers_that_overlap_count_once(router: Router) -> None:
+    silent(router)
+    for number in range(20):
+        answer(router, 2.0 + number / 100, 20)
+    assert forgotten(router, 500.0) == []
+    answer(router, 4.0, 20)
+    assert len(forgotten(router, 500.0)) == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"limit": None}, {"limit": 2_000}, {"priority": 1}, {"objective": Objective.THROUGHPUT}],
+    ids=["no limit", "a long one", "less urgent", "for throughput"],
+)
+def test_a_stream_that_may_go_on_is_waited_for(router: Router, more: dict[str, Any]) -> None:
+    silent(router, **more)
+    for number in range(9):
+        answer(router, 2.0 + number)
+    assert forgotten(router, 500.0) == []
+
+
+def test_trials_show_what_a_quiet_engine_had_time_for(router: Router) -> None:
+    """At a token a second there was time for 8 tokens between two trials."""
+    stream = silent(router)
+    for begun_s in (1.0, 9.0, 17.0, 25.0):
+        router.health.proved("a", begun_s, begun_s + 2.0, streamed=True)
+        assert forgotten(router, 500.0) == []
+    router.health.proved("a", 33.0, 35.0, streamed=True)
+    assert forgotten(router, 500.0) == [stream]
 
 
 def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_no_stream(router: Router) -> None:
-    silent(router, 8)
-    passed(router, 3.0, 4.0, 5.0)
+    silent(router)
+    answer(router, 2.0)
+    assert len(all_forgotten(router, 60.5)) == 1
     router.report("a", msgspec.structs.replace(report(), queue=QueueState(running=1)), requested_s=60.0)
     assert all_forgotten(router, 60.5) == []

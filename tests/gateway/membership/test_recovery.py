@@ -221,7 +221,7 @@ async def test_an_engine_without_completions_is_asked_for_a_chat() -> None:
         await until(lambda: len(sick.requests) == 2)
         await until(lambda: made.router.engines["a"].asked_s == inf)
         made.router.health.answered("a", {"m": None}, routes=["/v1/chat/completions"])
-        made.router.engines["a"].progress.proved(-inf, -inf, streamed=True)
+        made.router.engines["a"].progress.proved("m", -inf, -inf, streamed=True)
         await until(lambda: len(sick.requests) == 3)
         assert [path for path, _, _ in sick.requests] == ["/v1/completions", *["/v1/chat/completions"] * 2]
         end_streams(made)

@@ -113,6 +113,9 @@ class Dialect:
 
     sizes: SizesRoute | None = None
 
+    fills_context: bool = False
+    """Whether it takes a call whose output limit has no room beside the prompt, and ends it where the context ends."""
+
     truncates: bool = False
     """Whether it cuts a prompt that is longer than the context, and answers as if nothing were wrong."""
 
@@ -180,6 +183,7 @@ DIALECTS: Final = _by_kind(
         kind="llamacpp",
         title="llama.cpp",
         owners=frozenset({"llamacpp"}),
+        fills_context=True,
         slots_path="/slots",
         sizes=SizesRoute(
             "/props",
@@ -216,6 +220,7 @@ DIALECTS: Final = _by_kind(
         owners=frozenset({"library"}),
         metrics=None,
         sizes=SizesRoute("/api/ps", marks=("models",), context="context_length", models="models"),
+        fills_context=True,
         truncates=True,
     ),
 )

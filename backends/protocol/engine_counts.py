@@ -19,6 +19,8 @@ MOST_TOKENS: Final = 2**28
 
 Body = bytes | bytearray
 
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class EngineCounts(NamedTuple):
     """The calls in an engine, as it counts them itself."""
@@ -55,8 +57,8 @@ class EngineSizes:
     """The longest context of each model that is loaded."""
 
     def context(self, model: str) -> int | None:
-        """The longest context of a model, in tokens."""
-        return self.contexts.get(model, self.context_tokens)
+        """The longest context of a model, in tokens. Ollama's models are called so, or by their tag, too."""
+        return self.contexts.get(model, self.contexts.get(f"{model}:latest", self.context_tokens))
 
 
 NO_SIZES: Final = EngineSizes()
@@ -105,7 +107,7 @@ def read_slots(body: Body) -> EngineCounts | None:
     """The counts in a list of slots; None if it is none. Waiting calls are not in it."""
     try:
         slots = msgspec.json.decode(body, type=list[_Slot])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
     running = sum(slot.is_processing for slot in slots)
     return EngineCounts(min(running, MOST_CALLS), None, None, slots=min(len(slots), MOST_CALLS) or None)
@@ -115,7 +117,7 @@ def read_sizes(route: SizesRoute, body: Body) -> EngineSizes | None:
     """The sizes in the answer of a route; None if it is not an answer of this kind of engine."""
     try:
         answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return None
     if any(_at(answer, mark) is None for mark in route.marks):
         return None
@@ -132,7 +134,7 @@ def read_owners(body: Body) -> set[str]:
     """The owners of the models in an answer of `/v1/models`."""
     try:
         models = msgspec.json.decode(body, type=_OwnedList).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return set()
     return {model.owned_by for model in models if model.owned_by is not None}
 

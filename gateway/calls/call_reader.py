@@ -350,9 +350,10 @@ class CallReader:
         choices = 1 if request.n is None else request.choices
         bounds, is_exact = UNKNOWN, prompt.exact and rendered.is_exact
         if context_tokens is not None:
-            if is_exact and prompt.tokens + (limit or 1) > context_tokens:
-                refuse_tokens(request, prompt.tokens, limit or 1, context_tokens)
-            elif request.model in self.router.models.truncated and prompt.tokens > context_tokens:
+            output_tokens = 1 if request.model in self.router.models.filled else limit or 1
+            if is_exact and prompt.tokens + output_tokens > context_tokens:
+                refuse_tokens(request, prompt.tokens, output_tokens, context_tokens)
+            elif not is_exact and request.model in self.router.models.truncated:
                 refuse_estimate(request, prompt.tokens, context_tokens)
             each = context_tokens if limit is None else min(context_tokens, limit)
             bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.policy.types import ESTIMATE_MARGIN
 
 
 def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token_bytes: int, field: str) -> None:
@@ -35,8 +36,8 @@ def refuse_tokens(
 
 
 def refuse_estimate(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> None:
-    """Raises `ContextLengthError` for a request with one prompt, which its engine would cut without a word."""
-    if request.single_prompt:
+    """Raises `ContextLengthError` for a request whose one prompt is far too long: its engine would cut it silently."""
+    if request.single_prompt and prompt_tokens > ESTIMATE_MARGIN * context_tokens:
         raise ContextLengthError(
             f"The prompt has about {prompt_tokens} tokens. An engine of the model '{request.model}' has a context of "
             f"{context_tokens} and would cut the prompt without a word. Shorten it, or have the engine load the model "

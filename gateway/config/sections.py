@@ -281,8 +281,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     url: http or https, without `/v1` (required; kept without a trailing slash). name: as logs, metrics and the
     `plait-engine` header call it (default: host:port of the url). models: the models it serves (default: what its
     `/v1/models` lists). api_key: sent to the engine (default: none). kv_tokens: its KV cache in tokens, for an engine
-    that does not report it (default: what it says in its metrics or of its sizes, else that of a `profile` that the
-    file names, else not known).
+    that does not report it (default: what it says in its metrics or of its sizes, else that of the model's `profile`
+    if this is not the default one, else not known).
     """
 
     url: Text

@@ -319,6 +319,8 @@ class FleetEngine:
         """
         before, self.stock = self.stock, stock
         if stock is None:
+            if self.counts is None and self.cache.kind is None:
+                self.view.use_report()
             return
         if before is not None and before.kind == stock.kind:
             contexts = {**before.sizes.contexts, **stock.sizes.contexts}

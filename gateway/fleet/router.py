@@ -279,6 +279,8 @@ class Router:
         The next probe takes over the contexts.
         """
         engine = self.engines[engine_id]
+        if kind is not None and engine.cache.kind is not None:  # its adapter has reported meanwhile
+            return
         before = engine.kind
         engine.recognised(None if kind is None else StockKind(kind, sizes))
         if engine.kind != before:

@@ -14,7 +14,7 @@ from plait.gateway.fleet.comparisons import note
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.types import Call
+from plait.policy.types import ESTIMATE_MARGIN, Call
 
 KEPT_SHARE = 0.5
 """The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""
@@ -63,8 +63,9 @@ class ServedModels:
     calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
     engine's context is not known. `uneven` has the models that some engine takes calls for, and that are offered with
     different contexts, with each engine's own; one that is not known is infinite. `renderers` says how the engines of
-    a model render chats. `truncated` has the models of which some engine cuts a longer prompt without a word. `direct`
-    has the models for which `check` gives the name itself.
+    a model render chats. `truncated` has the models of which some engine cuts a longer prompt without a word, `filled`
+    those of which some engine answers until its context is full. `direct` has the models for which `check` gives the
+    name itself.
 
     `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
     `NoEngineError`: the fleet is at fault, not the caller.
@@ -81,6 +82,7 @@ class ServedModels:
         self.uneven: Mapping[str, Mapping[str, float]] = {}
         self.renderers: Mapping[str, Renderers] = {}
         self.truncated: Collection[str] = ()
+        self.filled: Collection[str] = ()
         self._taker_ids: Mapping[str, Collection[str]] = {}
 
     @property
@@ -103,6 +105,7 @@ class ServedModels:
         self.uneven = {model: contexts for model, contexts in differing.items() if self.takers[model]}
         self.renderers = {model: _renderers(self._serving(model)) for model in names}
         self.truncated = {model for model in names if any(map(_truncates, self._serving(model)))}
+        self.filled = {model for model in names if any(map(_fills_context, self._serving(model)))}
         self.on_change()
 
     def base(self, model: str) -> str:
@@ -154,18 +157,32 @@ class ServedModels:
         """The engines whose contexts have room for a call, of those that take calls for its model on `route`.
 
         If no taker has room, and the prompt is counted exactly, a stalled or sick engine that has room is better than a
-        refusal. If there is none either, it is for the engines with the longest contexts to judge.
+        refusal. If there is none either, it is for the engines with the longest contexts to judge, of those that judge.
+        Raises `NoEngineError` if all others would cut the prompt.
         """
-        contexts, needed = self.uneven[call.model], _needed_tokens(call)
-        fitting = [view for view in takers if contexts[view.engine_id] >= needed]
+        contexts = self.uneven[call.model]
+        fitting = [view for view in takers if contexts[view.engine_id] >= self._needed_tokens(call, view.engine_id)]
         if not fitting and call.prompt_hash is not None:
             serving = [engine for engine in self._serving(call.model) if engine.view.engine_id not in unable]
-            with_room = [engine for engine in serving if contexts[engine.view.engine_id] >= needed]
+            names = [(engine, engine.view.engine_id) for engine in serving]
+            with_room = [engine for engine, name in names if contexts[name] >= self._needed_tokens(call, name)]
             fitting = self._having([engine.view for engine in _able(with_room)], route)
-        if not fitting:
-            longest = max((contexts[view.engine_id] for view in takers), default=inf)
-            fitting = [view for view in takers if contexts[view.engine_id] == longest]
+        if not fitting and takers:
+            whole = [view for view in takers if not self._cuts(call, view.engine_id, contexts[view.engine_id])]
+            if not whole:
+                raise NoEngineError(f"No engine that serves model '{call.model}' and has room for the prompt is up.")
+            longest = max(contexts[view.engine_id] for view in whole)
+            fitting = [view for view in whole if contexts[view.engine_id] == longest]
         return fitting
+
+    def _needed_tokens(self, call: Call, engine_id: str) -> int:
+        """The context that a call needs: for its prompt and its output limit; for one token where that is enough."""
+        return call.prompt_tokens + (1 if _fills_context(self._engines[engine_id]) else call.output_limit or 1)
+
+    def _cuts(self, call: Call, engine_id: str, context_tokens: float) -> bool:
+        """Whether an engine would cut the prompt without a word. An estimate of its tokens may be too high."""
+        margin = 1.0 if call.prompt_hash is not None else ESTIMATE_MARGIN
+        return _truncates(self._engines[engine_id]) and call.prompt_tokens > margin * context_tokens
 
     def takes(self, call: Call, engine_id: str, route: str | None = None) -> bool:
         """Whether a call may be placed on an engine."""
@@ -183,8 +200,10 @@ class ServedModels:
         """
         contexts = self._offered_contexts(call.model)
         own = contexts.get(engine_id, inf)
-        least = max(_needed_tokens(call), 0 if own == inf else own + 1)
-        return frozenset(other for other, tokens in contexts.items() if tokens < least)
+        more = 0 if own == inf else own + 1
+        return frozenset(
+            other for other, tokens in contexts.items() if tokens < max(self._needed_tokens(call, other), more)
+        )
 
     def others(self, model: str, unable: Collection[str], route: str | None = None) -> list[EngineView]:
         """As `eligible`, without the engines that are `unable`; perhaps none."""
@@ -269,9 +288,8 @@ def _truncates(engine: FleetEngine) -> bool:
     return engine.kind is not None and DIALECTS[engine.kind].truncates
 
 
-def _needed_tokens(call: Call) -> int:
-    """The context that a call needs: for its prompt and its output limit; without a limit, for a token."""
-    return call.prompt_tokens + (call.output_limit or 1)
+def _fills_context(engine: FleetEngine) -> bool:
+    return engine.kind is not None and DIALECTS[engine.kind].fills_context
 
 
 def _longest(contexts: Iterable[float]) -> int | None:

@@ -249,7 +249,8 @@ class Monitor:
             self._routes[engine.name] = await _listed_routes(requests)
         stock = self._router.engines[engine.name].stock
         sizes = NO_SIZES if stock is None else stock.sizes
-        contexts = {name: model.max_model_len or sizes.context(name) for name, model in listed.items()}
+        contexts = {name: sizes.context(name) for name in {*listed, *engine.models}}
+        contexts |= {name: model.max_model_len for name, model in listed.items() if model.max_model_len is not None}
         models = {name: _context(name, listed, contexts, self._context_tokens) for name in engine.models or listed}
         adapters = {name: model.parent for name, model in listed.items() if model.parent and name in models}
         roots = {name: listed[name].root if name in listed else None for name in models if name not in adapters}

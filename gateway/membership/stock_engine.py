@@ -116,22 +116,31 @@ class StockEngine:
         return min(NOT_ASKED_S, max(INTERVAL_S, self._counts_due_s - now_s))
 
     async def _recognise(self, engine: FleetEngine) -> Dialect | None:
-        """The kind by the owner of its models, its routes, its sizes or its metrics; None if none of them tells."""
+        """The kind by the owner of its models, its routes, its sizes or its metrics; None if none of them tells.
+
+        A route of another kind tells nothing if it does not answer.
+        """
         listed = await self._get("/v1/models")
         owners, routes = set() if listed is None else read_owners(listed), engine.offer.routes or ()
         for row in DIALECTS.values():
             if not (row.owners.isdisjoint(owners) and row.routes.isdisjoint(routes)):
                 return row
         for row in DIALECTS.values():
-            body = None if row.sizes is None else await self._get(row.sizes.path)
+            body = None if row.sizes is None else await self._try(row.sizes.path)
             if body is not None and row.sizes is not None and read_sizes(row.sizes, body) is not None:
                 return row
         for path in METRICS_PATHS:
-            text = await self._get(path) or b""
+            text = await self._try(path) or b""
             for row in DIALECTS.values():
                 if row.metrics == path and read_counts(row, text) is not None:
                     return row
         return None
+
+    async def _try(self, path: str) -> Body | None:
+        try:
+            return await self._get(path)
+        except (EngineError, TimeoutError):
+            return None
 
     async def _read_sizes(self, kind: str, route: SizesRoute) -> None:
         body = await self._get(route.path)

@@ -25,7 +25,7 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.types import Call
+from plait.policy.types import ESTIMATE_MARGIN, Call
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 
@@ -155,15 +155,30 @@ async def test_an_estimated_prompt_is_refused_before_an_engine_that_would_cut_it
     kind: str | None, is_refused: bool
 ) -> None:
     """Others refuse it themselves, by exact tokens."""
-    chat = Chat(tokenizer="estimated")
-    chat.router.recognised("a", kind)
-    chat.router.health.answered("a", {"m": 256})
-    assert (await chat.ask("word " * 100)).prompt_tokens < 256, "it fits"
+    fits, chat = Chat(tokenizer="estimated"), Chat(tokenizer="estimated")
+    for one in fits, chat:
+        one.router.recognised("a", kind)
+        one.router.health.answered("a", {"m": 256})
+    assert 256 < (await fits.ask("word " * 270)).prompt_tokens < ESTIMATE_MARGIN * 256, "it may fit"
     if not is_refused:
-        assert (await chat.ask("word " * 300)).prompt_tokens > 256
+        assert (await chat.ask("word " * 400)).prompt_tokens > ESTIMATE_MARGIN * 256
         return
     with pytest.raises(ContextLengthError, match="would cut the prompt without a word") as caught:
-        await chat.ask("word " * 300)
+        await chat.ask("word " * 400)
     assert (caught.value.context_tokens, caught.value.param) == (256, "messages")
     chat.router.recognised("a", None)
-    await chat.ask("word " * 300)
+    await chat.ask("word " * 400)
+
+
+@pytest.mark.parametrize(("kind", "has_room"), [("ollama", True), ("llamacpp", True), ("vllm", False), (None, False)])
+async def test_an_output_limit_needs_room_only_where_the_engine_says_so(kind: str | None, has_room: bool) -> None:
+    chat = Chat()
+    chat.router.recognised("a", kind)
+    chat.router.health.answered("a", {"m": 256})
+    if has_room:
+        assert (await chat.ask("How?", max_tokens=256)).output_limit == 256
+    else:
+        with pytest.raises(ContextLengthError):
+            await chat.ask("How?", max_tokens=256)
+    with pytest.raises(ContextLengthError):
+        await chat.ask("How? " * 200)

@@ -114,6 +114,7 @@ async def test_a_refusal_that_is_the_callers_fault_passes_through_and_the_call_n
     async with gateway(FakeHttp(Exchange(status, headers, [body])), FakeHttp()) as made:
         await made.deliver(client)
         assert (client.status, client.body, client.ended) == (status, body, True)
+        client.headers.pop(b"plait-waited-s", None)  # on a busy machine
         assert client.headers == {
             b"content-type": b"application/json",
             b"content-length": str(len(body)).encode(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.errors import NotFoundError
+from plait.backends.errors import NoEngineError, NotFoundError
 from plait.gateway.fleet.booking import Failure
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
@@ -127,3 +127,25 @@ def test_a_model_without_engines_takes_no_call() -> None:
     for engine in router.engines:
         router.health.unreachable(engine)
     assert not router.models.takes(call(1), "long")
+
+
+def test_an_engine_that_fills_its_context_needs_room_for_the_prompt_alone() -> None:
+    router = fleet(short=2_000, long=32_768)
+    router.recognised("short", "llamacpp")
+    assert engines(router, call(1_900, 4_000)) == {"short", "long"}
+    assert engines(router, call(2_000, 4_000)) == {"long"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exact", "is_placed"), [(2_500, True, False), (2_500, False, True), (3_100, False, False)]
+)
+def test_a_prompt_waits_for_an_engine_that_does_not_cut_it(tokens: int, exact: bool, is_placed: bool) -> None:
+    router = fleet(short=2_000, long=32_768)
+    router.recognised("short", "ollama")
+    assert engines(router, call(tokens, exact=exact)) == {"long"}
+    router.health.unreachable("long")
+    if is_placed:
+        assert engines(router, call(tokens, exact=exact)) == {"short"}, "an estimate may be too high"
+    else:
+        with pytest.raises(NoEngineError):
+            router.select(call(tokens, exact=exact), 100.0)

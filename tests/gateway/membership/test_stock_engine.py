@@ -31,6 +31,7 @@ class Watched:
     def __init__(self, answers: Mapping[str, bytes], kv_tokens: int | None = None) -> None:
         self.answers = dict(answers)
         self.error: Exception | None = None
+        self.hangs: set[str] = set()
         self.asked: list[str] = []
         self.now_s = 0.0
         self.router = Router()
@@ -44,6 +45,8 @@ class Watched:
         self.asked.append(request.url.path)
         if self.error is not None:
             raise self.error
+        if request.url.path in self.hangs:
+            raise httpx.ReadTimeout("nothing came")
         body = self.answers.get(request.url.path)
         return httpx.Response(404 if body is None else 200, content=body or b"")
 
@@ -138,6 +141,40 @@ async def test_an_engine_that_cannot_be_read_serves(monkeypatch: pytest.MonkeyPa
         assert seen.engine.view.slots == 4, "as it has said"
 
 
+async def test_a_route_of_another_kind_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a proxy that hides whose the models are, and drops what it does not know."""
+    answers = {**STOCK["vllm"].answers, "/v1/models": models("proxy")}
+    async with watched(monkeypatch, answers) as (seen, run):
+        seen.hangs.update(("/props", "/api/ps"))
+        await run(RECOGNISED_S)
+        assert seen.engine.kind == "vllm"
+        assert seen.asked.count("/props") == 1
+
+
+async def test_a_nested_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = b"[" * 100_000
+    async with watched(monkeypatch, dict.fromkeys(("/v1/models", "/props", "/info", "/api/ps"), nested)) as (seen, run):
+        await run(RECOGNISED_S)
+        assert (seen.engine.kind, seen.engine.takes_calls) == (None, True)
+
+
+async def test_slots_of_the_former_process_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {path: body for path, body in STOCK["llama.cpp"].answers.items() if path in ("/v1/models", "/props")}
+    async with watched(monkeypatch, answers) as (seen, run):
+        await run(2.0)
+        assert seen.engine.view.slots == 4
+        seen.router.health.unreachable("e")
+        await run(4.0)
+        assert seen.engine.view.slots == 0
+
+
+async def test_what_is_read_while_an_adapter_reports_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with watched(monkeypatch, STOCK["llama.cpp"].answers) as (seen, _run):
+        seen.router.report("e", report(1), 1.0)
+        seen.router.recognised("e", "llamacpp", EngineSizes(slots=4))
+        assert (seen.engine.kind, seen.engine.stock) == ("embedded", None)
+
+
 async def test_a_model_that_was_unloaded_keeps_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     async with watched(monkeypatch, {"/v1/models": models("library"), "/api/ps": b'{"models":[]}'}) as (seen, run):
         await run(1.0)
@@ -178,6 +215,7 @@ async def test_an_engine_that_comes_back_may_be_of_another_kind(monkeypatch: pyt
     [
         (EngineSizes(context_tokens=8_192), {}, 8_192),
         (EngineSizes(contexts={"m": 2_048}), {"m": 4_096}, 2_048),
+        (EngineSizes(contexts={"m:latest": 2_048}), {}, 2_048),
         (EngineSizes(context_tokens=8_192), {"m": 1_024}, 1_024),
         (NO_SIZES, {"m": 1_024}, 1_024),
         (NO_SIZES, {}, None),

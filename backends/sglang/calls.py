@@ -14,6 +14,7 @@ from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
+from plait.backends.sglang.compatibility import next_output_ends, prefix_tokens
 from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.plan import LocalCall
 
@@ -43,7 +44,7 @@ class SglangCall(LocalCall):
     def follow_prefill(self, request: Any) -> None:
         """Update from a request whose prompt is computed in chunks."""
         self.waits = False
-        self.computed_tokens = request.prefix_len
+        self.computed_tokens = prefix_tokens(request)
         self.output_tokens = len(request.output_ids)
 
     def follow_decode(self, request: Any, in_flight: int) -> None:
@@ -95,6 +96,22 @@ def find_hit(call: SglangCall, stored: Container[int], granularity_tokens: int) 
     return call.hit_tokens
 
 
+def kv_state(scheduler: Any) -> KvState:
+    """A scheduler's current counts of pages."""
+    page = scheduler.page_size
+    free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
+    return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
+
+
+def running_requests(scheduler: Any, beginning: Iterable[Any] = ()) -> list[Any]:
+    """Requests that have begun and not ended, including the prompt in chunks, and those `beginning`."""
+    last = scheduler.last_batch.reqs if scheduler.last_batch else ()
+    begun = [*scheduler.running_batch.reqs, *last, *beginning]
+    if scheduler.chunked_req is not None:
+        begun.append(scheduler.chunked_req)
+    return [request for request in {id(request): request for request in begun}.values() if not request.finished()]
+
+
 class SglangFacts:
     """The EngineFacts of one SGLang scheduler. KV blocks are its pages.
 
@@ -130,14 +147,8 @@ class SglangFacts:
     @property
     def free_blocks(self) -> int:
         """Pages that no running call uses."""
-        kv = self.kv_state()
+        kv = kv_state(self._scheduler)
         return kv.free_blocks + kv.cached_blocks
-
-    def kv_state(self) -> KvState:
-        """The current counts of pages."""
-        scheduler, page = self._scheduler, self._page_tokens
-        free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
-        return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free pages `new_tokens` more of a call take, including cached pages that no call uses yet."""
@@ -279,19 +290,11 @@ class Requests:
             in_chunks.plait_call.follow_prefill(in_chunks)
         for request in running_batch.reqs:
             flying = request.rid in in_flight
-            if not request.finished() and not (flying and request.next_output_finishes_by_length()):
+            if not request.finished() and not (flying and next_output_ends(request)):
                 call: SglangCall = request.plait_call
                 running[call] = request
                 call.follow_decode(request, flying)
         return sorted(running, key=_ORDER), list(self._waiting)
-
-    def running(self, running_batch: Any, beginning: Iterable[Any] = ()) -> list[Any]:
-        """Requests that have begun and not ended, including the prompt in chunks, and those `beginning`."""
-        scheduler = self._scheduler
-        begun = [*running_batch.reqs, *(scheduler.last_batch.reqs if scheduler.last_batch else ()), *beginning]
-        if scheduler.chunked_req is not None:
-            begun.append(scheduler.chunked_req)
-        return [request for request in {id(request): request for request in begun}.values() if not request.finished()]
 
     def _follow_queue(self) -> None:
         queue = self._scheduler.waiting_queue

@@ -1,9 +1,4 @@
-"""Shows a SGLang scheduler's state to a local scheduler, and makes the SGLang scheduler follow its plans.
-
-SGLang's `get_new_batch_prefill()` runs unchanged. A plan sets the state that it reads: the waiting queue and its order,
-the prompt in chunks, the chunk size, whether decodes are mixed in, and the adder's limits. Preemption comes before.
-Decisions depend only on state that is the same on all tensor-parallel ranks.
-"""
+"""Follows a SGLang scheduler's requests and batches, for the planner and for the cache-state reports."""
 
 from __future__ import annotations
 
@@ -13,24 +8,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
-from plait.backends.adapter.scheduler_settings import VARIABLE, SglangSettings, cost_model, local_scheduler, measuring
+from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.adapter.state_reporter import StateReporter
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.cache_state import CacheState, Tier
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
-from plait.backends.sglang.calls import Requests, SglangCall, SglangFacts, WaitingHits, sglang_call
-from plait.backends.sglang.levers import NO_LIMITS, SglangLevers, levers_of, preempt
+from plait.backends.sglang.calls import SglangCall, kv_state, running_requests, sglang_call
+from plait.backends.sglang.levers import NO_LIMITS, PrefillPass
+from plait.backends.sglang.planner import SglangPlanner
 from plait.backends.sglang.step_clock import StepClock, Tick
-from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.plan import IterationWork, LocalScheduler
 
 
 class SglangDriver:
-    """Runs one rank's local scheduler. `release` is SGLang's `release_req`, which frees a request's resources.
+    """Follows one rank. `planner` plans; None in the tier `reports`.
 
-    `prefill_pass` has the plan's limits on the current prefill pass.
+    `release` is SGLang's `release_req`, which frees a request's resources; of the tier `chunks`.
     """
 
     def __init__(
@@ -41,6 +37,7 @@ class SglangDriver:
         settings: SglangSettings,
         *,
         release: Callable[..., Any],
+        tier: Tier = "chunks",
         policy: LocalScheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,27 +45,24 @@ class SglangDriver:
         self.clock = StepClock(clock)
         self.epoch = uuid.uuid4().hex
         self.observer = observer
-        self.prefill_pass = NO_LIMITS
+        self.cuts = tier == "chunks"
+        """Whether plans limit each call's tokens, and preempt."""
         self.preemptions = 0
-        self.diverged_picks = 0
-        """Picks that SGLang did not schedule as planned, because it found more cached tokens or too few pages."""
         self._scheduler = scheduler
         self._events = events
-        self._release = release
-        self._policy = policy or local_scheduler(settings, VARIABLE)
-        self._measuring = measuring(self._policy, cost_model(settings, VARIABLE))
-        self._facts = SglangFacts(scheduler, observer)
-        self._mixes: bool = scheduler.is_mixed_chunk
-        self._chunk_size: int = scheduler.chunked_prefill_size
-        self._decodes_are_due = False
+        self.planner: SglangPlanner | None = None
+        if tier != "reports":
+            self.planner = SglangPlanner(scheduler, observer, settings, release=release, cuts=self.cuts, policy=policy)
         self._begun: deque[tuple[int, IterationWork]] = deque()
         self._unmeasured: deque[IterationWork] = deque()
-        self._reporter = _reporter(settings, observer, self.epoch, self._facts.max_running_calls)
+        self._reporter = _reporter(settings, observer, self.epoch, tier, getattr(scheduler, "max_running_requests", 0))
         self._iterations = self._reporter.iterations
-        self._hits = WaitingHits(observer)
-        self._requests = Requests(scheduler, self._hits)
         self._batches, self._sequence = count(), count()
-        self._budget_tokens = self._facts.max_batch_tokens
+
+    @property
+    def prefill_pass(self) -> PrefillPass:
+        """The plan's limits on the current prefill pass."""
+        return NO_LIMITS if self.planner is None else self.planner.prefill_pass
 
     # Called by SGLang's scheduler.
 
@@ -85,8 +79,8 @@ class SglangDriver:
             self.clock.rested()
         for duration_s in (duration_s for tick in ticks for duration_s in self.clock.ticked(tick)):
             work = self._unmeasured.popleft()
-            if self._measuring is not None and work.new_tokens:
-                self._measuring.observe(duration_s, work)
+            if self.planner is not None:
+                self.planner.measured(duration_s, work)
 
     def queued(self, request: Any) -> None:
         """A request begins to wait. It has arrived, or if it has a call already, it was preempted."""
@@ -96,7 +90,8 @@ class SglangDriver:
         else:
             self.preemptions += 1
             call.follow_waiting(request)
-        self._requests.queued(request)
+        if self.planner is not None:
+            self.planner.queued(request)
 
     def _received(self, request: Any) -> None:
         annotations = self.annotations.read(request.sampling_params.custom_params)
@@ -112,22 +107,8 @@ class SglangDriver:
     def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
         """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
         self._events.drain()
-        running, waiting = self._requests.calls(running_batch)
-        self._facts.follow_running(running)
-        self._hits.follow()
-        if not running and not waiting:
-            return schedule(running_batch)
-        plan = self._policy.plan(
-            self.clock.now_s, cast("list[LocalCall]", waiting), cast("list[LocalCall]", running), self._facts
-        )
-        victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt]
-        preempted = preempt(self._scheduler, running_batch, victims, self._release)
-        levers = self._levers(plan)
-        result = self._pulled(levers, running_batch, schedule)
-        for request in preempted:  # only now, or output in flight would count for the request's next run
-            self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
-        self._observe(levers, result.batch_to_run)
-        return result
+        assert self.planner is not None
+        return self.planner.step(self.clock.now_s, running_batch, schedule)
 
     def begins(self, batch: Any) -> None:
         """A batch begins to run. Evictions that made room for it are told before its forward pass."""
@@ -136,6 +117,12 @@ class SglangDriver:
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
         self._iterations.computes(work.chunks)
+        if batch.forward_mode.is_decode():
+            return
+        for call in [request.plait_call for request in batch.reqs]:
+            if not call.admitted:
+                call.admitted = True
+                self._iterations.admitted(self.clock.now_s - call.received_s)
 
     def ended(self, batch: Any) -> None:
         """A batch's result has been processed. Results come in the order of batches."""
@@ -154,7 +141,7 @@ class SglangDriver:
     def given_up(self) -> None:
         """Requests were ended from outside. SGLang reports no end for requests that had not begun."""
         scheduler = self._scheduler
-        begun = self._requests.running(scheduler.running_batch)
+        begun = running_requests(scheduler)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
         present.update(request.rid for batch in (scheduler.last_batch,) if batch for request in batch.reqs)
         self._reporter.retain(present, self.clock.present_s)
@@ -177,61 +164,20 @@ class SglangDriver:
         return self._reporter.report(
             since,
             epoch,
-            kv=self._facts.kv_state(),
+            kv=kv_state(self._scheduler),
             waiting_prompts=[len(request.origin_input_ids) for request in waiting],
-            running=len(self._requests.running(self._scheduler.running_batch, beginning)),
+            running=len(running_requests(self._scheduler, beginning)),
             budget_tokens=self._budget_tokens,
             preemptions=self.preemptions,
             gateway=gateway,
         )
 
-    # From a plan to SGLang's state, and back.
-
-    def _levers(self, plan: Plan) -> SglangLevers:
-        request = self._scheduler.chunked_req
-        in_chunks = None if request is None else request.plait_call
-        levers = levers_of(plan, in_chunks, self._facts, self._scheduler.page_size)
-        self._budget_tokens = self._facts.max_batch_tokens
-        if plan.budget_tokens is not None:
-            self._budget_tokens = min(self._budget_tokens, max(0, plan.budget_tokens))
-        if self._mixes or not levers.decodes:
-            return levers
-        # Prompts and decodes take turns if SGLang does not mix them in a batch.
-        self._decodes_are_due = not self._decodes_are_due and levers.prompt_tokens > 0
-        return levers if self._decodes_are_due else SglangLevers()
-
-    def _pulled(self, levers: SglangLevers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """Set the levers, let SGLang schedule, and give the levers back."""
-        scheduler, chunked = self._scheduler, self._scheduler.chunked_req
-        hidden = self._requests.waiting_but(levers.shown)
-        mixes = self._mixes and levers.decodes
-        scheduler.waiting_queue = [self._requests.of(call) for call in levers.shown]
-        scheduler.is_mixed_chunk = mixes
-        mixed_tokens = len(running_batch.reqs) if mixes else 0
-        scheduler.chunked_prefill_size = min(self._chunk_size, levers.prompt_tokens + mixed_tokens)
-        if not levers.goes_on or mixed_tokens >= self._chunk_size:
-            scheduler.chunked_req = None
-        self.prefill_pass = levers.limits
-        held = scheduler.chunked_req is not chunked
-        try:
-            return schedule(running_batch)
-        finally:
-            scheduler.waiting_queue.extend(hidden)
-            scheduler.is_mixed_chunk, scheduler.chunked_prefill_size = self._mixes, self._chunk_size
-            if held:
-                scheduler.chunked_req = chunked
-            self.prefill_pass = NO_LIMITS
-
-    def _observe(self, levers: SglangLevers, batch: Any) -> None:
-        """Count the prompts that were not scheduled as planned, and note the admitted calls."""
-        begun = () if batch is None else zip(batch.reqs, batch.extend_lens, strict=True)
-        computed = {request.plait_call: tokens for request, tokens in begun}
-        self.diverged_picks += sum([computed.get(call) != tokens for call, tokens in levers.picks])
-        for call in [call for call in levers.shown if call in computed]:
-            self._requests.admitted(call)
-            if not call.admitted:
-                call.admitted = True
-                self._iterations.admitted(self.clock.now_s - call.received_s)
+    @property
+    def _budget_tokens(self) -> int:
+        """The latest plan's budget; without plans SGLang's chunk size, 0 if it has none."""
+        if self.planner is not None:
+            return self.planner.budget_tokens
+        return int(getattr(self._scheduler, "chunked_prefill_size", None) or 0)
 
 
 def _work(batch: Any) -> IterationWork:
@@ -241,7 +187,7 @@ def _work(batch: Any) -> IterationWork:
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
 
 
-def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, slots: int) -> StateReporter:
+def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, tier: Tier, slots: int) -> StateReporter:
     return StateReporter(
         engine=settings.name,
         kind="sglang",
@@ -249,7 +195,8 @@ def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, slo
         model=observer.model,
         block_tokens=observer.page_tokens,
         granularity_tokens=observer.granularity_tokens,
-        policy=settings.scheduler_name,
+        policy="engine" if tier == "reports" else settings.scheduler_name,
+        tier=tier,
         journal=observer.journal,
         takes_objectives=True,
         slots=slots,

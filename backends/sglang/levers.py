@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.calls import SglangCall
+from plait.backends.sglang.compatibility import add_limited_chunk, prefix_tokens
 from plait.policy.scheduling.plan import EngineFacts, Plan
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ class LimitedAdder(_SglangAdder):
         """
         limit, room = self.plait_pass.limits.get(req.rid), self.rem_chunk_tokens
         if limit is not None and (room is None or limit < room):
-            end = (req.prefix_len + limit) // self.page_size * self.page_size
-            limit = end - req.prefix_len if end > req.prefix_len else limit
-            self.chunked_req_limit = min(limit, self.chunked_req_limit or limit)
+            prefix = prefix_tokens(req)
+            end = (prefix + limit) // self.page_size * self.page_size
+            return add_limited_chunk(self, super().add_chunked_req, req, end - prefix if end > prefix else limit)
         return super().add_chunked_req(req)
 
     def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
@@ -73,7 +74,7 @@ class LimitedAdder(_SglangAdder):
         if room is None:
             return super().add_one_req(req, has_chunked_req, truncation_align_size)
         limit = min(room, max(self.page_size, self.plait_pass.limits.get(req.rid, room)))
-        uncached = len(req.full_untruncated_fill_ids) - req.prefix_len
+        uncached = len(req.full_untruncated_fill_ids) - prefix_tokens(req)
         cut_already = has_chunked_req or self.new_chunked_req is not None or not self.plait_pass.may_cut
         if cut_already and self.ceil_paged_tokens(uncached) > limit:
             return _results().CONTINUE
@@ -122,11 +123,14 @@ class SglangLevers:
     limits: PrefillPass = NO_LIMITS
 
 
-def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int) -> SglangLevers:
+def levers_of(
+    plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page_tokens: int, *, cuts: bool = True
+) -> SglangLevers:
     """The levers of a plan. `in_chunks` is the running call whose prompt is computed in chunks.
 
     SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks, so while it is held back, no other
-    can be cut. If all others would have to be cut, it goes on instead: else nothing would run.
+    can be cut. If all others would have to be cut, it goes on instead: else nothing would run. Unless the adder `cuts`,
+    it goes on with any prompt: SGLang would cut another.
     """
     picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
     backfill = cast("Sequence[SglangCall]", plan.backfill)
@@ -148,14 +152,14 @@ def levers_of(plan: Plan, in_chunks: SglangCall | None, facts: EngineFacts, page
     limits = {call.call_id: tokens for call, tokens in prompts if tokens < _wanted(call, facts)}
     shown = [call for call in named if call.waits]
     fits = any(call.call_id not in limits and _wanted(call, facts) <= tokens for call in shown)
-    goes_on = in_chunks is not None and (in_chunks in named or not fits)
+    goes_on = in_chunks is not None and (in_chunks in named or not fits or not cuts)
     return SglangLevers(
         picks=prompts,
         shown=shown,
         goes_on=goes_on,
         prompt_tokens=tokens,
         decodes=decodes,
-        limits=PrefillPass(limits, may_cut=in_chunks is None or goes_on),
+        limits=PrefillPass(limits, may_cut=in_chunks is None or goes_on) if cuts else NO_LIMITS,
     )
 
 

@@ -66,7 +66,7 @@ class SchedulerAccess:
         now_s = asyncio.get_running_loop().time
         ends_s = now_s() + ANSWER_DEADLINE_S
         while not (await asyncio.wait((asked,), timeout=EXIT_S))[0]:
-            if manager.gracefully_exit:
+            if getattr(manager, "gracefully_exit", False):
                 raise EngineTimeoutError("the server is stopping, and its scheduler does not answer")
             if now_s() >= ends_s:
                 raise EngineTimeoutError(f"the scheduler did not answer within {ANSWER_DEADLINE_S:g} s")

@@ -9,6 +9,7 @@ import msgspec
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import SglangSettings, read_settings
+from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
 from plait.backends.sglang.compatibility import REQUIRED
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
         def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None: ...
 
-        def get_new_batch_prefill(self, running_batch: Any) -> Any: ...
+        def get_new_batch_prefill(self, *args: Any, **kwargs: Any) -> Any: ...
 
         def get_prefill_adder_class(self) -> Any: ...
 
@@ -60,9 +61,9 @@ class PlannedSglangScheduler(_SglangScheduler):
 
     def attach(self, settings: SglangSettings) -> None:
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
-        REQUIRED.check_scheduler(self)
-        _check_options(self)
-        self.plait = _driver(self, settings)
+        tier = REQUIRED.scheduler_tier(self, settings.lowest_tier)
+        _check_options(self, tier)
+        self.plait = _driver(self, settings, tier)
 
     def _poll_timeout_aborts(self) -> list[Any]:
         """Add the leading rank's tick to the requests of a step, which all ranks get."""
@@ -81,13 +82,17 @@ class PlannedSglangScheduler(_SglangScheduler):
         self.plait.queued(req)
         super()._add_request_to_queue(req, is_retracted)
 
-    def get_new_batch_prefill(self, running_batch: Any) -> Any:
+    def get_new_batch_prefill(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule prompts, with decodes mixed in. Without prompts, SGLang runs the decodes alone."""
+        if self.plait.planner is None:
+            return super().get_new_batch_prefill(*args, **kwargs)
+        (running_batch,) = (*args, *kwargs.values())
         return self.plait.step(running_batch, super().get_new_batch_prefill)
 
     def get_prefill_adder_class(self) -> Any:
         """A factory of the adder that admits requests in one prefill pass."""
-        return limited(super().get_prefill_adder_class(), self.plait.prefill_pass)
+        adder = super().get_prefill_adder_class()
+        return limited(adder, self.plait.prefill_pass) if self.plait.cuts else adder
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch."""
@@ -135,19 +140,14 @@ def scheduler_class(base: type) -> Any:
     return type(f"Planned{base.__name__}", (PlannedSglangScheduler, base), {})
 
 
-def _check_options(scheduler: Any) -> None:
-    """Raise UnsupportedEngineError for options that Plait does not support."""
+def _check_options(scheduler: Any, tier: Tier) -> None:
+    """Raise UnsupportedEngineError for options that Plait does not support in a tier."""
     parallel = load("sglang.srt.runtime_context.get_parallel")()
-    fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
     refused = {
         "--pp-size above 1": parallel.pp_size > 1,
         "--dp-size above 1 (start separate engines instead)": parallel.dp_size > 1,
         "disaggregated prefill and decode": scheduler.disaggregation_mode.value != "null",
-        "diffusion language models": scheduler.dllm_config is not None,
-        "hierarchical sparse attention": scheduler.hisparse_coordinator is not None,
-        "chunked prefill turned off (--chunked-prefill-size -1)": not scheduler.chunked_prefill_size,
-        "--schedule-policy other than fcfs (Plait orders the calls itself)": scheduler.policy.policy is not fcfs,
-        "--enable-priority-scheduling (Plait orders the calls itself)": scheduler.enable_priority_scheduling,
+        **({} if tier == "reports" else _options_of_order(scheduler)),
     }
     found = [option for option, present in refused.items() if present]
     if found:
@@ -157,10 +157,22 @@ def _check_options(scheduler: Any) -> None:
         )
 
 
-def _driver(scheduler: Any, settings: SglangSettings) -> SglangDriver:
+def _options_of_order(scheduler: Any) -> dict[str, bool]:
+    """The options with which Plait does not schedule, and whether each is set."""
+    fcfs = load("sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS")
+    return {
+        "diffusion language models": scheduler.dllm_config is not None,
+        "hierarchical sparse attention": scheduler.hisparse_coordinator is not None,
+        "chunked prefill turned off (--chunked-prefill-size -1)": not scheduler.chunked_prefill_size,
+        "--schedule-policy other than fcfs (Plait orders the calls itself)": scheduler.policy.policy is not fcfs,
+        "--enable-priority-scheduling (Plait orders the calls itself)": bool(scheduler.enable_priority_scheduling),
+    }
+
+
+def _driver(scheduler: Any, settings: SglangSettings, tier: Tier) -> SglangDriver:
     model = load("sglang.srt.runtime_context.get_serving")().served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return SglangDriver(scheduler, observer, events, settings, release=release)
+    return SglangDriver(scheduler, observer, events, settings, release=release, tier=tier)

@@ -32,6 +32,7 @@ from plait.backends.adapter.scheduler_settings import VARIABLE, read_settings
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
 from plait.backends.sglang.driver import SglangDriver
+from plait.backends.sglang.planner import SglangPlanner
 from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.step_clock import StepClock
 from plait.policy.prefix.block_hash import chain, root_hash
@@ -87,7 +88,7 @@ class Engine:
         self._arrived, self._go = threading.Semaphore(0), threading.Semaphore(0)
         _become(scheduler, setup)
         if policy is not None:
-            self.driver._policy = policy
+            self.planner.policy = policy
         scheduler.enable_overlap = setup.overlaps
         scheduler.gracefully_exit = False
         scheduler.request_receiver = SimpleNamespace(recv_requests=self._receive)
@@ -103,8 +104,13 @@ class Engine:
         return driver
 
     @property
+    def planner(self) -> SglangPlanner:
+        assert self.driver.planner is not None, "SGLang lacks names for plans"
+        return self.driver.planner
+
+    @property
     def policy(self) -> LocalScheduler:
-        return self.driver._policy
+        return self.planner.policy
 
     @property
     def tokens(self) -> dict[str, list[int]]:

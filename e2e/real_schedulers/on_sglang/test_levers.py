@@ -22,7 +22,7 @@ def test_chunk_of_a_prompt(build: Build) -> None:
     for seed, name in enumerate(chunks):
         engine.add(prompt(100, seed), name=name)
     assert [engine.step() for _ in range(2)] == [chunks, {"a": 32}]
-    assert engine.driver.diverged_picks == 0
+    assert engine.planner.diverged_picks == 0
 
 
 def test_the_prompt_in_chunks_is_held_back(build: Build) -> None:

@@ -34,6 +34,7 @@ def test_the_installed_version_has_every_name() -> None:
 
 
 def test_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, '{"require": "chunks"}')
     monkeypatch.delattr(PrefillAdder, "add_chunked_req")
     monkeypatch.setattr(ScheduleBatch, "release_req", _other_release_req)
     with pytest.raises(UnsupportedEngineError) as refusal:
@@ -49,7 +50,7 @@ def test_missing_attributes_are_listed(planned: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(planned, "chunked_req")
     monkeypatch.delattr(planned.policy, "policy")
     with pytest.raises(UnsupportedEngineError, match=r"Scheduler\.chunked_req.*policy\.policy"):
-        planned.attach(SglangSettings())
+        planned.attach(SglangSettings(require="order"))
 
 
 def test_what_plait_does_itself_is_refused(planned: Any, monkeypatch: pytest.MonkeyPatch) -> None:

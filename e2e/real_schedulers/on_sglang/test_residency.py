@@ -15,5 +15,5 @@ def test_a_waiting_call_finds_cached_what_is_reported(build: Build) -> None:
     name = engine.add([*same, 5], 1)
     assert engine.step() == {name: 301 - 300 // PAGE_TOKENS * PAGE_TOKENS}, "all whole pages are found"
     call = engine.requests[name].plait_call
-    known = engine.driver._facts.stored_tokens(call)
+    known = engine.planner.facts.stored_tokens(call)
     assert known == 300 // TREE_BLOCK_TOKENS * TREE_BLOCK_TOKENS, "of which the whole tree blocks are known"

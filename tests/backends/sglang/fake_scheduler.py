@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from plait.backends.adapter.scheduler_settings import SglangSettings
+from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.scheduler import PlannedSglangScheduler
@@ -280,13 +281,18 @@ class Rank(PlannedSglangScheduler, FakeScheduler):
         clock: Callable[[], float],
         settings: SglangSettings | None = None,
         policy: LocalScheduler | None = None,
+        tier: Tier = "chunks",
     ) -> None:
         FakeScheduler.__init__(self, setup)
         observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731
         self.plait = SglangDriver(
-            self, observer, events, settings or SglangSettings(), release=release, policy=policy, clock=clock
+            *(self, observer, events, settings or SglangSettings()),
+            release=release,
+            tier=tier,
+            policy=policy,
+            clock=clock,
         )
 
 

@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.plain.answering_engine import MODEL, PACED
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
-from e2e.servers import eventually
+from e2e.server_process import eventually
 
 HERE: Final = Path(__file__).parents[1]
 PROMPT: Final = "Tell me how a gateway places calls. " * 12

@@ -11,7 +11,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from e2e.postgresql.server import stop_shared_postgres
 from e2e.sdk import Sdk, async_client, sync_client
-from e2e.servers import STARTED, Fleet, Launcher, Server
+from e2e.server_process import STARTED, Server
+from e2e.servers import Fleet, Launcher
 from e2e.tenants import KEYS
 
 CONTEXT_TOKENS = 512

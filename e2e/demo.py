@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from e2e.servers import DEADLINE_S, PLAIT
+from e2e.server_process import DEADLINE_S, PLAIT
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from pydantic import SecretStr
 
 from e2e.programs import Program, ProgramCall, by_hand, chained_by_gateway, texts, whole
-from e2e.servers import NO_TLS
+from e2e.server_process import NO_TLS
 from plait.client import Argument, Client, SemanticVariable, Text, semantic_function
 from plait.client.langchain import Program as ChainProgram
 

@@ -23,7 +23,8 @@ import httpx
 
 from e2e.programs import Program, ProgramCall, chained_by_client, map_reduce, texts, whole
 from e2e.sdk import async_client
-from e2e.servers import DEADLINE_S, Fleet, Launcher, Server
+from e2e.server_process import DEADLINE_S, Server
+from e2e.servers import Fleet, Launcher
 from plait.gateway.durability.recorded import SESSION, decoded
 from plait.gateway.programs.record import Started, Submitted, ValueSet
 from plait.gateway.store.event_log import StoredStream

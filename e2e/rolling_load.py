@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from e2e.servers import DEADLINE_S, NO_TLS, Server
+from e2e.server_process import DEADLINE_S, NO_TLS, Server
 
 CHAT = "/v1/chat/completions"
 REFUSED = "connection refused"

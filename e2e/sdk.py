@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
-from e2e.servers import NO_TLS, Server
+from e2e.server_process import NO_TLS, Server
 
 
 def sync_client(server: Server, **options: Any) -> OpenAI:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from e2e.servers import Server
+from e2e.server_process import Server
 
 PEER_KEY: Final = "the-peer-key-of-all-gateways-in-the-tests"
 SECRET: Final = "the-server-secret-of-all-gateways-in-tests"

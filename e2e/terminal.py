@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from e2e.servers import DEADLINE_S, PLAIT
+from e2e.server_process import DEADLINE_S, PLAIT
 
 ROWS, COLUMNS = 45, 150
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.prefix.block_hash import chain, root_hash
 

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from e2e.sdk import asking, async_client, sync_client
-from e2e.servers import Fleet, Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Fleet, Launcher
 
 STREAMS = 64
 CHUNKS = 200

@@ -14,7 +14,8 @@ pytest.importorskip("langchain_openai", reason="langchain-openai is not installe
 
 from e2e.delaying_proxy import DelayingProxy
 from e2e.front_ends import LINKS, MAPS, OUTPUT_TOKENS, document, front_ends
-from e2e.servers import Fleet, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet
 from plait.client import Client, SemanticVariable, Text, native_function, semantic_function
 
 PROGRAM = "POST /v1/programs"

@@ -18,7 +18,7 @@ import pytest
 
 from e2e.demo import demo, refused
 from e2e.ports import free_ports
-from e2e.servers import DEADLINE_S, PLAIT, eventually
+from e2e.server_process import DEADLINE_S, PLAIT, eventually
 
 COMPARISON = ["--compare", "--policies=plait,least_outstanding", "--calls=160", "--kv-tokens=20000", "--rate=0.1"]
 

@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from e2e.sdk import asking, async_client, sync_client
-from e2e.servers import Fleet, Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Fleet, Launcher
 
 ENDLESS_TOKENS = 50_000
 """A minute of the shared engines' time."""

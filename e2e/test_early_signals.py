@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from e2e.ports import free_port
-from e2e.servers import DEADLINE_S, PLAIT, POLL_S
+from e2e.server_process import DEADLINE_S, PLAIT, POLL_S
 
 AS_PROCESS_1 = [
     "unshare",

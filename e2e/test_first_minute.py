@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 
 ROOT = Path(__file__).parents[1]
 OTHER_TOKENIZER = ("--tokenizer", str(ROOT / "backends" / "embedded" / "tokenizer"))

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from e2e.sdk import asking, async_client
-from e2e.servers import NO_TLS, Fleet, Launcher
+from e2e.server_process import NO_TLS
+from e2e.servers import Fleet, Launcher
 
 BUSY_TOKENS = 500
 """The engine is busy for some twelve seconds with the answer before."""

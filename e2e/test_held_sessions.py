@@ -13,7 +13,8 @@ import pytest
 
 from e2e.programs import Program, ProgramCall, chained_by_gateway, metagpt
 from e2e.sdk import asking, async_client
-from e2e.servers import Fleet, Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet, Launcher
 from e2e.traces import ABSENT, METAGPT
 
 KV_TOKENS = 12_000

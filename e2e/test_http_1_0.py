@@ -9,7 +9,7 @@ from io import BytesIO
 
 import pytest
 
-from e2e.servers import DEADLINE_S, Server
+from e2e.server_process import DEADLINE_S, Server
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8}
 RESPONSE = {"model": "demo", "input": "Count to ten.", "max_output_tokens": 16}

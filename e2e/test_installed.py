@@ -11,7 +11,7 @@ import pytest
 from e2e.demo import demo, refused
 from e2e.installed import CLASHING, clashing_folder, copied_environment
 from e2e.ports import free_ports
-from e2e.servers import eventually
+from e2e.server_process import eventually
 
 PROGRAM = """
 import sys

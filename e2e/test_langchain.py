@@ -20,7 +20,8 @@ from langchain_core.runnables import Runnable, RunnableParallel
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from e2e.servers import NO_TLS, Fleet
+from e2e.server_process import NO_TLS
+from e2e.servers import Fleet
 from e2e.test_semantic_client import run_blocks
 from examples.langchain_map_reduce import map_reduce
 from plait.client import Client, SemanticVariable, VariableFailedError

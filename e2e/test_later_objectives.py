@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.servers import Fleet, Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet, Launcher
 
 CALLS = 24
 RUNNING = 2

@@ -11,7 +11,8 @@ import pytest
 
 from e2e.demo import refused
 from e2e.ports import free_ports
-from e2e.servers import DEADLINE_S, PLAIT, Launcher, eventually
+from e2e.server_process import DEADLINE_S, PLAIT, eventually
+from e2e.servers import Launcher
 from e2e.terminal import terminal
 
 

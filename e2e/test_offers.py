@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from e2e.faults.reports import report
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.stub_engine import JSON, Script, StubEngine, listed
 
 CALLS = 100

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from e2e.servers import Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Launcher
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Which of the two?"}], "max_tokens": 3}
 

@@ -9,7 +9,8 @@ import pytest
 
 from e2e.conftest import CONTEXT_TOKENS
 from e2e.sdk import Sdk, asking, content, sync_client
-from e2e.servers import Fleet, Server
+from e2e.server_process import Server
+from e2e.servers import Fleet
 from plait.backends.embedded.responses import FINGERPRINT
 
 WEATHER = {

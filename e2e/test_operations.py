@@ -14,7 +14,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from e2e.ports import free_port
 from e2e.sdk import Sdk, asking, async_client, sync_client
-from e2e.servers import DEADLINE_S, PLAIT, STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually
+from e2e.server_process import DEADLINE_S, PLAIT, STOPPED_BY_SIGTERM, Server, eventually
+from e2e.servers import Fleet, Launcher
 
 LONG = 2_000
 """Tokens of an answer that is not over while a gateway stops, on a busy machine too."""

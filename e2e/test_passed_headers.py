@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.membership.engine_link import TO_CLIENTS, TO_ENGINES

@@ -11,7 +11,8 @@ from openai import OpenAI
 
 from e2e.conftest import two_models
 from e2e.sdk import asking
-from e2e.servers import Fleet, Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet, Launcher
 
 _numbers = itertools.count()
 

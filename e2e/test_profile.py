@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.servers import NO_TLS, PLAIT, Launcher, Server
+from e2e.server_process import NO_TLS, PLAIT, Server
+from e2e.servers import Launcher
 from plait.backends.profiles import Profile, load_profile
 
 TIME_SCALE = 2.0

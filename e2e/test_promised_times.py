@@ -11,7 +11,8 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from e2e.sdk import asking, async_client
-from e2e.servers import Fleet, Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Fleet, Launcher
 
 ENOUGH = {"plait-slo-ttft-ms": "600000"}
 BUSY_TOKENS = 150

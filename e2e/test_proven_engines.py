@@ -12,7 +12,8 @@ from typing import Final
 import pytest
 
 from e2e.delaying_proxy import DelayingProxy
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 
 WITHIN_S: Final = 5.0
 SHIPPED: Final = Path(__file__).parents[1] / "backends" / "embedded" / "tokenizer"

@@ -14,7 +14,7 @@ import pytest
 from e2e.demo import demo, refused
 from e2e.installed import copied_environment
 from e2e.ports import free_port, free_ports
-from e2e.servers import Server, eventually
+from e2e.server_process import Server, eventually
 
 README: Final = Path(__file__).parents[1] / "README.md"
 BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -12,7 +12,8 @@ import pytest
 
 from e2e.conftest import CONTEXT_TOKENS, MAX_BODY_BYTES
 from e2e.sdk import Sdk, asking, async_client, sync_client
-from e2e.servers import Fleet, Server
+from e2e.server_process import Server
+from e2e.servers import Fleet
 
 SLO_HEADERS = ["plait-slo-ttft-ms", "plait-slo-tpot-ms", "plait-slo-jct-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"]
 

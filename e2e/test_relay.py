@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from e2e.sdk import asking, sync_client
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"demo","choices":[{"index":0,"delta":%s}]%s}'

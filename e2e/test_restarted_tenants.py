@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from e2e.servers import Fleet, Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Fleet, Launcher
 
 KEY = "a-key-that-nobody-may-read"
 PROMPT = {"model": "demo", "prompt": "A document with a length. " * 60, "max_tokens": 1}

@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from e2e.sdk import asking, sync_client
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.stub_engine import JSON, Script, StubEngine
 
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import httpx
 import pytest
 
-from e2e.servers import NO_TLS, Fleet, eventually
+from e2e.server_process import NO_TLS, eventually
+from e2e.servers import Fleet
 from examples.software_team import FILES, write_software
 from examples.summaries import in_a_chain, in_parallel, summaries
 from plait.client import (

@@ -29,7 +29,8 @@ from e2e.programs import (
     whole,
 )
 from e2e.sdk import asking, async_client, content, refusal, sync_client
-from e2e.servers import Fleet, Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet, Launcher
 from e2e.tenants import KEYS, get, post
 from e2e.traces import ABSENT, METAGPT
 

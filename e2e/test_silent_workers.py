@@ -15,7 +15,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.test_workers import processes, up
 
 WORKERS: Final = 3

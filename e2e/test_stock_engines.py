@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.stub_engine import JSON, Script, StubEngine
 
 RECOGNISED_S: Final = 5.0

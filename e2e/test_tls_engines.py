@@ -17,7 +17,8 @@ import pytest
 
 from e2e.delaying_proxy import DelayingProxy
 from e2e.rolling_load import steady_load
-from e2e.servers import PLAIT, Launcher, eventually
+from e2e.server_process import PLAIT, eventually
+from e2e.servers import Launcher
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello over TLS"}], "max_tokens": 3}
 

@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from e2e.sdk import asking
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from e2e.two_gateways import SEEN_WITHIN_S, begin, begin_all, others, seen_after_s
 
 KILLS: Final = 100 if "PLAIT_NIGHTLY" in os.environ else 2

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.servers import NO_TLS, Launcher, Server, eventually
+from e2e.server_process import NO_TLS, Server, eventually
+from e2e.servers import Launcher
 
 WORKERS = 3
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from plait.backends.tokenization.loading import load_tokenizer
 
 TEXT: Final = "The quick brown fox jumps over the lazy dog. " * 12

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import httpx
 
-from e2e.servers import NO_TLS, Server, eventually
+from e2e.server_process import NO_TLS, Server, eventually
 
 SEEN_WITHIN_S: Final = 0.1
 """Of a report that is at most 20 ms old; asking for the metrics takes most of it."""

@@ -20,7 +20,7 @@ from benchmarks.plain.routers import answers, running_engine
 from benchmarks.plain.rows import SLO, text
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
-from e2e.servers import eventually
+from e2e.server_process import eventually
 
 WARM_UP, REPEATS = 20, 9
 ENGINES: Final = 4

@@ -18,7 +18,7 @@ from benchmarks.plain.rows import ROWS, TEMPLATES
 from benchmarks.train_tokenizer import corpus, save, train
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
-from e2e.servers import DEADLINE_S, eventually
+from e2e.server_process import DEADLINE_S, eventually
 
 VOCABULARY_TOKENS: Final = 48_000
 CHUNK_MS: Final = "10"

@@ -10,7 +10,7 @@ from typing import Final
 
 from e2e.debian_package import DebianPackage
 from e2e.ports import free_port
-from e2e.servers import Server
+from e2e.server_process import Server
 
 PACKAGE: Final = DebianPackage("nginx")
 

@@ -22,7 +22,7 @@ import msgspec
 from e2e.clients.client import Client
 from e2e.clients.program_run import Outcome
 from e2e.real_engines.environment import ROOT
-from e2e.servers import Server
+from e2e.server_process import Server
 
 CORPUS: Final = ROOT / "tests" / "corpus" / "clients"
 VARIABLE: Final = "PLAIT_RECORD_CLIENTS"

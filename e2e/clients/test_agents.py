@@ -16,7 +16,8 @@ from e2e.clients.agent import AGENT_PROGRAMS, MODEL, SAID, Agent, ShellModel, pr
 from e2e.clients.client import CLIENTS
 from e2e.clients.matrix import Matrix
 from e2e.clients.program_run import KEY, run_program, run_tool
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from plait.backends.translation.translation import TRANSLATIONS
 
 ROUTES = {"translated": (), "native": ("/v1/chat/completions", "/v1/messages/count_tokens", *TRANSLATIONS)}

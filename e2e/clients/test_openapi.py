@@ -14,7 +14,8 @@ from e2e.clients.deep_schemas import deepened
 from e2e.clients.environment import OPENAI_3
 from e2e.clients.matrix import Matrix
 from e2e.clients.program_run import KEY, run_tool
-from e2e.servers import Fleet, Server
+from e2e.server_process import Server
+from e2e.servers import Fleet
 
 EXAMPLES: Final = 8
 """Random requests for each operation, beside some hundred that try the limits of each field."""

@@ -14,7 +14,8 @@ import msgspec
 from e2e.faults.modes import HEALTHY
 from e2e.faults.raw_client import Client
 from e2e.ports import free_ports
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 from plait.gateway.config.sections import UpstreamConfig
 
 KEY = "sk-engine"

@@ -14,7 +14,7 @@ import msgspec
 
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import events
-from e2e.servers import NO_TLS, Server
+from e2e.server_process import NO_TLS, Server
 
 GET, PROGRAMS = "/v1/get", "/v1/programs"
 

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from e2e.rolling_load import chat
-from e2e.servers import NO_TLS, Launcher, Server, eventually
+from e2e.server_process import NO_TLS, Server, eventually
+from e2e.servers import Launcher
 
 USER: Final = "u" * 60_000
 """A field of each request that no engine has to read."""

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.servers import NO_TLS, Fleet, Launcher, Server
+from e2e.server_process import NO_TLS, Server
+from e2e.servers import Fleet, Launcher
 
 CHAT, TEXT, SUBMIT, GET = "/v1/chat/completions", "/v1/completions", "/v1/submit", "/v1/get"
 PATHS = (

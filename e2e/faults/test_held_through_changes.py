@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from e2e.sdk import asking
-from e2e.servers import NO_TLS, Fleet, Launcher, Server, toml
+from e2e.server_process import NO_TLS, Server
+from e2e.servers import Fleet, Launcher, toml
 
 ADMIN_KEY = "sk-admin"
 BUSY_TOKENS = 550

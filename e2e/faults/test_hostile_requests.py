@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from e2e.faults.hostile_requests import CASES, GET, LARGE_TEMPLATE, LOOPS, Case, chat, is_whole
-from e2e.servers import NO_TLS, Fleet, Launcher, Server
+from e2e.server_process import NO_TLS, Server
+from e2e.servers import Fleet, Launcher
 
 HEALTH_S = 0.5
 KEYS = ("one", "two")

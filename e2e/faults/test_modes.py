@@ -21,7 +21,8 @@ from e2e.faults.modes import MODES, Kinds, Mode
 from e2e.faults.raw_client import Client
 from e2e.faults.verdicts import complaints
 from e2e.faults.watching import Watch
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 from plait.gateway.config.sections import UpstreamConfig
 
 AT_ONCE, APART_S = 8, 0.3

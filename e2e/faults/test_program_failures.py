@@ -15,7 +15,8 @@ import pytest
 from e2e.faults.program_branches import CALLS, Branch, Wanted, wanted_cause
 from e2e.faults.program_waiters import ProgramStream, Told, Waiters, program_stream
 from e2e.faults.raw_client import CHAT, Client
-from e2e.servers import Fleet, Launcher, eventually
+from e2e.server_process import eventually
+from e2e.servers import Fleet, Launcher
 
 SESSION: Final = "failing"
 SOON_S: Final = 1.0

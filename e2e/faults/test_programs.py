@@ -16,7 +16,8 @@ from e2e.faults.fleet import ScriptedServer
 from e2e.faults.modes import MODES
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import complaints, text_of
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 
 ENGINES: Final = 4
 """As many as a call is tried on: on three, one of 200 calls meets three failures in every 40th run, by chance."""

@@ -14,7 +14,8 @@ import httpx
 
 from e2e.ports import free_port
 from e2e.rolling_load import Ended, chat, client, get, post, steady_load
-from e2e.servers import STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually, toml
+from e2e.server_process import STOPPED_BY_SIGTERM, Server, eventually
+from e2e.servers import Fleet, Launcher, toml
 
 ADMIN_KEY = "sk-admin"
 DRAIN_DELAY_S, GRACE_S = 1.0, 2.0

@@ -14,7 +14,8 @@ import msgspec
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import complaints
 from e2e.faults.watching import Watch
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 from plait.gateway.config.sections import UpstreamConfig
 
 CALLS: Final = 64

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from e2e.servers import Fleet, Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Fleet, Launcher
 from e2e.stub_engine import Script, StubEngine
 
 CLIENTS = 4

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from e2e.rolling_load import chat, client, post
-from e2e.servers import POLL_S, STOPPED_BY_SIGTERM, Fleet, Launcher, Server, eventually
+from e2e.server_process import POLL_S, STOPPED_BY_SIGTERM, Server, eventually
+from e2e.servers import Fleet, Launcher
 from plait.gateway.log.events import LAST_S
 
 CALLS, CLIENTS = 400, 8

@@ -10,7 +10,8 @@ from typing import Final
 
 import pytest
 
-from e2e.servers import Launcher, Server
+from e2e.server_process import Server
+from e2e.servers import Launcher
 
 MIB: Final = 2**20
 WORKERS: Final = 2

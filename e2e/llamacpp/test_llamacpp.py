@@ -15,7 +15,8 @@ import pytest
 
 from e2e.llamacpp.environment import ENVIRONMENT
 from e2e.ports import free_port
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 
 SERVER: Final = Path(__file__).with_name("server.py")
 SLOTS, CONTEXT_TOKENS = 2, 2048

@@ -14,7 +14,7 @@ import httpx
 
 from e2e.debian_package import ROOT, DebianPackage
 from e2e.ports import free_port
-from e2e.servers import DEADLINE_S, NO_TLS, eventually
+from e2e.server_process import DEADLINE_S, NO_TLS, eventually
 
 PACKAGE: Final = DebianPackage("prometheus")
 SHIPPED: Final = ROOT / "deploy" / "monitoring"

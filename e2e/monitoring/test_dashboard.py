@@ -17,7 +17,8 @@ import pytest
 
 from e2e.monitoring.prometheus import PACKAGE, SHIPPED, Prometheus, prometheus
 from e2e.sdk import asking
-from e2e.servers import NO_TLS, Fleet, Launcher
+from e2e.server_process import NO_TLS
+from e2e.servers import Fleet, Launcher
 
 LOAD_S = 8.0
 RATE_INTERVAL = "3s"

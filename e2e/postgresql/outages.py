@@ -22,7 +22,8 @@ from e2e.killing import MAX_ATTEMPTS, PROGRAMS, WAYS, Client, Findings
 from e2e.postgresql.server import new_database, shared_postgres
 from e2e.programs import by_hand
 from e2e.sdk import async_client
-from e2e.servers import DEADLINE_S, Fleet, Launcher, Server, eventually
+from e2e.server_process import DEADLINE_S, Server, eventually
+from e2e.servers import Fleet, Launcher
 from plait.gateway.durability.recorded import SESSION, decoded
 from plait.gateway.programs.record import Started, Submitted
 from plait.gateway.store.postgres_keeper import PostgresKeeper

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from e2e.ports import free_port
-from e2e.servers import DEADLINE_S, eventually
+from e2e.server_process import DEADLINE_S, eventually
 
 ABSENT: Final = "no PostgreSQL is installed: `python -m e2e.postgresql.server` installs it"
 SETTINGS: Final = {

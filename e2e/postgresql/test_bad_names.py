@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from e2e.postgresql.server import ABSENT, binaries, new_database, shared_postgres
-from e2e.servers import DEADLINE_S, Launcher, eventually
+from e2e.server_process import DEADLINE_S, eventually
+from e2e.servers import Launcher
 from e2e.several_gateways import Gateways
 from e2e.stub_engine import JSON, Script, StubEngine
 from e2e.tenants import KEYS

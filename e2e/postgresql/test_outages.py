@@ -14,7 +14,8 @@ import pytest
 
 from e2e.postgresql.outages import TAKEN_OVER_WITHIN_S, Outages
 from e2e.postgresql.server import ABSENT, binaries, shared_postgres
-from e2e.servers import Launcher, Server, eventually
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
 

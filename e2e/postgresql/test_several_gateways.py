@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from e2e.postgresql.server import ABSENT, binaries
-from e2e.servers import NO_TLS, Fleet, Launcher, Server, eventually
+from e2e.server_process import NO_TLS, Server, eventually
+from e2e.servers import Fleet, Launcher
 from e2e.several_gateways import Gateways
 from e2e.tenants import KEYS
 

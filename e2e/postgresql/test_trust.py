@@ -11,7 +11,8 @@ import pytest
 
 from e2e.eavesdropper import Eavesdropper
 from e2e.postgresql.server import ABSENT, binaries, new_database, shared_postgres
-from e2e.servers import STARTED, Fleet, Launcher, Server, eventually
+from e2e.server_process import STARTED, Server, eventually
+from e2e.servers import Fleet, Launcher
 from e2e.several_gateways import PEER_KEY, SECRET
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)

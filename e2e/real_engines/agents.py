@@ -19,7 +19,7 @@ from openai import OpenAI
 from e2e.real_engines.calls import Answer
 from e2e.real_engines.engine import BLOCK_TOKENS, MODEL
 from e2e.sdk import sync_client
-from e2e.servers import Server
+from e2e.server_process import Server
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import HashChain

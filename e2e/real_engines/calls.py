@@ -15,7 +15,7 @@ from openai import OpenAI
 from e2e.real_engines.engine import MODEL, DocumentSizes, EngineKind
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
-from e2e.servers import Server
+from e2e.server_process import Server
 from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.rendered_fields import RenderedFields, Renderers, rendered_fields

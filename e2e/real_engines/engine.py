@@ -18,7 +18,7 @@ import httpx
 import msgspec
 
 from e2e.ports import free_port
-from e2e.servers import DEADLINE_S, Server, eventually
+from e2e.server_process import DEADLINE_S, Server, eventually
 from plait.backends.protocol.cache_state import CacheState
 
 MODEL: Final = "tiny"

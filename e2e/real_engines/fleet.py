@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from e2e.ports import free_port
 from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, started, stored_blocks
-from e2e.servers import Server, eventually, toml
+from e2e.server_process import Server, eventually
+from e2e.servers import toml
 from plait.policy.prefix.block_hash import tree_block_tokens
 
 TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from e2e.real_engines.engine import MODEL, RealEngine
-from e2e.servers import Server
+from e2e.server_process import Server
 
 OUTPUT_TOKENS: Final = 40
 

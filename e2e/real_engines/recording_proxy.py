@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import httpx
 
-from e2e.servers import NO_TLS
+from e2e.server_process import NO_TLS
 from plait.gateway.membership.tokenizer_search import TOKENIZE
 
 _ONE_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})

@@ -9,7 +9,7 @@ from typing import Final
 
 from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.greedy import Outputs, greedy_outputs
-from e2e.servers import eventually
+from e2e.server_process import eventually
 from plait.backends.protocol.cache_state import IterationState
 
 FORCED_LEVERS: Final[Mapping[str, int | str]] = {

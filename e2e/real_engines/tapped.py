@@ -11,7 +11,8 @@ from typing import Any
 from e2e.ports import free_port
 from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.recording_proxy import RecordingProxy
-from e2e.servers import Server, eventually, toml
+from e2e.server_process import Server, eventually
+from e2e.servers import toml
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
-from e2e.servers import eventually
+from e2e.server_process import eventually
 from e2e.tiny_model import CONTEXT_TOKENS
 
 

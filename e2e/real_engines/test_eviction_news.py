@@ -15,7 +15,7 @@ import msgspec
 from e2e.real_engines.engine import BLOCK_TOKENS, MODEL, RealEngine
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet
-from e2e.servers import DEADLINE_S, NO_TLS, Server
+from e2e.server_process import DEADLINE_S, NO_TLS, Server
 from plait.backends.protocol.cache_state import CacheState
 
 EVICTIONS: Final = 60

@@ -15,7 +15,7 @@ from e2e.ports import free_port
 from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
-from e2e.servers import Server
+from e2e.server_process import Server
 
 STARTS: Final = 5
 

@@ -16,7 +16,7 @@ import pytest
 from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
-from e2e.servers import NO_TLS, Server, eventually
+from e2e.server_process import NO_TLS, Server, eventually
 
 HEAVY: Final = "heavy"
 WEIGHTS: Final = {HEAVY: 20, "light-1": 1, "light-2": 1}

@@ -17,7 +17,7 @@ from e2e.real_engines.engine import KV_TOKENS, MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
-from e2e.servers import Server, eventually
+from e2e.server_process import Server, eventually
 from plait.policy.sessions.worth import ACTIVE_S, CLOSES_LOAD, CLOSES_VALUE, OPENS_LOAD
 
 SESSIONS, TURNS = 16, 9

@@ -6,7 +6,7 @@ from typing import Any
 
 from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.fleet import EngineFleet
-from e2e.servers import eventually
+from e2e.server_process import eventually
 
 OUTPUT_TOKENS = 400
 

@@ -25,7 +25,7 @@ from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
-from e2e.servers import Server
+from e2e.server_process import Server
 from e2e.traces import ABSENT, METAGPT
 from plait.backends.tokenization.loading import load_tokenizer
 

@@ -21,7 +21,7 @@ from e2e.real_engines.environment import ROOT
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet, new_gateway
 from e2e.real_engines.reference import Reference
 from e2e.real_engines.tapped import Tapped, tapped
-from e2e.servers import eventually
+from e2e.server_process import eventually
 from e2e.sglang.engines import unloadable_engine
 from e2e.vllm import engines as vllm
 

@@ -20,7 +20,7 @@ from e2e.real_engines.engine import (
 )
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
 from e2e.sdk import sync_client
-from e2e.servers import eventually
+from e2e.server_process import eventually
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.prefix.block_hash import chain, root_hash
 

@@ -20,7 +20,7 @@ from e2e.real_engines.fleet import EngineFleet
 from e2e.real_engines.greedy import greedy_outputs
 from e2e.real_engines.reference import Reference
 from e2e.sdk import sync_client
-from e2e.servers import eventually
+from e2e.server_process import eventually
 
 SHORT_TOKENS: Final = 64
 LONG: Final = ("long-1", "long-2")

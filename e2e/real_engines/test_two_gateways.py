@@ -14,7 +14,7 @@ from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import asking
-from e2e.servers import Server, eventually
+from e2e.server_process import Server, eventually
 from e2e.two_gateways import SEEN_WITHIN_S, begin, begin_all, others, seen_after_s
 
 AT_ONCE: Final = 3

@@ -15,7 +15,7 @@ import pytest
 
 from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.fleet import EngineFleet, new_gateway
-from e2e.servers import Server, eventually
+from e2e.server_process import Server, eventually
 from plait.backends.protocol.tokenizer_fingerprint import fingerprint
 from plait.backends.tokenization.loading import load_tokenizer
 

@@ -11,7 +11,7 @@ from e2e.demo import demo, refused
 from e2e.ports import free_ports
 from e2e.release.environment import CheckSize, NewEnvironment
 from e2e.release.programs import GREET, LOAD
-from e2e.servers import eventually
+from e2e.server_process import eventually
 from plait.backends.tokenization.chat_template import EMBEDDED_FOLDER
 
 MOST_MB = 160

@@ -34,11 +34,11 @@ class EngineCache:
     `kv_tokens` bounds the estimate while the engine does not report; None: nobody has told it. Then `assumed_tokens`
     bound the estimate, and nothing else. `reports` says whether the cache is known by reports; None: not known yet. If
     not, the engine may report all the same: then `kind` is set, and `agreement` says what is wrong with its tokenizer.
-    `epoch` and `cursor` are those of the report that changes are asked for since. `last_report` is the latest. `problem` says why an engine that has our plugin has no usable report,
-    or gets no token ids. `unconfirmed` holds the end time and the prefix of each ended call, until a report that was
-    requested after that time confirms the prefix. `others` has the engine's calls that are not ours, and `answers` what
-    it has generated while it does not report. The prompts of the calls that are `waiting` are still to be computed:
-    `evictions` are expected for them.
+    `epoch` and `cursor` are those of the report that changes are asked for since. `last_report` is the latest.
+    `problem` says why an engine that has our plugin has no usable report, or gets no token ids. `unconfirmed` holds the
+    end time and the prefix of each ended call, until a report that was requested after that time confirms the prefix.
+    `others` has the engine's calls that are not ours, and `answers` what it has generated while it does not report. The
+    prompts of the calls that are `waiting` are still to be computed: `evictions` are expected for them.
     """
 
     view: EngineView

@@ -103,7 +103,7 @@ class CacheObserver:
         return (parent.before, parent) if parent.tree_block is None else (parent.tree_block, None)
 
     def _root_of(self, event: Any) -> int:
-        return _root_hash(event.lora_name or self.model, event.cache_salt or "")
+        return _root_hash(getattr(event, "lora_name", None) or self.model, event.cache_salt or "")
 
     def _removed(self, key: int) -> None:
         page = self._pages.get(key)

@@ -7,11 +7,14 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 | `get_prefill_adder_class` | 0.5.22 | the scheduler module's own `PrefillAdder`, while it schedules |
 | `next_output_finishes_by_length` | 0.5.22 | the tokens so far and the limit |
 | `prefix_len` | 0.5.22 | the length of `prefix_indices` |
+| `lora_name` of an event | 0.5.22 | none, as SGLang has it by default |
+| `result_queue` without overlap | 0.5.22 | an empty one: nothing is in flight |
 | `chunked_req_limit` | 0.5.21 | less room for the chunk while it is added |
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -81,6 +84,12 @@ REQUIRED: Final = RequiredNames(
     order=_ORDER,
     chunks=_CHUNKS,
 )
+
+
+def complete(scheduler: Any) -> None:
+    """Add the attributes that older versions only have with overlap."""
+    if not getattr(scheduler, "enable_overlap", True) and not hasattr(scheduler, "result_queue"):
+        scheduler.result_queue = deque()
 
 
 def next_output_ends(request: Any) -> bool:

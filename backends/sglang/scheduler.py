@@ -12,7 +12,7 @@ from plait.backends.adapter.scheduler_settings import SglangSettings, read_setti
 from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
-from plait.backends.sglang.compatibility import REQUIRED
+from plait.backends.sglang.compatibility import REQUIRED, complete
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.levers import limited
 from plait.backends.sglang.step_clock import Tick
@@ -61,6 +61,7 @@ class PlannedSglangScheduler(_SglangScheduler):
 
     def attach(self, settings: SglangSettings) -> None:
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
+        complete(self)
         tier = REQUIRED.scheduler_tier(self, settings.lowest_tier)
         _check_options(self, tier)
         self.plait = _driver(self, settings, tier)
@@ -88,11 +89,6 @@ class PlannedSglangScheduler(_SglangScheduler):
             return super().get_new_batch_prefill(*args, **kwargs)
         (running_batch,) = (*args, *kwargs.values())
         return self.plait.step(running_batch, super().get_new_batch_prefill)
-
-    def get_prefill_adder_class(self) -> Any:
-        """A factory of the adder that admits requests in one prefill pass."""
-        adder = super().get_prefill_adder_class()
-        return limited(adder, self.plait.prefill_pass) if self.plait.cuts else adder
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch."""
@@ -134,10 +130,22 @@ class PlannedSglangScheduler(_SglangScheduler):
         return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: answer})
 
 
+class _LimitsAdder(_SglangScheduler):
+    """The hook of the adder that admits requests in one prefill pass."""
+
+    plait: SglangDriver
+
+    def get_prefill_adder_class(self) -> Any:
+        """A factory of the adder."""
+        adder = super().get_prefill_adder_class()
+        return limited(adder, self.plait.prefill_pass) if self.plait.cuts else adder
+
+
 @cache
 def scheduler_class(base: type) -> Any:
     """SGLang's scheduler class, with our hooks."""
-    return type(f"Planned{base.__name__}", (PlannedSglangScheduler, base), {})
+    limits = (_LimitsAdder,) if hasattr(base, "get_prefill_adder_class") else ()
+    return type(f"Planned{base.__name__}", (PlannedSglangScheduler, *limits, base), {})
 
 
 def _check_options(scheduler: Any, tier: Tier) -> None:

@@ -28,6 +28,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
+from e2e.real_schedulers.on_sglang import page_kernels
 from plait.backends.adapter.scheduler_settings import VARIABLE, read_settings
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
@@ -51,6 +52,9 @@ _FLAGS = (
 )
 
 
+_RANKS = ("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """How an engine runs. `plait` is what PLAIT_SGLANG says, None for stock SGLang."""
@@ -64,11 +68,17 @@ def build_scheduler(folder: Path) -> Any:
     (folder / "config.json").write_text(json.dumps({**MODEL, "dtype": "float32"}))
     arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS])
     ports = PortArgs.init_new(arguments)
-    ranks = sglang_scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
-    sglang_scheduler.publish(arguments, role="scheduler", ranks=ranks)
+    page_kernels.install()
+    ranks: dict[str, Any] = {}
+    if hasattr(sglang_scheduler, "SpawnRanks"):
+        spawned = sglang_scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+        sglang_scheduler.publish(arguments, role="scheduler", ranks=spawned)
+    else:  # before 0.5.21
+        sglang_scheduler.publish(arguments, role="scheduler")
+        ranks = {**dict.fromkeys(_RANKS, 0), "dp_rank": None}
     builder = sglang_scheduler.kv_cache_builder
     builder.build_kv_cache = partial(plugin.with_events, builder.build_kv_cache)
-    scheduler = sglang_scheduler.Scheduler(arguments, ports)
+    scheduler = sglang_scheduler.Scheduler(arguments, ports, **ranks)
     for channel in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
         channel.socket = None  # nobody receives
     scheduler.model_worker.forward_batch_generation = _forward
@@ -197,7 +207,8 @@ class Engine:
             tokens = [*request.origin_input_ids, *request.output_ids]
             tree_blocks = chain(tokens, TREE_BLOCK_TOKENS, root_hash("tiny", request.cache_salt or ""))
             key = RadixKey(token_ids=array("q", tokens), extra_key=request.extra_key, cache_salt=request.cache_salt)
-            hit = self.scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+            match = self.scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key))
+            hit = match.device_prefix_len if hasattr(match, "device_prefix_len") else len(match.device_indices)
             found.update(zip(tree_blocks[: hit // TREE_BLOCK_TOKENS], [None, *tree_blocks], strict=False))
         return found
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sglang
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler
@@ -40,7 +41,7 @@ def test_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedEngineError) as refusal:
         plugin.check()
     message = str(refusal.value)
-    assert "0.5.23" in message
+    assert f"({sglang.__version__})" in message
     assert "PrefillAdder.add_chunked_req" in message
     assert "ScheduleBatch.release_req(idx, remaing_req_count)" in message
     assert "PrefillAdder.add_one_req" not in message

@@ -15,7 +15,7 @@ from plait.backends.adapter.required_names import UnsupportedEngineError
 from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.protocol.cache_state import TIERS, Tier
 from plait.backends.sglang import plugin
-from plait.backends.sglang.compatibility import REQUIRED, CompatibleAdder, next_output_ends, prefix_tokens
+from plait.backends.sglang.compatibility import REQUIRED, CompatibleAdder, complete, next_output_ends, prefix_tokens
 from plait.backends.sglang.levers import LimitedAdder, PrefillPass, limited
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from tests.backends.sglang.fake_scheduler import Rank, Request, Setup
@@ -238,6 +238,13 @@ def test_the_chunk_of_the_prompt_in_chunks(base: type[Adder]) -> None:
         adder.add_chunked_req(one)
         assert adder.added == [tokens], "it ends with a page, unless it is less than one"
         assert adder.rem_chunk_tokens == 100 - tokens
+
+
+def test_nothing_is_in_flight_without_overlap() -> None:
+    for overlaps, has in ((False, True), (True, False)):
+        scheduler = SimpleNamespace(enable_overlap=overlaps)
+        complete(scheduler)
+        assert hasattr(scheduler, "result_queue") is has
 
 
 def test_the_last_output_token_and_the_prefix() -> None:

@@ -26,7 +26,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 	unstreamed_answers.py)
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
-	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-adapter \
+	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \
 	e2e-llamacpp environments dist packages release nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
@@ -112,6 +112,10 @@ e2e-sglang: setup
 	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines \
 		--ignore e2e/real_engines/test_metagpt.py
 
+# The scheduler tests on the sources of older versions, in the newest's environment.
+e2e-sglang-versions: setup
+	$(BIN)/python -m e2e.real_schedulers.sglang_versions
+
 e2e-sglang-adapter: setup
 	$(BIN)/python -m e2e.sglang.environment
 	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
@@ -163,7 +167,7 @@ test: check
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
 	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
-		e2e-sglang e2e-llamacpp release
+		e2e-sglang e2e-sglang-versions e2e-llamacpp release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 
 clean:

@@ -17,6 +17,8 @@ from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.real_engines.greedy import greedy_outputs
 from e2e.real_engines.reference import Reference
 
+pytestmark = pytest.mark.nightly
+
 MOVED: Final = {
     "vllm": {
         "reports": "vllm.v1.core.block_pool:BlockHashToBlockMap.get_one_block:key",

@@ -81,7 +81,7 @@ def test_ollama_gets_no_prompt_that_it_would_cut(launch: Launcher) -> None:
 
         eventually(lambda: gateway.get("/v1/models").json()["data"][0]["max_model_len"] == 16_384)
         assert asked("word " * 10_000).status_code == 200
-        refused = asked("word " * 16_384)
+        refused = asked("word " * 24_000)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert len(engine.received) == 1
 

@@ -19,6 +19,10 @@ _log = logging.getLogger("vllm.plait")
 """vLLM's engine core shows only records of this name, SGLang those of any."""
 
 
+Missing = Mapping[Tier, Sequence[str]]
+"""The names that an engine lacks, by the tier that needs them."""
+
+
 class UnsupportedEngineError(RuntimeError):
     """The plugin cannot work with the installed engine, or with the way it was started."""
 
@@ -67,30 +71,35 @@ class RequiredNames:
 
         Raises UnsupportedEngineError if that is below the `lowest` tier.
         """
-        return self._highest({tier: self._of(tier).missing_installed() for tier in TIERS}, lowest)[0]
+        return self._highest(self.missing_installed(), lowest)[0]
+
+    def missing_installed(self) -> Missing:
+        """The methods that the installed version lacks, by tier. A plugin's own in their place may look otherwise."""
+        return {tier: self._of(tier).missing_installed() for tier in TIERS}
 
     def check_scheduler(self, scheduler: Any) -> None:
         """Raise UnsupportedEngineError if the installed version and a scheduler of it lack names of the lowest tier."""
         self._highest(self._missing(scheduler), TIERS[0])
 
-    def scheduler_tier(self, scheduler: Any, lowest: Tier = "reports") -> Tier:
+    def scheduler_tier(self, scheduler: Any, lowest: Tier = "reports", installed: Missing | None = None) -> Tier:
         """The highest tier all of whose names the installed version and a scheduler of it have. Logs those missing.
 
-        Raises UnsupportedEngineError if that is below the `lowest` tier.
+        `installed` is what `missing_installed` has said before the plugin was in its methods' places. Raises
+        UnsupportedEngineError if that is below the `lowest` tier.
         """
-        tier, lacks = self._highest(self._missing(scheduler), lowest)
+        tier, lacks = self._highest(self._missing(scheduler, installed), lowest)
         if lacks:
             _log.warning("Plait's tier in this %s is %r; it lacks: %s", self._version, tier, ", ".join(lacks))
         return tier
 
-    def _missing(self, scheduler: Any) -> dict[Tier, list[str]]:
-        names = {tier: self._of(tier) for tier in TIERS}
-        return {tier: [*of.missing_installed(), *of.missing_in(scheduler)] for tier, of in names.items()}
+    def _missing(self, scheduler: Any, installed: Missing | None = None) -> Missing:
+        methods = self.missing_installed() if installed is None else installed
+        return {tier: [*methods[tier], *self._of(tier).missing_in(scheduler)] for tier in TIERS}
 
     def _of(self, tier: Tier) -> Names:
         return {"reports": self.reports, "order": self.order, "chunks": self.chunks}[tier]
 
-    def _highest(self, missing: Mapping[Tier, Sequence[str]], lowest: Tier) -> tuple[Tier, list[str]]:
+    def _highest(self, missing: Missing, lowest: Tier) -> tuple[Tier, list[str]]:
         """The highest tier, and the names that the tiers above it lack."""
         height = next((height for height, tier in enumerate(TIERS) if missing[tier]), len(TIERS)) - 1
         needed = TIERS[: TIERS.index(lowest) + 1]

@@ -31,8 +31,12 @@ def register() -> None:
         return  # a process that does not schedule, such as the detokenizer
     check()
     if not is_api_server:
-        from plait.backends.sglang.scheduler import scheduler_class  # noqa: PLC0415 - only after the check
+        from plait.backends.sglang.scheduler import (  # noqa: PLC0415 - only after the check
+            PlannedSglangScheduler,
+            scheduler_class,
+        )
 
+        PlannedSglangScheduler.plait_lacks = REQUIRED.missing_installed()
         _hook(f"{SCHEDULER}.Scheduler", scheduler_class(load(f"{SCHEDULER}.Scheduler")), "REPLACE")
         _hook(KV_CACHE, with_events, "AROUND")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plait.backends.adapter.required_names import UnsupportedEngineError, load
+from plait.backends.adapter.required_names import Missing, UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import SglangSettings, read_settings
 from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
@@ -55,6 +55,9 @@ else:
 class PlannedSglangScheduler(_SglangScheduler):
     """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the driver."""
 
+    plait_lacks: Missing | None = None
+    """What the installed SGLang lacks, as the plugin found it: the hooks have other parameters. None: it is asked."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.attach(read_settings())
@@ -62,7 +65,7 @@ class PlannedSglangScheduler(_SglangScheduler):
     def attach(self, settings: SglangSettings) -> None:
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
         complete(self)
-        tier = REQUIRED.scheduler_tier(self, settings.lowest_tier)
+        tier = REQUIRED.scheduler_tier(self, settings.lowest_tier, self.plait_lacks)
         _check_options(self, tier)
         self.plait = _driver(self, settings, tier)
 

@@ -129,3 +129,12 @@ def test_an_engine_below_the_tier_that_is_asked_for_is_refused() -> None:
     with pytest.raises(UnsupportedEngineError, match=r"'order', which .* lacks: SimpleNamespace\.queue\. Start"):
         TIERED.scheduler_tier(scheduler, "order")
     assert TIERED.scheduler_tier(scheduler, "reports") == "reports"
+
+
+@pytest.mark.usefixtures("_the_engine")
+def test_what_was_found_before_the_plugin_took_the_places_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = SimpleNamespace(pool=SimpleNamespace(size=1), most_running=1, queue=[])
+    installed = ATTRIBUTES.missing_installed()
+    assert ATTRIBUTES.scheduler_tier(scheduler, "chunks", installed) == "chunks"
+    with pytest.raises(UnsupportedEngineError, match=r"lacks: json\.hooked"):
+        ATTRIBUTES.scheduler_tier(scheduler, "chunks", {**installed, "reports": ["json.hooked"]})

@@ -32,8 +32,8 @@ class Figure(StrEnum):
     """Calls that the engine runs at a time."""
 
     WORK = "work"
-    """It changes whenever the engine computes. Counters of tokens grow at the end of a prompt, the cache's usage with
-    each chunk of it.
+    """A number that changes whenever the engine computes. Counters of tokens grow at the end of a prompt, the cache's
+    usage with each chunk of it.
     """
 
 

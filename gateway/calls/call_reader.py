@@ -476,7 +476,10 @@ async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], 
 
 
 def _limit(request: ForwardedRequest, chat: ChatRequest | None) -> int | None:
-    """The most tokens that a forwarded call generates. Whoever asks for no stream, and for no chat, gets no text."""
+    """The most tokens that a forwarded call generates; None if it has no limit, or is a stream of unknown form.
+
+    Any other call of unknown form counts as one token: an embedding or a score has none.
+    """
     if chat is not None:
         return chat.output_limit
     return None if request.stream else 1

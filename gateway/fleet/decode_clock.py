@@ -1,8 +1,9 @@
 """How far an engine has come with decoding: how many tokens one more call of a model would have got.
 
-It tells a stream whose engine has forgotten it from one that a tool parser holds back. Each answer shows, for the time
-from its sending to its end, that every call of its model could get as many tokens, because all running calls get one
-in an iteration. Answers that overlap count once. Only what no scheduler favours counts: calls without objectives.
+A stream that its engine has forgotten is told from one that a tool parser holds back by this clock. Each answer shows,
+for the time from its sending to its end, that every call of its model could get as many tokens, because all running
+calls get one in an iteration. Answers that overlap count once. Calls with objectives do not count: a scheduler may
+favour them.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class FleetHealth:
 
 
 def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> list[Booking]:
-    """The calls that their engines have forgotten. Called about once a second."""
+    """The calls that their engines have forgotten. Called about twice a second."""
     return [
         booking
         for engine in engines

@@ -103,7 +103,7 @@ e2e-vllm-oldest: setup
 
 # The scheduler tests on the sources of each minor version and of the newest, in the oldest's environment.
 e2e-vllm-versions: setup
-	$(BIN)/python -m e2e.real_schedulers.versions
+	$(BIN)/python -m e2e.real_schedulers.versions vllm
 
 # The same suites on real SGLang, without MetaGPT's 25 prompts: its CPU path takes four minutes for them.
 e2e-sglang: setup
@@ -114,7 +114,7 @@ e2e-sglang: setup
 
 # The scheduler tests on the sources of older versions, in the newest's environment.
 e2e-sglang-versions: setup
-	$(BIN)/python -m e2e.real_schedulers.sglang_versions
+	$(BIN)/python -m e2e.real_schedulers.versions sglang
 
 e2e-sglang-adapter: setup
 	$(BIN)/python -m e2e.sglang.environment

@@ -7,15 +7,18 @@ import tomllib
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from e2e.real_schedulers import versions
 from e2e.vllm import environment
 
 ROOT: Final = Path(__file__).parents[1]
 
 
-def test_the_table_of_versions_is_generated() -> None:
-    page = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
-    assert "\n".join(["", *versions.table(), ""]) in page, "paste what `table` yields"
+@pytest.mark.parametrize("kind", versions.KINDS.values(), ids=versions.KINDS)
+def test_the_table_of_versions_is_generated(kind: versions.Versions) -> None:
+    page = (ROOT / "docs" / f"{kind.name}.md").read_text(encoding="utf-8")
+    assert "\n".join(["", *kind.table(), ""]) in page, "paste what `table` yields"
 
 
 def test_the_oldest_version_is_the_floor() -> None:

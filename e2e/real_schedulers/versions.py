@@ -1,10 +1,10 @@
-"""Runs the tests of this folder on the sources of other versions of vLLM, in the environment of the oldest.
+"""Runs the tests of this folder on the sources of other versions of an engine, in an environment that it has.
 
-    python -m e2e.real_schedulers.versions [VERSION | newest] ...
+    python -m e2e.real_schedulers.versions vllm|sglang [VERSION | newest] ...
 
-Without a version it runs on each of `MINORS` and on the newest of the package index. What is tested are the Python
-files of the scheduler and the block pool, synchronous and asynchronous; compiled parts and dependencies stay the
-oldest's. A version whose sources do not import beside them is named, and counts as failed.
+Without a version it runs on each that has no environment of its own, and on the newest vLLM of the package index. What
+is tested are the scheduler and its cache; compiled parts and dependencies stay the environment's. A version whose
+sources do not import beside them is named, and counts as failed.
 """
 
 from __future__ import annotations
@@ -14,79 +14,131 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
-from e2e.vllm.environment import OLDEST, OLDEST_VLLM, VLLM, install_oldest
+from e2e.real_engines.environment import Environment
+from e2e.sglang import environment as sglang
+from e2e.vllm import environment as vllm
 
-MINORS: Final = ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.33.0")
-"""One version of each minor that has no environment of its own."""
 NEWEST: Final = "newest"
 HERE: Final = Path(__file__).parent
-SOURCES: Final = HERE.parents[1] / ".cache" / "vllm-sources"
-IMPORTS: Final = "import vllm.v1.core.sched.async_scheduler, vllm.v1.engine.core"
+CACHE: Final = HERE.parents[1] / ".cache"
 
 
-def main(versions: Sequence[str]) -> int:
-    """Run the tests on each version and say how each run ended. Returns 1 if one did not pass, else 0."""
-    OLDEST.build(install_oldest)
-    named = [_newest() if version == NEWEST else version for version in versions or (*MINORS, NEWEST)]
-    results = {version: _tested(version) for version in dict.fromkeys(named)}
-    sys.stdout.write("".join(f"vLLM {version}: {result}\n" for version, result in results.items()))
-    return int(any(result != "passed" for result in results.values()))
+@dataclass(frozen=True)
+class Versions:
+    """The versions of an engine: `on_sources` have no environment of their own, `with_servers` say what runs."""
+
+    name: str
+    title: str
+    on_sources: tuple[str, ...]
+    with_servers: Mapping[str, str]
+    environment: Environment
+    its_version: str
+    install: Callable[[Environment], None]
+    imports: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def test(self, versions: Sequence[str]) -> int:
+        """Run the tests on each version and say how each run ended. Returns 1 if one did not pass, else 0."""
+        self.environment.build(self.install)
+        named = [self._newest() if version == NEWEST else version for version in versions]
+        results = {version: self._tested(version) for version in dict.fromkeys(named)}
+        sys.stdout.write("".join(f"{self.title} {version}: {result}\n" for version, result in results.items()))
+        return int(any(result != "passed" for result in results.values()))
+
+    def table(self) -> Iterator[str]:
+        """The table of the engine's page: each version, and how it is tested."""
+        command = f"python -m e2e.real_schedulers.versions {self.name}"
+        how = dict.fromkeys(self.on_sources, f"scheduler tests on its sources: `{command}`")
+        how |= {version: f"scheduler tests, and {servers}" for version, servers in self.with_servers.items()}
+        yield f"| {self.title} | tests |"
+        yield "|---|---|"
+        for version in sorted(how, key=lambda version: [int(part) for part in version.split(".")]):
+            yield f"| {version} | {how[version]} |"
+
+    def _tested(self, version: str) -> str:
+        """How the tests of a version ended."""
+        variables = {**os.environ, **self.variables, "PYTHONPATH": str(self._sources(version))}
+        imports = [str(self.environment.python), "-c", self.imports]
+        tried = subprocess.run(imports, env=variables, check=False, capture_output=True, text=True)
+        if tried.returncode:
+            return f"does not import beside what {self.its_version} needs: {tried.stderr.strip().splitlines()[-1]}"
+        command = [str(self.environment.python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), str(HERE)]
+        return "failed" if subprocess.run(command, env=variables, check=False).returncode else "passed"
+
+    def _newest(self) -> str:
+        listing = self._pip("index", "versions", self.name)
+        found = re.search(rf"{self.name} \(([\w.]+)\)", listing)
+        assert found is not None, listing
+        return found[1]
+
+    def _sources(self, version: str) -> Path:
+        """The files of a version, from its wheel, without compiled ones and what describes the distribution."""
+        sources = CACHE / f"{self.name}-sources"
+        folder = sources / version
+        if not folder.is_dir():
+            sources.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=sources) as temporary:
+                options = ("--quiet", "--no-deps", "--only-binary", ":all:", "--dest", temporary)
+                self._pip("download", *options, f"{self.name}=={version}")
+                (wheel,) = Path(temporary).glob("*.whl")
+                with ZipFile(wheel) as archive:
+                    names = [
+                        name
+                        for name in archive.namelist()
+                        if name.startswith(f"{self.name}/") and not name.endswith(".so")
+                    ]
+                    archive.extractall(Path(temporary, "sources"), names)
+                Path(temporary, "sources").rename(folder)
+        return folder
+
+    def _pip(self, *arguments: str) -> str:
+        command = [str(self.environment.python), "-m", "pip", "--disable-pip-version-check", *arguments]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def table() -> Iterator[str]:
-    """The table of docs/vllm.md: each version, and how it is tested."""
-    how = dict.fromkeys(MINORS, "scheduler tests on its sources: `python -m e2e.real_schedulers.versions`")
-    how[OLDEST_VLLM] = "scheduler tests, and its server: `make e2e-vllm-oldest`"
-    how[VLLM] = "scheduler tests, and all tests of servers: `make e2e-vllm`"
-    yield "| vLLM | tests |"
-    yield "|---|---|"
-    for version in sorted(how, key=lambda version: [int(part) for part in version.split(".")]):
-        yield f"| {version} | {how[version]} |"
+VLLM: Final = Versions(
+    "vllm",
+    "vLLM",
+    ("0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.33.0"),
+    {
+        vllm.OLDEST_VLLM: "its server: `make e2e-vllm-oldest`",
+        vllm.VLLM: "all tests of servers: `make e2e-vllm`",
+    },
+    vllm.OLDEST,
+    vllm.OLDEST_VLLM,
+    vllm.install_oldest,
+    "import vllm.v1.core.sched.async_scheduler, vllm.v1.engine.core",
+    {"VLLM_LOGGING_LEVEL": "ERROR"},
+)
+"""One version of each minor."""
+SGLANG: Final = Versions(
+    "sglang",
+    "SGLang",
+    ("0.5.20", "0.5.21"),
+    {sglang.SGLANG: "all tests of servers: `make e2e-sglang`"},
+    sglang.ENVIRONMENT,
+    sglang.SGLANG,
+    sglang.install,
+    "import sglang.srt.managers.scheduler",
+    {"SGLANG_USE_CPU_ENGINE": "1"},
+)
+KINDS: Final = {kind.name: kind for kind in (VLLM, SGLANG)}
 
 
-def _tested(version: str) -> str:
-    """How the tests of a version ended."""
-    environment = {**os.environ, "PYTHONPATH": str(_sources(version)), "VLLM_LOGGING_LEVEL": "ERROR"}
-    tried = subprocess.run(
-        [str(OLDEST.python), "-c", IMPORTS], env=environment, check=False, capture_output=True, text=True
-    )
-    if tried.returncode:
-        return f"does not import beside what {OLDEST_VLLM} needs: {tried.stderr.strip().splitlines()[-1]}"
-    command = [str(OLDEST.python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), str(HERE)]
-    return "failed" if subprocess.run(command, env=environment, check=False).returncode else "passed"
-
-
-def _newest() -> str:
-    listing = _pip("index", "versions", "vllm")
-    found = re.search(r"vllm \(([\w.]+)\)", listing)
-    assert found is not None, listing
-    return found[1]
-
-
-def _sources(version: str) -> Path:
-    """The Python files of a version, from its wheel."""
-    folder = SOURCES / version
-    if not folder.is_dir():
-        SOURCES.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=SOURCES) as temporary:
-            _pip("download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", temporary, f"vllm=={version}")
-            (wheel,) = Path(temporary).glob("*.whl")
-            with ZipFile(wheel) as archive:
-                archive.extractall(
-                    Path(temporary, "sources"), [name for name in archive.namelist() if name.endswith(".py")]
-                )
-            Path(temporary, "sources").rename(folder)
-    return folder
-
-
-def _pip(*arguments: str) -> str:
-    command = [str(OLDEST.python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests of an engine, by its name, on the named versions or on all."""
+    if not arguments or arguments[0] not in KINDS:
+        sys.stderr.write(f"name an engine: {', '.join(KINDS)}\n")
+        return 2
+    kind, *versions = arguments
+    everything = (*VLLM.on_sources, NEWEST) if kind == VLLM.name else SGLANG.on_sources
+    return KINDS[kind].test(versions or everything)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Placement policies, ours and what others ship, on many workloads in virtual time: `python -m benchmarks policies`.
 
 The router, admission as it ships and the engine cores are the real ones. First all calls come at once; then they come
-at shares of what round robin, or the best policy, completes a second in that case. Agents come in a closed loop. Fleets
-also have several gateways, engines of two speeds, told and not, and one that comes with an empty cache. With
-`--results FILE` each finished part is kept there, and a run that was cut off goes on. The seeds from 100 on are those
-that are reported; what is tuned is tuned on others.
+at shares of what round robin, or the best policy, completes a second in that case. Agents come in a closed loop.
+Fleets with several gateways, with engines of two speeds, told and not, and with one that comes with an empty cache
+are run with the strongest rivals and fewer seeds, and so are larger ones. With `--results FILE` each finished part is
+kept there, and a run that was cut off goes on. The seeds from 100 on are those that are reported; what is tuned is
+tuned on others.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from benchmarks.placing.policy_runs import (
     AGENTS,
     COMES_COLD,
     FLEETS,
+    LARGE_FLEET,
     OURS,
     PLAIN,
+    PLAIN_ENGINES,
     POLICIES,
     Figures,
     Plan,
@@ -40,7 +43,9 @@ from e2e.traces import TRACES
 
 REPORTED_SEED: Final = 100
 SEEDS: Final = 5
-ENGINES: Final = 4
+FEWER_SEEDS, LEAST_SEEDS = 3, 1
+"""Of fleets other than `ENGINES` equal engines behind one gateway, and of large ones."""
+ENGINES: Final = PLAIN_ENGINES
 LARGER: Final = {8: ("tools", "documents", "mix"), 64: ("tools", "documents", "mix")}
 """The workloads that larger fleets are run with, too."""
 COMING: Final = ("video", "loogle", "documents")
@@ -58,7 +63,8 @@ VARIED: Final = {
 def main() -> int:
     """Run, print, write; returns 1 if a claim does not hold."""
     arguments = _arguments()
-    plan = Plan(tuple(dict.fromkeys((OURS, *arguments.policies))), arguments.calls, not arguments.no_admission)
+    policies = tuple(dict.fromkeys((OURS, *arguments.policies)))
+    plan = Plan(policies, arguments.calls, not arguments.no_admission, every_rival=arguments.full)
     results = _kept(arguments.results)
     tasks = [task for task in _tasks(arguments) if task not in results]
     progress = Progress()
@@ -86,13 +92,20 @@ def main() -> int:
 
 
 def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     for engines in arguments.engines:
         for workload in arguments.workloads:
             if workload in LARGER.get(engines, arguments.workloads) or arguments.full:
                 for fleet in arguments.fleets:
                     if fleet == PLAIN or (engines == ENGINES and workload in VARIED[fleet]):
-                        yield from (Task(workload, engines, seed, fleet) for seed in seeds)
+                        for seed in range(_seeds(arguments, engines, fleet)):
+                            yield Task(workload, engines, arguments.first_seed + seed, fleet)
+
+
+def _seeds(arguments: argparse.Namespace, engines: int, fleet: str) -> int:
+    seeds: int = arguments.seeds
+    if arguments.full or (engines, fleet) == (ENGINES, PLAIN):
+        return seeds
+    return min(seeds, FEWER_SEEDS if engines <= LARGE_FLEET else LEAST_SEEDS)
 
 
 def _kept(path: Path | None) -> dict[Task, Runs]:
@@ -127,7 +140,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", type=int, default=[ENGINES, *LARGER], help="default: %(default)s")
     parser.add_argument("--fleets", nargs="+", choices=FLEETS, default=list(FLEETS), metavar="FLEET",
                         help=f"'' (equal engines, one gateway), {', '.join(VARIED)}; default: all")  # fmt: skip
-    parser.add_argument("--full", action="store_true", help="all workloads on larger fleets, too")
+    parser.add_argument("--full", action="store_true", help="all workloads, seeds and policies on all fleets")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (default: %(default)s)")
     parser.add_argument("--first-seed", type=int, default=REPORTED_SEED, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=150, help="of a run, by engine (default: %(default)s)")

@@ -128,10 +128,11 @@ def plot(found: Means, folder: Path) -> Sequence[Path]:
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
+    everywhere = set.intersection(*(set(by_policy) for by_policy in found.values()))
     steady = [cell for cell in found if cell.load != AT_ONCE]
     paths = []
     for figure, (name, _, _) in LIMITS.items():
-        policies = list(found[steady[0]])
+        policies = [policy for policy in found[steady[0]] if policy in everywhere]
         values = [
             math.exp(fmean(math.log(found[cell][policy][figure] / _least(found, cell, figure)) for cell in steady))
             for policy in policies

@@ -24,6 +24,8 @@ from plait.policy.placement.policies import by_name
 OURS: Final = "plait"
 POLICIES: Final = {**by_name(SHIPPED[OURS]), **RIVALS}
 BASE: Final = "round_robin"
+STRONGEST: Final = ("smg", "llmd_latency", "dynamo_cost", "lmetric", "e2")
+"""The rivals that are best, or nearly so, in some cell of equal engines."""
 
 AT_ONCE: Final = "at once"
 AGENTS: Final = "agents"
@@ -63,6 +65,11 @@ class Task:
     seed: int
     fleet: str = PLAIN
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is `PLAIN_ENGINES` equal engines behind one gateway."""
+        return (self.engines, self.fleet) == (PLAIN_ENGINES, PLAIN)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -72,6 +79,15 @@ class Plan:
     calls_an_engine: int = 150
     admission: bool = True
     warm_up: float = 0.25
+
+    every_rival: bool = False
+    """Also where a task is not `PLAIN_ENGINES` equal engines behind one gateway; else the strongest ones and `BASE`."""
+
+    def policies_of(self, task: Task) -> tuple[str, ...]:
+        """The policies of a task's runs."""
+        if self.every_rival or task.is_plain:
+            return self.policies
+        return tuple(name for name in self.policies if name in (OURS, BASE, *STRONGEST))
 
     def calls(self, task: Task) -> int:
         """How many of a run."""
@@ -107,23 +123,24 @@ class Runner:
 
     def __call__(self, task: Task) -> Runs:
         """The figures of each load and policy."""
+        policies = self._plan.policies_of(task)
         if task.workload == AGENTS:
             return {
-                load: {name: self._agents(name, task, sessions * task.engines) for name in self._plan.policies}
+                load: {name: self._agents(name, task, sessions * task.engines) for name in policies}
                 for load, sessions in SESSIONS_AN_ENGINE.items()
             }
         workload, calls = self._workloads[task.workload], self._plan.calls(task)
         at_once = workload(calls, inf, task.seed)
-        runs: Runs = {AT_ONCE: {name: self._open(name, task, at_once) for name in self._plan.policies}}
+        runs: Runs = {AT_ONCE: {name: self._open(name, task, at_once) for name in policies}}
         completed = {name: figures.completed_per_s for name, figures in runs[AT_ONCE].items()}
         saturations = (completed.get(BASE, max(completed.values())), max(completed.values()))
         for (load, share), saturation_per_s in zip(RATES.items(), saturations, strict=True):
             coming = workload(calls, share * saturation_per_s, task.seed)
-            runs[load] = {name: self._open(name, task, coming) for name in self._plan.policies}
-        if (task.engines, task.fleet) == (PLAIN_ENGINES, PLAIN):
+            runs[load] = {name: self._open(name, task, coming) for name in policies}
+        if task.is_plain:
             for per_s in RATES_PER_S.get(task.workload, ()):
                 coming = workload(calls, per_s, task.seed)
-                runs[f"{per_s:g}/s"] = {name: self._open(name, task, coming) for name in self._plan.policies}
+                runs[f"{per_s:g}/s"] = {name: self._open(name, task, coming) for name in policies}
         return runs
 
     def _open(self, policy: str, task: Task, calls: Sequence[SimulatedCall]) -> Figures:

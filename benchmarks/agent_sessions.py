@@ -1,17 +1,15 @@
-"""Agents whose contexts fill the fleet's KV caches, held and not: `python -m benchmarks agent_sessions --traces DIR`.
+"""Agents whose contexts fill the fleet's KV caches, held and not: `python -m benchmarks agent_sessions`.
 
 In virtual time, with admission as it ships. Each condition is run without holding sessions and with it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import exp, inf, log
 from pathlib import Path
 from statistics import fmean
@@ -21,8 +19,10 @@ import structlog
 
 from benchmarks.holding.closed_loop import ClosedLoop, Condition, Outcome
 from benchmarks.holding.conditions import CHEAP_MEAN, GROUPS, Wanted
-from e2e.traces import TRACES
-from plait.gateway.simulation.compare import Claim
+from benchmarks.placing.workloads import AGENTS_FILE
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
+from plait.gateway.simulation.claim import Claim
 
 OURS: Final = "plait"
 SLOWER: Final = 1.1
@@ -60,16 +60,12 @@ class Row:
 
 
 def main() -> int:
-    """Run, print, write; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, default=TRACES, metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=["full"], help="default: full")
-    parser.add_argument("--only", nargs="+", metavar="CONDITION", help="only those whose names begin so")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3), help="default: 1 2 3")
-    parser.add_argument("--policies", nargs="+", default=[OURS], help="placements; default: plait")
-    parser.add_argument("--processes", type=int, default=2, help="default: 2")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    arguments = parser.parse_args()
+    """Run, print, write; returns 1 if a claim fails."""
+    made = parser(__doc__, seeds=(1, 2, 3))
+    made.add_argument("--groups", nargs="+", choices=GROUPS, default=["full"], help="default: full")
+    made.add_argument("--only", nargs="+", metavar="CONDITION", help="only those whose names begin so")
+    made.add_argument("--policies", nargs="+", default=[OURS], help="placements; default: plait")
+    arguments = made.parse_args()
     chosen = {name: given for group in arguments.groups for name, given in GROUPS[group].items()}
     if arguments.only:
         chosen = {name: given for name, given in chosen.items() if name.startswith(tuple(arguments.only))}
@@ -79,26 +75,24 @@ def main() -> int:
         for name, (condition, _) in chosen.items()
         for seed in arguments.seeds
     ]
-    rows = _rows(arguments.traces, tasks, arguments.processes)
-    for policy in arguments.policies:
-        _print(policy, [row for row in rows if row.policy == policy])
-    ours = [row for row in rows if row.policy == OURS]
-    made = list(claims(ours, {name: wanted for name, (_, wanted) in chosen.items()}))
-    for claim in made:
-        print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json is not None:
-        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in made]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in made))
+    wanted_of = {name: wanted for name, (_, wanted) in chosen.items()}
+    experiment = Experiment(tasks, new_runner, lambda found: report([*found.values()], wanted_of), [AGENTS_FILE])
+    return conduct("agent_sessions", experiment, arguments)
 
 
-def _rows(traces: Path, tasks: Sequence[Task], processes: int) -> list[Row]:
-    with ProcessPoolExecutor(processes) as pool:
-        running = {pool.submit(run, traces, task): task for task in tasks}
-        for done, future in enumerate(as_completed(running), start=1):
-            print(f"\r{done} of {len(tasks)}: {running[future].name:<50}", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-        return [future.result() for future in running]
+def new_runner(traces: Path) -> Callable[[Task], Row]:
+    """What runs a task."""
+    return partial(run, traces)
+
+
+def report(rows: Sequence[Row], wanted_of: Mapping[str, Wanted]) -> Report:
+    """A table for each policy. The claims are of ours."""
+    policies = dict.fromkeys(row.policy for row in rows)
+    return Report(
+        lines=[line for name in policies for line in _markdown(name, [row for row in rows if row.policy == name])],
+        claims=list(claims([row for row in rows if row.policy == OURS], wanted_of)),
+        results=[asdict(row) for row in rows],
+    )
 
 
 def run(traces: Path, task: Task) -> Row:
@@ -113,23 +107,26 @@ def run(traces: Path, task: Task) -> Row:
     return Row(task.name, task.seed, task.policy, without, held)
 
 
-def _print(policy: str, rows: Sequence[Row]) -> None:
-    print(
-        f"\n{policy}\n\n| condition | session, s | p99, s | slower | hit rate | TPOT, ms | chat's TTFT, s | refused |"
+def _markdown(policy: str, rows: Sequence[Row]) -> Iterator[str]:
+    yield f"### {policy}\n"
+    yield from table(
+        ["condition", "session, s", "p99, s", "slower", "hit rate", "TPOT, ms", "chat's TTFT, s", "refused"],
+        (_cells(name, [row for row in rows if row.name == name]) for name in dict.fromkeys(row.name for row in rows)),
     )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in dict.fromkeys(row.name for row in rows):
-        found = [row for row in rows if row.name == name]
-        cells = [
-            _both(found, lambda one: one.mean_s, "{:.0f}"),
-            _both(found, lambda one: one.p99_s, "{:.0f}"),
-            f"{fmean(row.slower for row in found):.0%}",
-            _both(found, lambda one: one.hit_rate, "{:.2f}"),
-            _both(found, lambda one: 1e3 * one.tpot_s, "{:.0f}"),
-            _both(found, lambda one: one.ttft_s, "{:.2f}") if found[0].held.ttfts_s else "",
-            f"{sum(row.without.refused for row in found)}, {sum(row.held.refused for row in found)}",
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
+    yield ""
+
+
+def _cells(name: str, found: Sequence[Row]) -> list[str]:
+    return [
+        name,
+        _both(found, lambda one: one.mean_s, "{:.0f}"),
+        _both(found, lambda one: one.p99_s, "{:.0f}"),
+        f"{fmean(row.slower for row in found):.0%}",
+        _both(found, lambda one: one.hit_rate, "{:.2f}"),
+        _both(found, lambda one: 1e3 * one.tpot_s, "{:.0f}"),
+        _both(found, lambda one: one.ttft_s, "{:.2f}") if found[0].held.ttfts_s else "",
+        f"{sum(row.without.refused for row in found)}, {sum(row.held.refused for row in found)}",
+    ]
 
 
 def _both(rows: Sequence[Row], of: Callable[[Outcome], float], form: str) -> str:
@@ -146,10 +143,10 @@ def claims(rows: Sequence[Row], wanted_of: Mapping[str, Wanted]) -> Iterator[Cla
             most = getattr(wanted, figure)
             if most < inf and found:
                 value = value_of(found)
-                yield Claim(f"{figure}, {name}", value, f"<= {most:g}", value <= most)
+                yield Claim(f"{figure}, {name}", value, most=most)
     cheap = [row.ratio(lambda one: one.mean_s) for row in rows if row.name in GROUPS["cheap"]]
     if cheap:
-        yield Claim("mean of the cheap ones", _geometric(cheap), f"<= {CHEAP_MEAN:g}", _geometric(cheap) <= CHEAP_MEAN)
+        yield Claim("mean of the cheap ones", _geometric(cheap), most=CHEAP_MEAN)
 
 
 def _ratio(rows: Sequence[Row], of: Callable[[Outcome], float]) -> float:

@@ -8,13 +8,10 @@ seeds give the same figures.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from benchmarks.application.claims import claims, speedup
@@ -22,11 +19,10 @@ from benchmarks.application.clients import NETWORK_S
 from benchmarks.application.experiments import EXPERIMENTS, TRACE_FILES
 from benchmarks.application.plots import plot
 from benchmarks.application.report import markdown
-from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Task, sweep
+from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Runner, Task
 from benchmarks.application.systems import LATENCY_TOKENS, OURS, SHIPPED_POLICY
-from benchmarks.schedulers.claims import Claim
-from benchmarks.schedulers.sweep import Progress
-from e2e.traces import TRACES
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report
 from plait.backends.profiles import load_profile
 
 SYSTEMS = {
@@ -43,32 +39,13 @@ SYSTEMS = {
 
 
 def main() -> int:
-    """Run the experiments, print them, write what was asked for; returns 1 if a claim does not hold."""
-    arguments = _arguments()
-    if missing := [name for name in TRACE_FILES if not (arguments.traces / name).is_file()]:
-        print(f"skipped: no {' and no '.join(missing)} in {arguments.traces}")
-        return 0
-    tasks = _tasks(arguments.only or list(EXPERIMENTS), quick=arguments.quick)
-    results = sweep(tasks, arguments.traces, arguments.jobs, Progress())
-    made = claims(results)
-    print(markdown(results, made))
-    if arguments.json:
-        report = _report(arguments.traces.name, tasks, results, made)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if arguments.plots:
-        print("\n".join(f"wrote {path}" for path in plot(results, arguments.plots)))
-    return int(not all(claim.holds for claim in made))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write the figures here (needs matplotlib)")
-    parser.add_argument("--quick", action="store_true", help="few points and one seed: under a minute on one core")
-    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
-    return parser.parse_args()
+    """Run the experiments, print them, write what was asked for; returns 1 if a claim fails."""
+    made = parser(__doc__, quick="few points and one seed: under a minute on one core", plots=True)
+    made.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), metavar="NAME",
+                      help=f"of {', '.join(EXPERIMENTS)}")  # fmt: skip
+    arguments = made.parse_args()
+    tasks = _tasks(arguments.only, quick=arguments.quick)
+    return conduct("applications", Experiment(tasks, Runner, _report, TRACE_FILES), arguments)
 
 
 def _tasks(names: Sequence[str], *, quick: bool) -> list[Task]:
@@ -81,21 +58,23 @@ def _tasks(names: Sequence[str], *, quick: bool) -> list[Task]:
     ]
 
 
-def _report(traces: str, tasks: Sequence[Task], results: Results, made: Sequence[Claim]) -> dict[str, Any]:
-    return {
-        "experiment": "applications",
-        "inputs": _inputs(traces, tasks),
-        "results": [{**_row(results, point), **asdict(figures)} for point, figures in results.items()],
-        "claims": [asdict(claim) for claim in made],
-    }
+def _report(found: Mapping[Task, Results]) -> Report:
+    results = {point: figures for some in found.values() for point, figures in some.items()}
+    return Report(
+        lines=list(markdown(results)),
+        claims=claims(results),
+        results=[{**_row(results, point), **asdict(figures)} for point, figures in results.items()],
+        inputs=_inputs([*found]),
+        plot=partial(plot, results),
+    )
 
 
-def _inputs(traces: str, tasks: Sequence[Task]) -> dict[str, Any]:
+def _inputs(tasks: Sequence[Task]) -> dict[str, Any]:
     """What the figures depend on."""
     names = list(dict.fromkeys(case.experiment for case, _, _ in tasks))
     profiles = dict.fromkeys(EXPERIMENTS[name].machine.profile for name in names)
     return {
-        "traces": [f"{traces}/{name}" for name in TRACE_FILES],
+        "traces": list(TRACE_FILES),
         "network_s": NETWORK_S,
         "network": "a request's way and its answer's, half each; ours pays it once a program",
         "systems": SYSTEMS,

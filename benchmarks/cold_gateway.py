@@ -7,18 +7,20 @@ gateway that knows all that was before. Each engine reports its cache and its ou
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from benchmarks.gateways import DELAY_S, INTERVAL_S, KINDS, LOADS
-from benchmarks.schedulers.claims import Claim
-from e2e.traces import TRACES
-from plait.gateway.simulation.compare import COLD_S, Experiment, prepare, saturation_rate, simulate, summarise
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
+from plait.gateway.simulation.claim import Claim
+from plait.gateway.simulation.compare import COLD_S, prepare, saturation_rate, simulate, summarise
+from plait.gateway.simulation.compare import Experiment as Comparison
 from plait.gateway.simulation.shared_prefixes import Kind
 from plait.gateway.simulation.simulate import CallRecord
 
@@ -29,63 +31,80 @@ NEXT_CALLS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The hit rates, and the mean TTFTs in seconds, of the same calls."""
+    """The hit rates, and the mean TTFTs in seconds, of the same calls at a load in round robin's saturation."""
 
+    kind: Kind
+    seed: int
+    load: float
     warm: float
     cold: float
     warm_ttft_s: float
     cold_ttft_s: float
 
 
+Task = tuple[Kind, int]
+"""A kind of prompts, and a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Compares a warm gateway with a cold one, on prompts of a kind with a seed."""
+
+    traces: Path
+    calls: int
+    engines: int
+
+    def __call__(self, task: Task) -> list[Found]:
+        """At each load."""
+        kind, seed = task
+        inputs = Comparison(
+            traces=self.traces if self.traces.is_dir() else None,
+            calls=self.calls,
+            engines=self.engines,
+            working_set=4.0,
+            kinds=(kind,),
+            seed=seed,
+            report_interval_s=INTERVAL_S,
+            report_delay_s=DELAY_S,
+        )
+        workload = prepare(inputs, _quiet)
+        saturation_per_s, before = saturation_rate(inputs, workload, _quiet), inputs.calls // 2
+        found = []
+        for load in LOADS:
+            warm, cold = (
+                _next(simulate(tried, workload, "plait", load * saturation_per_s, _quiet), before)
+                for tried in (inputs, replace(inputs, replaced_after=before))
+            )
+            rates = (summarise("plait", records).hit_rate for records in (warm, cold))
+            found.append(Found(kind, seed, load, *rates, *map(_ttft_s, (warm, cold))))
+        return found
+
+
 def main() -> int:
     """Run and print; returns 1 if the bound does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
-    parser.add_argument("--calls", type=int, default=3_000, help="of a run (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3), help="default: 1 to 3")
-    arguments = parser.parse_args()
-    print("| prompts, seed, load | hit rate: warm / cold | mean TTFT: warm / cold, ms |")
-    print("|---|---|---|")
-    found = list[Found]()
-    for kind in KINDS:
-        for seed in arguments.seeds:
-            experiment = Experiment(
-                traces=arguments.traces if arguments.traces.is_dir() else None,
-                calls=arguments.calls,
-                engines=arguments.engines,
-                working_set=4.0,
-                kinds=(kind,),
-                seed=seed,
-                report_interval_s=INTERVAL_S,
-                report_delay_s=DELAY_S,
-            )
-            found += _compared(experiment, kind)
-    lost = fmean(one.warm - one.cold for one in found)
-    claim = Claim("hit rate that a cold gateway loses", lost, POINTS, lost <= POINTS, "mean")
-    print(f"\n{'holds' if claim.holds else 'FAILS'}: {claim.name}: {claim.value:.4f} (target {claim.target:g})")
-    print(f"worst: {max(one.warm - one.cold for one in found):.4f}")
-    return int(not claim.holds)
+    made = parser(__doc__, seeds=(1, 2, 3))
+    made.add_argument("--calls", type=int, default=3_000, help="of a run (default: %(default)s)")
+    made.add_argument("--engines", type=int, default=8, help="default: %(default)s")
+    arguments = made.parse_args()
+    tasks = [(kind, seed) for kind in KINDS for seed in arguments.seeds]
+    new_runner = partial(Runner, calls=arguments.calls, engines=arguments.engines)
+    return conduct("cold_gateway", Experiment(tasks, new_runner, _report), arguments)
 
 
-def _compared(experiment: Experiment, kind: Kind) -> list[Found]:
-    """Warm and cold at each load."""
-    workload = prepare(experiment, _quiet)
-    saturation_per_s, before = saturation_rate(experiment, workload, _quiet), experiment.calls // 2
-    found = []
-    for load in LOADS:
-        warm, cold = (
-            _next(simulate(tried, workload, "plait", load * saturation_per_s, _quiet), before)
-            for tried in (experiment, replace(experiment, replaced_after=before))
-        )
-        one = Found(*(summarise("plait", records).hit_rate for records in (warm, cold)), *map(_ttft_s, (warm, cold)))
-        print(
-            f"| {kind}, {experiment.seed}, {load:g} | {one.warm:.4f} / {one.cold:.4f} "
-            f"| {1e3 * one.warm_ttft_s:.0f} / {1e3 * one.cold_ttft_s:.0f} |",
-            flush=True,
-        )
-        found.append(one)
-    return found
+def _report(by_task: Mapping[Task, Sequence[Found]]) -> Report:
+    found = [one for some in by_task.values() for one in some]
+    rows = (
+        [
+            f"{one.kind}, {one.seed}, {one.load:g}",
+            f"{one.warm:.4f} / {one.cold:.4f}",
+            f"{1e3 * one.warm_ttft_s:.0f} / {1e3 * one.cold_ttft_s:.0f}",
+        ]
+        for one in found
+    )
+    columns = ["prompts, seed, load", "hit rate: warm / cold", "mean TTFT: warm / cold, ms"]
+    lost = [one.warm - one.cold for one in found]
+    claim = Claim("hit rate that a cold gateway loses, mean", fmean(lost), most=POINTS, where=f"worst: {max(lost):.4f}")
+    return Report(lines=list(table(columns, rows)), claims=[claim], results=[asdict(one) for one in found])
 
 
 def _next(records: Sequence[CallRecord], before: int) -> Sequence[CallRecord]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,11 @@ from benchmarks.plain import counts, instructions, memory
 from benchmarks.plain.peers import NGINX, PEERS, environment, has_nginx, nginx_command
 from benchmarks.plain.routers import Router, plait_command, running_engine, running_router
 from benchmarks.plain.rows import ROWS, TEMPLATES, Row
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Answer, Client
 from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
+from plait.gateway.simulation.claim import Claim
 
 ENGINES: Final = 2
 BASELINES: Final = ("sglang-router, cache aware", "vllm-router, cache aware")
@@ -44,8 +46,7 @@ SPREAD_REQUESTS, SPREAD_PER_S = 200, 100.0
 
 def main() -> int:
     """Measure and print; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks dataplane")
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser = timed_parser(__doc__, rounds=5)
     parser.add_argument("--only", default="", metavar="ROWS", help="the letters of the rows, such as ABC")
     parser.add_argument("--routers", default="", metavar="TEXT", help="beside ours, those whose name contains this")
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another Plait to measure beside")
@@ -56,7 +57,6 @@ def main() -> int:
     parser.add_argument("--counts", action="store_true", help="count functions, files and rooms of a request, and end")
     parser.add_argument("--instructions", action="store_true", help="count ours of a request with valgrind, and end")
     parser.add_argument("--memory", type=int, metavar="N", help="show our memory over N requests, and end")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there")
     arguments = parser.parse_args()
     if arguments.counts:
         return counts.main()
@@ -72,14 +72,13 @@ def main() -> int:
         ]
         routers = list(_started(stack, engines, arguments, Path(folder)))
         uvloop.run(_measure(routers, rows, arguments.rounds, arguments.workers or 1))
-    print("\n".join(_table(routers, rows)))
-    claims = list(_claims({router.name: router for router in routers}))
-    for name, value, most in claims:
-        print(f"- {'holds' if value <= most else 'FAILS'}: {name} = {value:.2f}, wanted <= {most}")
-    if arguments.json is not None:
-        figures = {router.name: {"cpu_s": router.cpu_s, "first_ms": router.first_ms} for router in routers}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return int(any(value > most for _, value, most in claims))
+    report = Report(
+        lines=list(_table(routers, rows)),
+        claims=list(_claims({router.name: router for router in routers})),
+        results=[{"router": router.name, "cpu_s": router.cpu_s, "first_ms": router.first_ms} for router in routers],
+        is_timed=True,
+    )
+    return finish("dataplane", report, arguments)
 
 
 def _started(stack: ExitStack, engines: Sequence[str], arguments: argparse.Namespace, folder: Path) -> Iterator[Router]:
@@ -167,23 +166,24 @@ def _table(routers: Sequence[Router], rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {router.name} | {figures} | {median(router.first_ms):.2f} | {router.rss_mb[-1]:.0f} |"
 
 
-def _claims(routers: dict[str, Router]) -> Iterator[tuple[str, float, float]]:
-    """Each bound: its name, what was measured, and the most that is wanted."""
+def _claims(routers: dict[str, Router]) -> Iterator[Claim]:
+    """Against the others, and in workers against one process."""
     ours, others = routers[OURS], [routers[name] for name in BASELINES if name in routers]
     if WORKERS in routers:
         for name, most in (("A", 1.2), ("B", 1.15), ("S", 1.15)):
             if name in ours.cpu_s:
                 ratio = min(routers[WORKERS].cpu_s[name]) / min(ours.cpu_s[name])
-                yield f"CPU of {name}, in workers / in one process", ratio, most
+                yield Claim(f"CPU of {name}, in workers / in one process", ratio, most=most)
     if not others:
         return
     for name, most in (("A", 1.8), ("S", 1.2)):
         if name in ours.cpu_s:
             least = min(min(other.cpu_s[name]) for other in others)
-            yield f"CPU of {name}, ours / the lower of the cache-aware routers", min(ours.cpu_s[name]) / least, most
+            ratio = min(ours.cpu_s[name]) / least
+            yield Claim(f"CPU of {name}, ours / the lower of the cache-aware routers", ratio, most=most)
     if BASELINES[1] in routers:
         late = median(ours.first_ms) - median(routers[BASELINES[1]].first_ms)
-        yield "first byte at spread arrivals, ours - vllm-router's, ms", late, 1.0
+        yield Claim("first byte at spread arrivals, ours - vllm-router's (ms)", late, most=1.0)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,23 @@ whatever else runs on the machine only adds to a time. So the least times of all
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish, table
 from e2e.delaying_proxy import DelayingProxy
 from e2e.front_ends import LINKS, MAPS, OUTPUT_TOKENS, PART_WORDS, FrontEnds, document, front_ends
 from e2e.servers import Fleet, Launcher
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 ROUND_TRIP_S: Final = 0.25
 BY_HAND: Final = "by hand"
@@ -44,11 +43,9 @@ Run = Callable[[], Awaitable[object]]
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__, rounds=5)
     parser.add_argument("--engines", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Launcher(Path(folder)) as launch:
         engines = [launch.engine(f"e{number}", time_scale=1) for number in range(arguments.engines)]
@@ -56,31 +53,30 @@ def main() -> int:
         fleet.start()
         with DelayingProxy(fleet.gateway.port) as proxy:
             near, far = asyncio.run(measure(proxy, arguments.rounds))
-    claims = list(_claims(near, far))
-    print("The least of all rounds in seconds, with the median:\n")
-    print("| program | front end | no delay | 250 ms | 250 ms / (one round trip + no delay) | by hand / this |")
-    print("|---|---|---|---|---|---|")
-    for program in near:
-        for kind, times_s in far[program].items():
-            ratios = f"{_ratio(near, far, program, kind):.3f} | {_gain(far, program, kind):.2f}"
-            print(f"| {program} | {kind} | {_shown(near[program][kind])} | {_shown(times_s)} | {ratios} |")
-    for claim in claims:
-        print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        report = {
-            "experiment": "delayed_programs",
-            "inputs": {
-                "rounds": arguments.rounds,
-                "engines": arguments.engines,
-                "round_trip_s": ROUND_TRIP_S,
-                "map_reduce": {"maps": MAPS, "part_words": PART_WORDS, "output_tokens": OUTPUT_TOKENS},
-                "chain": {"links": LINKS, "output_tokens": LINK_TOKENS},
-            },
-            "seconds": {"no delay": near, "delay": far},
-            "claims": [asdict(claim) for claim in claims],
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+    return finish("delayed_programs", _report(near, far), arguments)
+
+
+def _report(near: Times, far: Times) -> Report:
+    columns = ["program", "front end", "no delay", "250 ms", "250 ms / (one round trip + no delay)", "by hand / this"]
+    rows = (
+        [
+            *(program, kind, _shown(near[program][kind]), _shown(times_s)),
+            *(f"{_ratio(near, far, program, kind):.3f}", f"{_gain(far, program, kind):.2f}"),
+        ]
+        for program in near
+        for kind, times_s in far[program].items()
+    )
+    return Report(
+        lines=["The least of all rounds in seconds, with the median:", "", *table(columns, rows)],
+        claims=list(_claims(near, far)),
+        results=[{"no delay": near, "delay": far}],
+        inputs={
+            "round_trip_s": ROUND_TRIP_S,
+            "map_reduce": {"maps": MAPS, "part_words": PART_WORDS, "output_tokens": OUTPUT_TOKENS},
+            "chain": {"links": LINKS, "output_tokens": LINK_TOKENS},
+        },
+        is_timed=True,
+    )
 
 
 async def measure(proxy: DelayingProxy, rounds: int) -> tuple[Times, Times]:
@@ -141,10 +137,10 @@ def _claims(near: Times, far: Times) -> Iterator[Claim]:
         for kind in (kind for kind in kinds if kind != BY_HAND):
             ratio, most = _ratio(near, far, program, kind), WITHIN.get(kind, 1.05)
             name = f"{program}, {kind}: delayed / (a round trip + not delayed)"
-            yield Claim(name, ratio, f"<= {most:g}", ratio <= most)
+            yield Claim(name, ratio, most=most)
             gain = _gain(far, program, kind)
             target = SOONER if program == CHAIN else 1.0
-            yield Claim(f"{program}, {kind}: by hand / this", gain, f">= {target:g}", gain >= target)
+            yield Claim(f"{program}, {kind}: by hand / this", gain, least=target)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ waits for; the CPU time is the whole process's, beyond that of the same values w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import platform
 import sys
@@ -27,12 +25,14 @@ import uvloop
 from benchmarks.chaining.figures import Spread
 from benchmarks.chaining.measurement import Hop, Measurement
 from benchmarks.chaining.served import Served
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from plait.gateway.config.sections import StoreConfig
 from plait.gateway.durability.recorded import SESSION, Recorded
 from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.record import UNRECORDED, Unrecorded, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.store.event_log import StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
@@ -83,23 +83,19 @@ class Costs:
     def claims(self) -> list[Claim]:
         """What has to hold."""
         ratio = self.wake(is_stored=True).p50_s / self.wake(is_stored=False).p50_s
-        claims = [Claim("median hop, with the store / without", ratio, f"<= {HOP_RATIO:g}", ratio <= HOP_RATIO)]
+        claims = [Claim("median hop, with the store / without", ratio, most=HOP_RATIO)]
         for rate, most_ms in CPU_MS.items():
             found_ms = self.paced[rate].cpu_ms
             name = f"the store's CPU for a value at {rate:,}/s (ms)"
-            claims.append(Claim(name, found_ms, f"<= {most_ms:g}", found_ms <= most_ms))
+            claims.append(Claim(name, found_ms, most=most_ms))
         return claims
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks durability", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__, rounds=5)
     parser.add_argument("--folder", type=Path, help="a folder on the disk of the store (default: a temporary one)")
     parser.add_argument("--synchronous", choices=["normal", "full"], default="normal", help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with (
@@ -109,14 +105,17 @@ def main() -> int:
     ):
         configure_logging("info", "json")
         costs = uvloop.run(_measure(Path(folder), arguments.rounds, arguments.synchronous))
-    for name, spread in _spreads(costs).items():
-        print(f"{name:<46} p50 {spread.p50_s * 1e6:7.0f} us   p99 {spread.p99_s * 1e6:7.0f} us")
-    claims = costs.claims()
-    for claim in claims:
-        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(_report(costs, arguments), indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+    times_us = {name: (1e6 * spread.p50_s, 1e6 * spread.p99_s) for name, spread in _spreads(costs).items()}
+    report = Report(
+        lines=[
+            f"{name:<46} p50 {p50_us:7.0f} us   p99 {p99_us:7.0f} us" for name, (p50_us, p99_us) in times_us.items()
+        ],
+        claims=costs.claims(),
+        results=[{"name": name, "p50_us": p50, "p99_us": p99} for name, (p50, p99) in times_us.items()],
+        inputs={"python": platform.python_version()},
+        is_timed=True,
+    )
+    return finish("durability", report, arguments)
 
 
 def _spreads(costs: Costs) -> dict[str, Spread]:
@@ -176,13 +175,6 @@ async def _paced(record: Unrecorded, rate: int, acknowledged_s: list[float]) -> 
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
     return (time.process_time() - cpu_s) / values
-
-
-def _report(costs: Costs, arguments: argparse.Namespace) -> dict[str, Any]:
-    spreads = {name: {"p50_us": s.p50_s * 1e6, "p99_us": s.p99_s * 1e6} for name, s in _spreads(costs).items()}
-    claims = [{"name": c.name, "value": c.value, "target": c.target, "holds": c.holds} for c in costs.claims()]
-    inputs = {"rounds": arguments.rounds, "synchronous": arguments.synchronous, "python": platform.python_version()}
-    return {"experiment": "durability", "inputs": inputs, "times": spreads, "claims": claims}
 
 
 if __name__ == "__main__":

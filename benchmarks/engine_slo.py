@@ -7,9 +7,7 @@ call's objective is three times its TTFT on that server unloaded, measured just 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -24,6 +22,8 @@ from benchmarks.engine_slo_parts.figures import OBJECTIVE, Run, claims, figures,
 from benchmarks.engine_slo_parts.load import Load
 from benchmarks.engine_slo_parts.servers import ENGINES, OURS, STOCK, Engine, arguments_of, new_servers
 from benchmarks.engine_slo_parts.workload import CallSource, Shape
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.real_engines.engine import RealEngine
 
 PERIOD = 1.6
@@ -48,16 +48,13 @@ COLUMNS = {
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks engine_slo", description=(__doc__ or "").splitlines()[0]
-    )
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="vllm", help="(default: %(default)s)")
     parser.add_argument(
         "--emulate", metavar="PROFILE", help="have SGLang's forward passes take as long as this cost profile says"
     )
     parser.add_argument("--runs", type=int, default=5, help="of each system (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     if arguments.emulate and arguments.engine != "sglang":
         parser.error("only SGLang's forward passes can be emulated")
@@ -66,24 +63,19 @@ def main() -> int:
         print(f"skipped: `python -m e2e.{arguments.engine}.environment` builds the engine's environment")
         return 0
     inputs, runs, by_engine = _with_servers(engine, arguments.emulate, arguments.runs)
-    made = list(claims(runs))
-    print(_table(runs))
     shown = "none" if by_engine is None else f"{by_engine:.2f}"
-    print(f"\nby the engine's own clock, without HTTP, {OURS} met {shown} of its last calls")
-    for claim in made:
-        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        report = {
-            "experiment": "engine_slo",
-            "engine": arguments.engine,
-            "inputs": inputs,
-            "runs": [asdict(run) for run in runs],
+    report = Report(
+        lines=[_table(runs), "", f"by the engine's own clock, without HTTP, {OURS} met {shown} of its last calls"],
+        claims=list(claims(runs)),
+        results=[asdict(run) for run in runs],
+        inputs={
+            **inputs,
             "medians": {system: medians(runs, system) for system in (STOCK, OURS)},
             "attainment_by_engine": by_engine,
-            "claims": [asdict(claim) for claim in made],
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in made))
+        },
+        is_timed=True,
+    )
+    return finish("engine_slo", report, arguments)
 
 
 def _with_servers(engine: Engine, emulated: str | None, n_runs: int) -> tuple[dict[str, Any], list[Run], float | None]:

@@ -7,18 +7,19 @@ smg and vllm-router, each from the package index in an environment of its own (`
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Final
+from math import nan
+from typing import Final
 
 from benchmarks.faulting.cases import CASES, QUICK, Case, Sign
 from benchmarks.faulting.gateways import GATEWAYS, PLAIT, Gateway, install, versions
 from benchmarks.faulting.measurement import BACK_CAP_S, CONCURRENCY, Result, measure
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
+from plait.gateway.simulation.claim import Claim
 
 CALLS, QUICK_CALLS = 1000, 400
 FLEETS, QUICK_FLEETS = (2, 4), (2,)
@@ -26,16 +27,15 @@ SUCCESS_SHARE: Final = 0.995
 BACK_WITHIN_S: Final = 5.0
 
 
-def main() -> None:
-    """Measure, print, and say whether the targets hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks faults")
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="three cases, one fleet, fewer calls")
     parser.add_argument("--install-peers", action="store_true", help="install the peers first")
     names = [gateway.name for gateway in GATEWAYS]
     parser.add_argument("--gateway", action="append", choices=names, help="only this one (default: all installed)")
     parser.add_argument("--engines", type=int, action="append", help="only fleets of so many (default: 2 and 4)")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="only this one")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     arguments = parser.parse_args()
     if arguments.install_peers:
         install()
@@ -46,16 +46,19 @@ def main() -> None:
     cases = [case for case in CASES if case.name in wanted]
     fleets, calls = (QUICK_FLEETS, QUICK_CALLS) if arguments.quick else (FLEETS, CALLS)
     fleets = arguments.engines or fleets
-    results = asyncio.run(_measure_all(cases, fleets, gateways, calls, arguments.json))
-    held = list(claims(results))
-    for claim in held:
-        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']} = {claim['value']}, wanted {claim['target']}")
-    _write(arguments.json, results, held)
-    sys.exit(not all(claim["holds"] for claim in held))
+    results = asyncio.run(_measure_all(cases, fleets, gateways, calls))
+    report = Report(
+        lines=[],
+        claims=list(claims(results)),
+        results=[asdict(result) for result in results],
+        inputs={"concurrency": CONCURRENCY, "peers": versions()},
+        is_timed=True,
+    )
+    return finish("faults", report, arguments)
 
 
 async def _measure_all(
-    cases: Sequence[Case], fleets: Sequence[int], gateways: Sequence[Gateway], calls: int, path: Path | None
+    cases: Sequence[Case], fleets: Sequence[int], gateways: Sequence[Gateway], calls: int
 ) -> list[Result]:
     print(f"{'case':<18}{'engines':>8}  {'gateway':<14}{'success':>9}{'out':>9}{'back':>9}{'p50':>9}{'p99':>9}  wrong")
     results = []
@@ -65,11 +68,10 @@ async def _measure_all(
                 result = await measure(case, engines, gateway, calls)
                 results.append(result)
                 print(_row(result, case), flush=True)
-                _write(path, results, [])
     return results
 
 
-def claims(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+def claims(results: Sequence[Result]) -> Iterator[Claim]:
     """What Plait is to do in each case."""
     by_name = {case.name: case for case in CASES}
     for result in results:
@@ -83,10 +85,10 @@ def claims(results: Sequence[Result]) -> Iterator[dict[str, Any]]:
         yield _claim(f"{where}: time until it is back (s)", result.back_s, BACK_WITHIN_S)
 
 
-def _claim(name: str, value: float | None, limit: float, *, at_least: bool = False) -> dict[str, Any]:
-    holds = value is not None and (value >= limit if at_least else value <= limit)
-    shown = None if value is None else round(value, 4)
-    return {"name": name, "value": shown, "target": f"{'>=' if at_least else '<='} {limit:g}", "holds": holds}
+def _claim(name: str, value: float | None, limit: float, *, at_least: bool = False) -> Claim:
+    """A value that never came is no number, and holds nothing."""
+    found = nan if value is None else value
+    return Claim(name, found, least=limit) if at_least else Claim(name, found, most=limit)
 
 
 def _row(result: Result, case: Case) -> str:
@@ -102,13 +104,5 @@ def _seconds(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:.2f} s"
 
 
-def _write(path: Path | None, results: Sequence[Result], held: Sequence[dict[str, Any]]) -> None:
-    """The report so far: a run takes a while."""
-    if path is not None:
-        inputs = {"concurrency": CONCURRENCY, "peers": versions()}
-        report = {**inputs, "results": [asdict(result) for result in results], "claims": list(held)}
-        path.write_text(json.dumps(report, indent=2))
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,10 +7,8 @@ Rates are shares of what the engines that stay complete a second if all calls co
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import exp, inf, log
@@ -21,10 +19,12 @@ from typing import Final
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.filling.workloads import Workload, documents, tools
 from benchmarks.placing.workloads import chat
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
 
 ENGINES: Final = 4
@@ -47,6 +47,8 @@ FASTER_MOST: Final = 1.08
 """Mean E2E with a faster engine that nobody told of, over a router that knows."""
 
 Change = Callable[[Router, float], None]
+Task = tuple[str, int]
+"""A workload, and a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,30 @@ class Row:
 
 
 def main() -> int:
-    """Run, print, write; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(11, 12, 13), help="default: 11 12 13")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    arguments = parser.parse_args()
-    rows = [row for name in arguments.workloads for seed in arguments.seeds for row in _rows(name, seed)]
-    print("| change | workload | rate | mean E2E, ratio | share |\n| --- | --- | --- | --- | --- |")
+    """Run, print, write; returns 1 if a claim fails."""
+    made = parser(__doc__, seeds=(11, 12, 13))
+    made.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: all")
+    arguments = made.parse_args()
+    tasks = [(name, seed) for name in arguments.workloads for seed in arguments.seeds]
+    return conduct("fleet_changes", Experiment(tasks, _new_runner, _report), arguments)
+
+
+def _new_runner(_traces: Path) -> Callable[[Task], list[Row]]:
+    return lambda task: list(_rows(*task))
+
+
+def _report(by_task: Mapping[Task, Sequence[Row]]) -> Report:
+    rows = [row for some in by_task.values() for row in some]
+    cells = []
     for change, workload, rate in dict.fromkeys((row.change, row.workload, row.rate) for row in rows):
         found = [row for row in rows if (row.change, row.workload, row.rate) == (change, workload, rate)]
         share = fmean(row.share for row in found)
-        print(f"| {change} | {workload} | {rate} | {_geometric(found):.3f} | {f'{share:.0%}' if share else ''} |")
-    made = list(_claims(rows))
-    for claim in made:
-        print(f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json is not None:
-        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in made]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in made))
+        cells.append([change, workload, rate, f"{_geometric(found):.3f}", f"{share:.0%}" if share else ""])
+    return Report(
+        lines=list(table(["change", "workload", "rate", "mean E2E, ratio", "share"], cells)),
+        claims=list(_claims(rows)),
+        results=[asdict(row) for row in rows],
+    )
 
 
 def _rows(name: str, seed: int) -> Iterator[Row]:
@@ -147,9 +154,9 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
         if change.startswith("drained at once"):
             continue
         most = {"new engine": NEW_MOST, "faster engine": FASTER_MOST}.get(change, DRAINED_MOST)
-        yield Claim(f"mean E2E, {change}", _geometric(found), f"<= {most:g}", _geometric(found) <= most)
+        yield Claim(f"mean E2E, {change}", _geometric(found), most=most)
     share = fmean(row.share for row in rows if row.change == "new engine")
-    yield Claim("share of a new engine in its 2nd minute", share, f">= {NEW_SHARE:g}", share >= NEW_SHARE)
+    yield Claim("share of a new engine in its 2nd minute", share, least=NEW_SHARE)
 
 
 def _geometric(rows: Sequence[Row]) -> float:

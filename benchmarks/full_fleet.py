@@ -13,25 +13,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.filling import live_tenants, promise_report, promises, tenant_report, tenants
 from benchmarks.filling.claims import claims
 from benchmarks.filling.live import run_live
 from benchmarks.filling.refusals import CHAT, measure
-from benchmarks.filling.report import as_json, lines, markdown
-from benchmarks.filling.runs import LOADS, Figures, Plan, Point, Results, Runner, Task
+from benchmarks.filling.report import markdown, merged, rows
+from benchmarks.filling.runs import LOADS, Plan, Results, Runner, Task
 from benchmarks.filling.systems import DEFAULT, NONE, FleetSize, systems
 from benchmarks.filling.workloads import missing, workloads
-from benchmarks.workers import run_all
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report
 from e2e.traces import TRACES
 from plait.policy.types import Objective
 
-SEEDS: Final = 2
+SEEDS: Final = (1, 2)
 QUICK_CALLS: Final = 30
 QUICK_S: Final = 2.0
 SECONDS: Final = 200.0
@@ -53,49 +54,45 @@ def main() -> int:
     arguments = _arguments()
     modes = (
         (arguments.tenants and arguments.live, _live_tenants),
-        (arguments.tenants, _tenants),
+        (arguments.tenants, lambda asked: conduct("full_fleet", _tenants(asked), asked)),
         (arguments.live, _live_documents),
         (arguments.refusals, _refusals),
-        (arguments.promises is not None, _promises),
-        (True, _loads),
+        (arguments.promises is not None, lambda asked: conduct("full_fleet", _promises(asked), asked)),
+        (True, lambda asked: conduct("full_fleet", _loads(asked), asked)),
     )
     return next(run_mode for is_asked, run_mode in modes if is_asked)(arguments)
 
 
 def _live_documents(arguments: argparse.Namespace) -> int:
     """Run and print; returns 1 if a call was lost."""
-    figures = run_live(arguments.rate, arguments.seconds or SECONDS, arguments.first_seed)
+    figures = run_live(arguments.rate, arguments.seconds or SECONDS, arguments.seeds[0])
     print(json.dumps(asdict(figures)))
     return int(bool(figures.lost))
 
 
-def _loads(arguments: argparse.Namespace) -> int:
-    """Run, print and write all workloads at all loads; returns 1 if a claim does not hold."""
+def _loads(arguments: argparse.Namespace) -> Experiment[Task, Results]:
+    """All workloads at all loads. A workload whose trace is missing is left out."""
     skipped = {name: file for name, file in missing(arguments.traces).items() if name in arguments.workloads}
-    for name, file in skipped.items():
-        print(f"skipped: {name}, no {file} in {arguments.traces}")
-    names = [name for name in arguments.workloads if name not in skipped]
-    if not names:
-        return 0
     plan = _plan(arguments)
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    results = run(plan, arguments.traces, [(name, seed) for name in names for seed in seeds], arguments.jobs)
-    made = list(claims(results))
-    print("\n".join([*markdown(results), "", *lines(made)]))
-    _write(arguments.json, as_json(plan, results, made, skipped))
-    return int(not all(claim.holds for claim in made))
+    tasks = [(name, seed) for name in arguments.workloads if name not in skipped for seed in arguments.seeds]
+
+    def report(found: Mapping[Task, Results]) -> Report:
+        results = merged(found)
+        return Report(
+            lines=[f"skipped: {name}, no {file}" for name, file in skipped.items()] + list(markdown(results)),
+            claims=list(claims(results)),
+            results=rows(results),
+            inputs={**asdict(plan), "skipped": skipped},
+        )
+
+    return Experiment(tasks, NewRunner(plan), report)
 
 
-def _tenants(arguments: argparse.Namespace) -> int:
-    """Run and print one load after the other; returns 1 if a claim does not hold."""
+def _tenants(arguments: argparse.Namespace) -> Experiment[tenants.Contest, tenants.TenantFigures]:
+    """Each contest, and the one that it is compared with."""
     asked = list(_contests(arguments))
     contests = list(dict.fromkeys(contest for one in asked for contest in (one.base, one)))
-    found = dict(run_all(tenants_runner, arguments.traces, contests, arguments.jobs))
-    results = {contest: found[contest] for contest in contests}
-    made = list(tenant_report.claims(results))
-    print("\n".join([*tenant_report.markdown(results), "", *lines(made)]))
-    _write(arguments.json, tenant_report.as_json(results, made))
-    return int(not all(claim.holds for claim in made))
+    return Experiment(contests, tenants_runner, tenant_report.report)
 
 
 def _live_tenants(arguments: argparse.Namespace) -> int:
@@ -123,7 +120,7 @@ def _contests(arguments: argparse.Namespace) -> Iterator[tenants.Contest]:
         conversations=arguments.conversations,
     )
     for load in arguments.loads or (tenants.LOAD,):
-        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        for seed in arguments.seeds:
             yield replace(contest, load=load, seed=seed)
 
 
@@ -137,14 +134,14 @@ def _refusals(arguments: argparse.Namespace) -> int:
     found = 0
     for workload in (CHAT, *arguments.workloads):
         seconds = arguments.seconds or SECONDS
-        truth = measure(workload, arguments.traces, seconds, arguments.first_seed, arguments.engines)
+        truth = measure(workload, arguments.traces, seconds, arguments.seeds[0], arguments.engines)
         print(json.dumps({"workload": workload, **asdict(truth)}), flush=True)
         found |= not truth.holds
     return found
 
 
-def _promises(arguments: argparse.Namespace) -> int:
-    """Run, print and write all promises; returns 1 if one is not kept as is wanted."""
+def _promises(arguments: argparse.Namespace) -> Experiment[promises.Task, promises.Results]:
+    """All promises."""
     plan = promises.Plan(
         fleet=FleetSize(engines=arguments.engines),
         systems=tuple(arguments.systems or promises.SYSTEMS),
@@ -152,26 +149,9 @@ def _promises(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds or promises.SECONDS,
         contexts=arguments.contexts,
     )
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     names = arguments.promises or promises.PROMISES
-    tasks = [(name, callers, seed) for name in names for callers in arguments.callers for seed in seeds]
-    found = dict(run_all(partial(promises.Runner, plan), arguments.traces, tasks, arguments.jobs))
-    results = {point: kept for task in tasks for point, kept in found[task].items()}
-    made = list(promise_report.claims(results))
-    print("\n".join([*promise_report.markdown(results), *lines(made)]))
-    _write(arguments.json, promise_report.as_json(plan, results, made))
-    return int(not all(claim.holds for claim in made))
-
-
-def _write(path: Path | None, report: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def run(plan: Plan, traces: Path, tasks: Sequence[Task], jobs: int) -> Results:
-    """The figures of every run, in the order of `tasks`."""
-    found: dict[Task, dict[Point, Figures]] = dict(run_all(NewRunner(plan), traces, tasks, jobs))
-    return {point: figures for task in tasks for point, figures in found[task].items()}
+    tasks = [(name, callers, seed) for name in names for callers in arguments.callers for seed in arguments.seeds]
+    return Experiment(tasks, partial(promises.Runner, plan), partial(promise_report.report, plan))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -191,22 +171,18 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 def _arguments() -> argparse.Namespace:
     every, known = list(workloads(TRACES)), list(systems(FleetSize()))
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
-    parser.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
-    parser.add_argument("--systems", nargs="+", choices=known, help=f"default: {', '.join(DEFAULT)}; {NONE} always")
-    parser.add_argument("--loads", type=float, nargs="+", help="in the saturation; up to 1 or beyond")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (default: %(default)s)")
-    parser.add_argument("--first-seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--calls", type=int, default=800, help="of a run at least, up to load 1 (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE",
-                        help="of the first calls, which do not count up to load 1 (default: %(default)s)")  # fmt: skip
-    live = parser.add_argument_group("in real time")
+    made = parser(__doc__, quick=f"{QUICK_CALLS} calls: shows that it runs", seeds=SEEDS)
+    made.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
+    made.add_argument("--systems", nargs="+", choices=known, help=f"default: {', '.join(DEFAULT)}; {NONE} always")
+    made.add_argument("--loads", type=float, nargs="+", help="in the saturation; up to 1 or beyond")
+    made.add_argument("--calls", type=int, default=800, help="of a run at least, up to load 1 (default: %(default)s)")
+    made.add_argument("--engines", type=int, default=4, help="default: %(default)s")
+    made.add_argument("--warm-up", type=float, default=0.0, metavar="SHARE",
+                      help="of the first calls, which do not count up to load 1 (default: %(default)s)")  # fmt: skip
+    live = made.add_argument_group("in real time")
     live.add_argument("--live", action="store_true", help="real processes and sockets: documents, or tenants")
     live.add_argument("--rate", type=float, default=3.0, help="questions a second (default: %(default)s)")
-    shared = parser.add_argument_group("tenants")
+    shared = made.add_argument_group("tenants")
     shared.add_argument("--tenants", action="store_true", help="three tenants, one of which sends twenty times as much")
     shared.add_argument("--shape", choices=tenants.SHAPES, default="chat", help="of all calls (default: %(default)s)")
     shared.add_argument(
@@ -217,16 +193,14 @@ def _arguments() -> argparse.Namespace:
     shared.add_argument("--own-flood", action="store_true", help="one tenant's small calls beside its own long ones")
     shared.add_argument("--conversations", action="store_true", help="the tenants are conversations of one tenant")
     shared.add_argument("--one-tenant", action="store_true", help="no fairness: all calls are one tenant's")
-    parser.add_argument("--seconds", type=float, help=f"default: {SECONDS:g}; in virtual time, {tenants.SECONDS:g}")
-    promised = parser.add_argument_group("promises")
+    made.add_argument("--seconds", type=float, help=f"default: {SECONDS:g}; in virtual time, {tenants.SECONDS:g}")
+    promised = made.add_argument_group("promises")
     promised.add_argument("--promises", nargs="*", choices=promises.PROMISES, help="default: all")
     promised.add_argument("--callers", nargs="+", choices=promises.CALLERS, default=promises.CALLERS,
                           help="default: all")  # fmt: skip
     promised.add_argument("--contexts", type=int, default=0, help="so many long prompts; default: each call's own")
-    parser.add_argument("--refusals", action="store_true", help="how true Retry-After is, in virtual time")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_CALLS} calls: shows that it runs")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    return parser.parse_args()
+    made.add_argument("--refusals", action="store_true", help="how true Retry-After is, in virtual time")
+    return made.parse_args()
 
 
 if __name__ == "__main__":

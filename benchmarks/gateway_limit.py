@@ -27,8 +27,11 @@ from benchmarks.chaining.figures import Spread
 from benchmarks.faulting.gateways import plait, process
 from benchmarks.limiting.clients import KEY, ask, body, engine_command, pinned_to
 from benchmarks.plain.answering_engine import MODEL
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.ports import free_ports
+from plait.gateway.simulation.claim import Claim
 
 ENGINES: Final = 2
 LIGHT: Final = "light"
@@ -77,7 +80,7 @@ class Run:
 
 def main() -> int:
     """Run, print, and say whether the bounds hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks gateway_limit")
+    parser = timed_parser(__doc__)
     parser.add_argument(
         "--loads", type=float, nargs="+", default=[0.5, 1.0, 1.5, 3.0], help="times the limit (default: %(default)s)"
     )
@@ -86,14 +89,10 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="of each load (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each (default: %(default)s)")
     parser.add_argument("--characters", type=int, default=432, help="of each prompt (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     arguments = parser.parse_args()
     runs = list(_runs(arguments))
-    broken = list(_broken(runs))
-    print("\n".join(broken) or "all bounds hold")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
-    return int(bool(broken))
+    report = Report(lines=[], claims=list(_claims(runs)), results=[asdict(run) for run in runs], is_timed=True)
+    return finish("gateway_limit", report, arguments)
 
 
 def _runs(arguments: argparse.Namespace) -> Iterator[Run]:
@@ -114,21 +113,18 @@ def _runs(arguments: argparse.Namespace) -> Iterator[Run]:
                 yield run
 
 
-def _broken(runs: Sequence[Run]) -> Iterator[str]:
-    """The bounds that do not hold, of the medians."""
+def _claims(runs: Sequence[Run]) -> Iterator[Claim]:
+    """The bounds of the medians; no probe fails, and no load below the limit is refused."""
     for tenants, load in sorted({(run.tenants, run.load) for run in runs}):
         those = [run for run in runs if (run.tenants, run.load) == (tenants, load)]
         where = f"of {tenants} tenants at {load:g} x"
         for name, most_s in MOST_S.items():
             middle_s = median(run.times_s[name] for run in those)
-            if middle_s > most_s:
-                yield f"FAILS: {name} {where} = {middle_s * 1e3:.0f} ms, wanted {most_s * 1e3:.0f}"
+            yield Claim(f"{name} {where} (ms)", middle_s * 1e3, most=most_s * 1e3)
         good = median(run.good for run in those)
-        if good < those[0].least_good:
-            yield f"FAILS: good answers {where} = {good:.2f} of the limit, wanted {those[0].least_good:.2f}"
+        yield Claim(f"good answers {where}, of the limit", good, least=those[0].least_good)
         for name in ("failed", "suspected", *(("refused",) if load < 1 else ())):
-            if any(getattr(run, name) for run in those):
-                yield f"FAILS: {name} {where}: {[getattr(run, name) for run in those]}"
+            yield Claim(f"{name} {where}", max(getattr(run, name) for run in those), most=0)
 
 
 async def _run(load: float, tenants: int, arguments: argparse.Namespace) -> Run:

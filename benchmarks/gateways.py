@@ -7,8 +7,6 @@ gateway is tried with late reports, too: as it is, and as a router that hears of
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, Literal
 
-from benchmarks.schedulers.claims import Claim
-from benchmarks.workers import run_all
-from e2e.traces import TRACES
-from plait.gateway.simulation.compare import Experiment, after_warm_up, prepare, saturation_rate, simulate, summarise
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
+from plait.gateway.simulation.claim import Claim
+from plait.gateway.simulation.compare import Experiment as Comparison
+from plait.gateway.simulation.compare import after_warm_up, prepare, saturation_rate, simulate, summarise
 from plait.gateway.simulation.shared_prefixes import Kind
 from plait.gateway.simulation.simulate import CallRecord
 
@@ -73,7 +72,7 @@ class Ratios:
 class NewRunner:
     """Makes a runner in a worker process."""
 
-    experiment: Experiment
+    experiment: Comparison
     loads: tuple[float, ...]
     ways: tuple[tuple[int, Way, float], ...]
 
@@ -86,7 +85,7 @@ class NewRunner:
 class Runner:
     """Runs tasks: each load, and each of the `ways`, with so many gateways and a delay of the reports in seconds."""
 
-    experiment: Experiment
+    experiment: Comparison
     loads: tuple[float, ...]
     ways: tuple[tuple[int, Way, float], ...]
 
@@ -134,24 +133,25 @@ def _compared(records: Sequence[CallRecord], one: Sequence[CallRecord]) -> tuple
 
 
 def main() -> int:
-    """Run, print, write; returns 1 if a claim does not hold."""
-    arguments = _arguments()
-    experiment = Experiment(
-        calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S
-    )
+    """Run, print, write; returns 1 if a claim fails."""
+    made = parser(__doc__, seeds=(1, 2, 3, 4, 5))
+    made.add_argument("--calls", type=int, default=3000, help="of a run (default: %(default)s)")
+    made.add_argument("--engines", type=int, default=8, help="default: %(default)s")
+    made.add_argument("--gateways", type=int, nargs="+", default=COUNTS, help="default: 4 16")
+    made.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in round robin's saturation")
+    made.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="of prompts (default: both)")
+    made.add_argument("--only-told", action="store_true", help="leave out several blind gateways: half of the time")
+    arguments = made.parse_args()
+    inputs = Comparison(calls=arguments.calls, engines=arguments.engines, working_set=4.0, report_interval_s=INTERVAL_S)
     tasks = [Task(kind, seed) for seed in arguments.seeds for kind in arguments.kinds]
     ways = tuple(_ways(arguments.gateways, blind=not arguments.only_told))
-    runner = NewRunner(experiment, tuple(arguments.loads), ways)
-    found = list[Ratios]()
-    for _, some in run_all(runner, arguments.traces, tasks, arguments.jobs):
-        found += some
-        print("\n".join(map(_progress, some)), file=sys.stderr, flush=True)
-    made = list(claims(found))
-    print("\n".join((*markdown(found), "", *map(_line, made))))
-    if arguments.json is not None:
-        report = {"ratios": [asdict(one) for one in found], "claims": [asdict(claim) for claim in made]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(not all(claim.holds for claim in made))
+    return conduct("gateways", Experiment(tasks, NewRunner(inputs, tuple(arguments.loads), ways), report), arguments)
+
+
+def report(by_task: Mapping[Task, Sequence[Ratios]]) -> Report:
+    """Of the ratios of all tasks."""
+    found = [one for some in by_task.values() for one in some]
+    return Report(lines=list(markdown(found)), claims=list(claims(found)), results=[asdict(one) for one in found])
 
 
 def claims(found: Sequence[Ratios]) -> Iterator[Claim]:
@@ -160,63 +160,36 @@ def claims(found: Sequence[Ratios]) -> Iterator[Claim]:
         told = [one for one in found if one.gateways == count and one.way == "told"]
         if told:
             value = _mean(told, name)
-            yield Claim(f"mean {name} of {count} gateways over one's", value, bound, value <= bound, "geometric mean")
+            yield Claim(f"mean {name} of {count} gateways over one's", value, most=bound, where="geometric mean")
     by_reports = [one for one in found if one.way == "by reports"]
     for name in ("TTFT", "E2E") if by_reports else ():
         value = _mean(by_reports, name)
         what = f"mean {name} of one that hears of its own calls by reports"
-        yield Claim(what, value, OF_ONE, value <= OF_ONE, "geometric mean")
+        yield Claim(what, value, most=OF_ONE, where="geometric mean")
     elsewhere = fmean(one.elsewhere for one in found if (one.gateways, one.way) == (1, "blind"))
-    yield Claim("calls that one gateway places elsewhere if it is told", elsewhere, 0.0, elsewhere == 0, "share")
+    yield Claim("calls that one gateway places elsewhere if it is told", elsewhere, most=0, where="share")
 
 
 def markdown(found: Sequence[Ratios]) -> Iterator[str]:
     """A row for each kind, load and count of gateways: geometric means over the seeds."""
-    yield "| prompts, load, gateways | blind: TTFT / E2E / hit rate | told: TTFT / E2E / hit rate |"
-    yield "|---|---|---|"
-    for row in sorted({(one.kind, one.load, one.gateways) for one in found}):
-        cells = []
+    rows = []
+    for kind, load, count in sorted({(one.kind, one.load, one.gateways) for one in found}):
+        cells = [f"{kind}, {load:g}, {count}"]
         for ways in ({"blind"}, {"told", "by reports"}):
-            of = [one for one in found if (one.kind, one.load, one.gateways) == row and one.way in ways]
-            if not of:
-                cells.append("-")
-                continue
-            hit_rate = fmean(one.hit_rate for one in of)
-            cells.append(f"{_mean(of, 'TTFT'):.2f} / {_mean(of, 'E2E'):.2f} / {hit_rate:.3f}")
-        yield f"| {row[0]}, {row[1]:g}, {row[2]} | {cells[0]} | {cells[1]} |"
+            of = [one for one in found if (one.kind, one.load, one.gateways) == (kind, load, count) and one.way in ways]
+            hit_rate = fmean(one.hit_rate for one in of) if of else 0.0
+            cells.append(f"{_mean(of, 'TTFT'):.2f} / {_mean(of, 'E2E'):.2f} / {hit_rate:.3f}" if of else "-")
+        rows.append(cells)
+    return table(["prompts, load, gateways", *(f"{how}: TTFT / E2E / hit rate" for how in ("blind", "told"))], rows)
 
 
 def _mean(found: Sequence[Ratios], name: str) -> float:
     return math.exp(fmean(math.log(one.ttft if name == "TTFT" else one.e2e) for one in found))
 
 
-def _line(claim: Claim) -> str:
-    return f"- {'holds' if claim.holds else 'FAILS'}: {claim.name}: {claim.value:.3f} (target {claim.target:.3f})"
-
-
-def _progress(one: Ratios) -> str:
-    where = f"{one.kind}, seed {one.seed}, load {one.load:g}, {one.gateways} {one.way}"
-    return f"{where}: TTFT {one.ttft:.3f}, E2E {one.e2e:.3f}, hit rate {one.hit_rate:.3f}"
-
-
 def _quiet(_what: str, _done: int, _of: int) -> None:
     """No progress."""
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
-    parser.add_argument("--calls", type=int, default=3000, help="of a run (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--gateways", type=int, nargs="+", default=COUNTS, help="default: 4 16")
-    parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="in round robin's saturation")
-    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="of prompts (default: both)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3, 4, 5), help="default: 1 to 5")
-    parser.add_argument("--only-told", action="store_true", help="leave out several blind gateways: half of the time")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -8,9 +8,7 @@ each round has a program of 64 calls and 8 gets for each criterion of a get.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import platform
 import sys
@@ -31,6 +29,8 @@ from benchmarks.chaining.measurement import (
     Measurement,
 )
 from benchmarks.chaining.served import Served
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from plait.gateway.log.events import configure_logging
 from plait.gateway.server.full_collections import FullCollections
 
@@ -40,24 +40,19 @@ PLAIN_CALLS = 200
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks hop", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    arguments = parser.parse_args()
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    arguments = timed_parser(__doc__, rounds=15).parse_args()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         configure_logging("info", "json")
         times, held_bytes = uvloop.run(_measure(arguments.rounds))
-    for name, spread in times.spreads().items():
-        print(f"{name:<62} p50 {spread.p50_s * 1e6:7.0f} us   p99 {spread.p99_s * 1e6:7.0f} us")
-    print(f"{'memory of a held call':<62}     {held_bytes:7,.0f} bytes\n")
-    claims = list(times.claims())
-    for claim in claims:
-        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        report = {"experiment": "hop", "inputs": _inputs(arguments), "held_call_bytes": held_bytes}
-        arguments.json.write_text(json.dumps(report | times.report(), indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+    lines = [
+        f"{name:<62} p50 {spread.p50_s * 1e6:7.0f} us   p99 {spread.p99_s * 1e6:7.0f} us"
+        for name, spread in times.spreads().items()
+    ]
+    lines.append(f"{'memory of a held call':<62}     {held_bytes:7,.0f} bytes")
+    results = [{"held_call_bytes": held_bytes, **times.report()}]
+    report = Report(lines=lines, claims=list(times.claims()), results=results, inputs=_inputs(), is_timed=True)
+    return finish("hop", report, arguments)
 
 
 async def _measure(rounds: int) -> tuple[Times, float]:
@@ -76,10 +71,9 @@ async def _measure(rounds: int) -> tuple[Times, float]:
     return times, await measurement.held_bytes()
 
 
-def _inputs(arguments: argparse.Namespace) -> dict[str, Any]:
+def _inputs() -> dict[str, Any]:
     """What the figures depend on."""
     return {
-        "rounds": arguments.rounds,
         "in_a_round": {"plain_calls": PLAIN_CALLS, "chains": CHAINS, "calls_a_chain": CHAIN_CALLS},
         "criteria": list(CRITERIA),
         "held": {"sessions": HELD_SESSIONS, "calls_a_session": CALLS_A_SESSION},

@@ -7,22 +7,21 @@ router and the engine cores are the real ones.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.placing.baselines import LMETRIC, STICKY
-from benchmarks.schedulers.claims import Claim
-from benchmarks.schedulers.sweep import Progress
-from benchmarks.workers import run_all
-from e2e.traces import TRACES
-from plait.gateway.simulation.compare import Experiment, Workload, prepare, saturation_rate, simulate, summarise
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
+from plait.gateway.simulation.claim import Claim
+from plait.gateway.simulation.compare import Experiment as Comparison
+from plait.gateway.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
 from plait.gateway.simulation.rivals import KNOWN
 from plait.policy.placement.policies import by_name
 
@@ -61,7 +60,7 @@ Task = tuple[str, int]
 class Runner:
     """Runs tasks; the workload of each is made once."""
 
-    def __init__(self, traces: Path, experiment: Experiment, rates: Sequence[float]) -> None:
+    def __init__(self, traces: Path, experiment: Comparison, rates: Sequence[float]) -> None:
         self._traces = traces
         self._experiment = experiment
         self._rates = rates
@@ -83,7 +82,7 @@ class Runner:
 class NewRunner:
     """Makes a runner in a worker process."""
 
-    experiment: Experiment
+    experiment: Comparison
     rates: tuple[float, ...]
 
     def __call__(self, traces: Path) -> Runner:
@@ -92,26 +91,21 @@ class NewRunner:
 
 
 def main() -> int:
-    """Run, print, write; returns 1 if a claim does not hold."""
-    arguments = _arguments()
-    experiment = Experiment(
+    """Run, print, write; returns 1 if a claim fails."""
+    made = parser(__doc__, seeds=SEEDS)
+    made.add_argument("--calls", type=int, default=6000, help="of a run (default: %(default)s)")
+    made.add_argument("--engines", type=int, default=4, help="default: %(default)s")
+    made.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")
+    made.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
+    made.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
+    arguments = made.parse_args()
+    inputs = Comparison(
         calls=arguments.calls, engines=arguments.engines, profile=arguments.profile, admission=arguments.admission
     )
     names = ["manuals", *(["traces"] if arguments.traces.is_dir() else [])]
     tasks = [(name, seed) for name in names for seed in arguments.seeds]
-    found: list[Results] = []
-    progress = Progress()
-    for number, (_, results) in enumerate(
-        run_all(NewRunner(experiment, tuple(arguments.rates)), arguments.traces, tasks, arguments.jobs), start=1
-    ):
-        found.append(results)
-        progress(number, len(tasks))
-    means = {point: _mean([results[point] for results in found if point in results]) for point in sorted_points(found)}
-    made = list(claims(means))
-    print("\n".join(markdown(means, made)))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(_report(experiment, arguments.seeds, means, made), indent=1) + "\n")
-    return int(not all(claim.holds for claim in made))
+    runner = NewRunner(inputs, tuple(arguments.rates))
+    return conduct("hot_prefixes", Experiment(tasks, runner, partial(_report, inputs)), arguments)
 
 
 def claims(results: Results) -> Iterator[Claim]:
@@ -122,8 +116,7 @@ def claims(results: Results) -> Iterator[Claim]:
         (results[point].e2e_s / min(results[replace(point, policy=policy)].e2e_s for policy in others), _where(point))
         for point in points
     )
-    yield Claim("mean E2E, the best other / plait, at the worst point", 1 / worst[0], 1 / WITHIN, worst[0] <= WITHIN,
-                worst[1])  # fmt: skip
+    yield Claim("mean E2E, plait / the best other, at the worst point", worst[0], most=WITHIN, where=worst[1])
     gains = {
         policy: math.exp(
             fmean(math.log(results[replace(point, policy=policy)].ttft_s / results[point].ttft_s) for point in points)
@@ -132,22 +125,17 @@ def claims(results: Results) -> Iterator[Claim]:
     }
     best = min(gains, key=lambda policy: gains[policy])
     gain = gains[best]
-    yield Claim("mean TTFT, the best single other / plait, geometric mean", gain, TTFT_GAIN, gain >= TTFT_GAIN, best)
+    yield Claim("mean TTFT, the best single other / plait, geometric mean", gain, least=TTFT_GAIN, where=best)
 
 
-def markdown(results: Results, made: Sequence[Claim]) -> Iterator[str]:
-    """A table of mean TTFT / mean E2E, then the claims."""
-    yield "| workload, rate | " + " | ".join(POLICIES) + " |"
-    yield "|---|" + "---|" * len(POLICIES)
+def markdown(results: Results) -> Iterator[str]:
+    """A table of mean TTFT / mean E2E."""
+    rows = []
     for point in results:
         if point.policy == OURS:
             row = [results[replace(point, policy=policy)] for policy in POLICIES]
-            cells = (f"{figures.ttft_s:.3f} / {figures.e2e_s:.2f}" for figures in row)
-            yield f"| {_where(point)} | " + " | ".join(cells) + " |"
-    yield ""
-    for claim in made:
-        word = "holds" if claim.holds else "FAILS"
-        yield f"- {word}: {claim.name}: {claim.value:.3f} (target {claim.target:.3f}; {claim.where})"
+            rows.append([_where(point), *(f"{figures.ttft_s:.3f} / {figures.e2e_s:.2f}" for figures in row)])
+    return table(["workload, rate", *POLICIES], rows)
 
 
 def sorted_points(found: Sequence[Results]) -> list[Point]:
@@ -157,7 +145,7 @@ def sorted_points(found: Sequence[Results]) -> list[Point]:
     return sorted(points, key=lambda point: (point.workload, point.rate, order.index(point.policy)))
 
 
-def _figures(experiment: Experiment, workload: Workload, policy: str, rate_per_s: float) -> Figures:
+def _figures(experiment: Comparison, workload: Workload, policy: str, rate_per_s: float) -> Figures:
     outcome = summarise(policy, simulate(experiment, workload, POLICIES[policy], rate_per_s, _quiet))
     return Figures(outcome.ttft_mean_s, outcome.e2e_mean_s, outcome.ttft_p99_s, outcome.hit_rate)
 
@@ -171,27 +159,15 @@ def _where(point: Point) -> str:
     return f"{point.workload}, {point.rate:g}"
 
 
-def _report(experiment: Experiment, seeds: Sequence[int], results: Results, made: Sequence[Claim]) -> dict[str, Any]:
-    return {
-        "experiment": "hot_prefixes",
-        "inputs": {**asdict(experiment), "policies": list(POLICIES), "seeds": list(seeds)},
-        "results": [{**asdict(point), **asdict(figures)} for point, figures in results.items()],
-        "claims": [asdict(claim) for claim in made],
-    }
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="default: %(default)s")
-    parser.add_argument("--calls", type=int, default=6000, help="of a run (default: %(default)s)")
-    parser.add_argument("--engines", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--profile", default="a6000-mistral-7b", help="default: %(default)s")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="in round robin's saturation")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: 1 2 3")
-    parser.add_argument("--no-admission", dest="admission", action="store_false", help="send calls as they arrive")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    return parser.parse_args()
+def _report(inputs: Comparison, found: Mapping[Task, Results]) -> Report:
+    points = sorted_points([*found.values()])
+    results = {point: _mean([some[point] for some in found.values() if point in some]) for point in points}
+    return Report(
+        lines=list(markdown(results)),
+        claims=list(claims(results)),
+        results=[{**asdict(point), **asdict(figures)} for point, figures in results.items()],
+        inputs={**asdict(inputs), "policies": list(POLICIES)},
+    )
 
 
 def _quiet(_label: str, _done: int, _total: int) -> None:

@@ -8,29 +8,29 @@ lost or another, if a program does not end as undisturbed, or if a call was star
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.killing import MAX_ATTEMPTS, Findings, killed
 from e2e.servers import Launcher
+from plait.gateway.simulation.claim import Claim
 
 
 def main() -> int:
     """Kill, print, write what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks kills", description=(__doc__ or "").splitlines()[0])
+    parser = timed_parser(__doc__)
     parser.add_argument("--kills", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Launcher(Path(folder)) as launch:
         findings = asyncio.run(killed(launch, Path(folder), arguments.kills, arguments.seed, [_progress]))
     recovery = sorted(findings.recovery_s)
-    report = {
+    found = {
         "kills": findings.kills,
         "programs": findings.programs,
         "told": findings.told,
@@ -40,10 +40,9 @@ def main() -> int:
         "max_attempts": MAX_ATTEMPTS,
         "problems": findings.problems,
     }
-    print(json.dumps(report, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"experiment": "kills", **report}, indent=1) + "\n", encoding="utf-8")
-    return int(bool(findings.problems))
+    claim = Claim("problems", len(findings.problems), most=0)
+    lines = [f"{name}: {value}" for name, value in found.items()]
+    return finish("kills", Report(lines=lines, claims=[claim], results=[found], is_timed=True), arguments)
 
 
 def _progress(findings: Findings) -> None:

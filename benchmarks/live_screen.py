@@ -8,9 +8,7 @@ process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import platform
@@ -18,16 +16,19 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.ports import free_ports
 from e2e.terminal import terminal
 from plait.gateway.commands.live_screen import events
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.endless_load import send_endlessly
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
 
@@ -62,19 +63,15 @@ class Stretch:
 
 def main() -> int:
     """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks live_screen", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--rounds", type=int, default=2, help="default: %(default)s")
+    parser = timed_parser(__doc__, rounds=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="watched in each round (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     port = free_ports(5)[0]
     plan = FleetPlan(port=port, engine_port=port + 1, kv_tokens=KV_TOKENS, admin_key=KEY)
     with running_fleet(plan) as gateway_id, _load(plan):
         time.sleep(WARM_UP_S)
         rounds = [_round(plan, gateway_id, arguments.seconds) for _ in range(arguments.rounds)]
-    return _report(rounds, arguments)
+    return finish("live_screen", _report(rounds), arguments)
 
 
 def _round(plan: FleetPlan, gateway_id: int, seconds: float) -> dict[str, Stretch]:
@@ -153,37 +150,29 @@ def _stream(plan: FleetPlan) -> Iterator[list[float]]:
         thread.join()
 
 
-def _report(rounds: list[dict[str, Stretch]], arguments: argparse.Namespace) -> int:
+def _report(rounds: Sequence[Mapping[str, Stretch]]) -> Report:
+    """No claim is of the gateway's memory: its caches fill while it serves, watched or not, and by more than watching
+    may add. What is kept for watchers is bounded by counts, which tests/gateway/live checks.
+    """
     alone = mean((one["before"].cpu + one["after"].cpu) / 2 for one in rounds)
     watched, screen = mean(one["watched"].cpu for one in rounds), mean(one["screen"].cpu for one in rounds)
     growth = max(one["screen"].last_mib / one["screen"].first_mib for one in rounds)
     added_mib = mean(
         one["watched"].growth_mib - (one["before"].growth_mib + one["after"].growth_mib) / 2 for one in rounds
     )
-    claims = [
-        ("CPU of showing, of a core", watched - alone + screen, MOST_CPU),
-        ("memory of the screen, end / begin", growth, MOST_GROWTH),
-    ]
-    print(f"\ngateway alone {alone:.1%}, watched {watched:.1%}, screen {screen:.1%} of a core")
-    # No claim: the gateway's caches fill while it serves, watched or not, and by more than what watching may add. What
-    # is kept for watchers is bounded by counts, which tests/gateway/live checks.
-    print(f"the gateway's memory grows by {added_mib:+.1f} MiB a minute more while it is watched\n")
-    for name, value, most in claims:
-        print(f"{'holds' if value <= most else 'FAILS'}: {name} = {value:.3f}, wanted <= {most}")
-    if arguments.json:
-        report: dict[str, Any] = {
-            "experiment": "live_screen",
-            "inputs": {
-                "calls_per_s": CALLS_PER_S, "rounds": arguments.rounds, "seconds": arguments.seconds,
-                "python": platform.python_version(),
-            },
-            "rounds": [{name: asdict(stretch) for name, stretch in one.items()} for one in rounds],
-            "claims": [
-                {"name": name, "value": value, "target": most, "holds": value <= most} for name, value, most in claims
-            ],
-        }  # fmt: skip
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(value <= most for _, value, most in claims))
+    return Report(
+        lines=[
+            f"gateway alone {alone:.1%}, watched {watched:.1%}, screen {screen:.1%} of a core",
+            f"the gateway's memory grows by {added_mib:+.1f} MiB a minute more while it is watched",
+        ],
+        claims=[
+            Claim("CPU of showing, of a core", watched - alone + screen, most=MOST_CPU),
+            Claim("memory of the screen, end / begin", growth, most=MOST_GROWTH),
+        ],
+        results=[{name: asdict(stretch) for name, stretch in one.items()} for one in rounds],
+        inputs={"calls_per_s": CALLS_PER_S, "python": platform.python_version()},
+        is_timed=True,
+    )
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from e2e.traces import TRACES
+from e2e.traces import ABSENT, TRACES
 from plait.backends.profiles import load_profile
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.types import Slo
 
 LONG_FILE = "mooncake_conversation_trace.jsonl"
 SHORT_FILE = "AzureLLMInferenceTrace_conv.csv"
+TRACE_FILES = (LONG_FILE, SHORT_FILE)
 PROFILE = "a100-opt-13b"
 
 LONG_SHARE = 0.35
@@ -144,11 +145,6 @@ def read_short(traces: Path) -> list[tuple[int, int]]:
         return [(int(record["ContextTokens"]), int(record["GeneratedTokens"])) for record in csv.DictReader(lines)]
 
 
-def missing_traces(traces: Path) -> list[str]:
-    """Which of the two files are not there."""
-    return [name for name in (LONG_FILE, SHORT_FILE) if not (traces / name).is_file()]
-
-
 def statistics(calls: Sequence[MixedCall]) -> dict[str, float]:
     """What a drawn workload is like: shares of its calls, and mean tokens."""
     return {
@@ -173,8 +169,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if missing := missing_traces(arguments.traces):
-        print(f"skipped: no {' and no '.join(missing)} in {arguments.traces}")
+    if not all((arguments.traces / name).is_file() for name in TRACE_FILES):
+        print(f"skipped: {ABSENT}")
         return
     profile = load_profile(PROFILE)
     prompts = MixedPrompts(arguments.traces, profile.cost_model(), profile.kv.tokens)

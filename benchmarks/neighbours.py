@@ -9,14 +9,13 @@ With `--turns` the gateway runs on asyncio's loop, and the longest turn of that 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,9 +27,12 @@ from benchmarks.faulting.gateways import plait, process
 from benchmarks.faulting.measurement import until_engine
 from benchmarks.neighbouring.attacks import ATTACKS
 from benchmarks.neighbouring.tenant import Tenant, Times
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.faults.completions import LARGE_MODEL, LONG_MODEL
 from e2e.faults.fleet import ScriptedEngine
 from e2e.ports import free_ports
+from plait.gateway.simulation.claim import Claim
 
 MODEL: Final = "demo"
 KEYS: Final = ("well", "badly")
@@ -79,12 +81,11 @@ class Result:
         return self.long_during.p99_s - self.long_before.p99_s
 
 
-def main() -> None:
-    """Run the cases, print the table, and say whether the target holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks neighbours")
+def main() -> int:
+    """Run the cases, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS), metavar="CASE")
     parser.add_argument("--turns", action="store_true", help="time the turns of the event loop")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.2f} before the first case{HEAD}")
@@ -92,11 +93,20 @@ def main() -> None:
     for name in arguments.only:
         results.append(asyncio.run(_measured(name, times_turns=arguments.turns)))
         print(_row(results[-1]), flush=True)
-    if arguments.json is not None:
-        report = {"cores": os.cpu_count(), "load": load, "results": [asdict(result) for result in results]}
-        arguments.json.write_text(json.dumps(report, indent=2))
-    too_long = any(result.longest_turn_s > LONGEST_TURN_S for result in results)
-    sys.exit(too_long or any(max(result.moved_s, result.long_moved_s) > MOVED_MOST_S for result in results))
+    report = Report(
+        lines=[],
+        claims=[claim for result in results for claim in _claims(result)],
+        results=[asdict(result) for result in results],
+        inputs={"load_before": load},
+        is_timed=True,
+    )
+    return finish("neighbours", report, arguments)
+
+
+def _claims(result: Result) -> Iterator[Claim]:
+    moved_ms = 1e3 * max(result.moved_s, result.long_moved_s)
+    yield Claim("how much longer the other's p99 is (ms)", moved_ms, most=1e3 * MOVED_MOST_S, where=result.what)
+    yield Claim("longest turn (ms)", 1e3 * result.longest_turn_s, most=1e3 * LONGEST_TURN_S, where=result.what)
 
 
 async def _measured(name: str, *, times_turns: bool) -> Result:
@@ -212,4 +222,4 @@ def _row(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,9 +9,7 @@ always outstanding. One core; the minimum of several rounds counts, since other 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import sys
 import time
@@ -21,16 +19,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Final
 
 from benchmarks.placing.full_line import FullLine
-from benchmarks.schedulers.claims import Claim
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish, table
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.claim import Claim
 from plait.policy.types import Call
 
 MODEL: Final = "m"
@@ -101,12 +100,10 @@ class LineRow:
 
 
 def main() -> int:
-    """Measure, print, write; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
+    """Measure, print, write; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__, rounds=3)
     parser.add_argument("--policy", default="plait", help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=CALLS, help="measured in a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     arguments = parser.parse_args()
     rows = []
     for shape in (TOOLBENCH, VIDEO_QA):
@@ -117,13 +114,13 @@ def main() -> int:
                 )
                 print(f"{rows[-1]}", file=sys.stderr)
     lines = measure_lines(arguments.calls, arguments.rounds)
-    made = [*claims(rows), *line_claims(lines)]
-    print("\n".join(markdown(rows, lines, made)))
-    if arguments.json is not None:
-        results = [*map(asdict, rows), *map(asdict, lines)]
-        report = {"results": results, "claims": [asdict(claim) for claim in made]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(not all(claim.holds for claim in made))
+    report = Report(
+        lines=list(markdown(rows, lines)),
+        claims=[*claims(rows), *line_claims(lines)],
+        results=[*map(asdict, rows), *map(asdict, lines)],
+        is_timed=True,
+    )
+    return finish("placement", report, arguments)
 
 
 def measure(shape: Shape, engines: int, policy: str, calls: int, rounds: int, *, reports: bool) -> Row:
@@ -329,13 +326,11 @@ def claims(rows: Sequence[Row]) -> Iterator[Claim]:
     """Fixed targets."""
     for engines, target in ((8, 10_000.0), (256, 3_000.0)):
         worst = min((row for row in rows if row.engines == engines), key=lambda row: row.calls_s)
-        yield Claim(f"calls a second, {engines} engines", worst.calls_s, target, worst.calls_s >= target, _where(worst))
+        yield Claim(f"calls a second, {engines} engines", worst.calls_s, least=target, where=_where(worst))
     slow = max(rows, key=lambda row: row.p99_us)
-    yield Claim("1 ms / p99 of a call", 1000 / slow.p99_us, 1.0, slow.p99_us < 1000, _where(slow))
+    yield Claim("p99 of a call (us)", slow.p99_us, most=1000, where=_where(slow))
     large = max(rows, key=lambda row: row.bytes_a_block)
-    yield Claim(
-        "150 bytes / memory of a block", 150 / large.bytes_a_block, 1.0, large.bytes_a_block <= 150, _where(large)
-    )
+    yield Claim("memory of a block (bytes)", large.bytes_a_block, most=150, where=_where(large))
 
 
 def line_claims(lines: Sequence[LineRow]) -> Iterator[Claim]:
@@ -343,38 +338,34 @@ def line_claims(lines: Sequence[LineRow]) -> Iterator[Claim]:
     none = {row.shape: row.call_us for row in lines if not row.waiting}
     worst = max((row for row in lines if row.waiting), key=lambda row: row.call_us / none[row.shape])
     times = worst.call_us / none[worst.shape]
-    name = f"{MOST_TIMES:.0f} / cost of a call with {worst.waiting:,} waiting, in that with none"
-    yield Claim(name, MOST_TIMES / times, 1.0, times <= MOST_TIMES, worst.shape)
+    name = f"CPU of a call with {worst.waiting:,} waiting, over that with none"
+    yield Claim(name, times, most=MOST_TIMES, where=worst.shape)
 
 
 def _where(row: Row) -> str:
     return f"{row.shape}, {row.engines} engines, {'reporting' if row.reports else 'not reporting'}"
 
 
-def markdown(rows: Sequence[Row], lines: Sequence[LineRow], made: Sequence[Claim]) -> Iterator[str]:
-    """The tables, then the claims."""
-    yield (
-        "| prompts | engines | reports | calls/s | p99 us | select us | book us | settle us | blocks | bytes a block "
-        "| prompt tokens | shared |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        mean, deviation = row.prompt_tokens
-        yield (
-            f"| {row.shape} | {row.engines} | {'yes' if row.reports else 'no'} | {row.calls_s:,.0f} | {row.p99_us:.0f} "
-            f"| {row.select_us:.1f} | {row.book_us:.1f} | {row.settle_us:.1f} | {row.tree_blocks:,} "
-            f"| {row.bytes_a_block:.0f} | {mean:,.0f} ({deviation:,.0f}) | {row.shared_share:.0%} |"
-        )
+def markdown(rows: Sequence[Row], lines: Sequence[LineRow]) -> Iterator[str]:
+    """The tables."""
+    yield from table(
+        ["prompts", "engines", "reports", "calls/s", "p99 us", "select us", "book us", "settle us", "blocks",
+         "bytes a block", "prompt tokens", "shared"],
+        (
+            [
+                *(row.shape, row.engines, "yes" if row.reports else "no", f"{row.calls_s:,.0f}", f"{row.p99_us:.0f}"),
+                *(f"{part_us:.1f}" for part_us in (row.select_us, row.book_us, row.settle_us)),
+                *(f"{row.tree_blocks:,}", f"{row.bytes_a_block:.0f}"),
+                *("{:,.0f} ({:,.0f})".format(*row.prompt_tokens), f"{row.shared_share:.0%}"),
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
     yield ""
-    yield f"| prompts, {LINE_ENGINES} engines | waiting | us a call |"
-    yield "|---|---|---|"
-    for line in lines:
-        yield f"| {line.shape} | {line.waiting:,} | {line.call_us:.1f} |"
+    cells = ([line.shape, f"{line.waiting:,}", f"{line.call_us:.1f}"] for line in lines)
+    yield from table([f"prompts, {LINE_ENGINES} engines", "waiting", "us a call"], cells)
     yield ""
     yield f"Preble's global scheduler, as published, calls a second: {PREBLE_CALLS_S}"
-    for claim in made:
-        word = "holds" if claim.holds else "FAILS"
-        yield f"- {word}: {claim.name}: {claim.value:,.2f} (target {claim.target:,.0f}; {claim.where})"
 
 
 if __name__ == "__main__":

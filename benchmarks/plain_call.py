@@ -7,9 +7,7 @@ The minimum is the figure to compare: other processes can only add to it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -25,6 +23,8 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.plain.answering_engine import MODEL, PACED
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
 from e2e.server_process import eventually
@@ -82,15 +82,13 @@ class Gateway:
             return (await client.get("/ready")).status == 200
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks plain_call")
+def main() -> int:
+    """Measure, print and write, in seconds of CPU a call."""
+    parser = timed_parser(__doc__, rounds=7)
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another one; the first is the base")
-    parser.add_argument("--rounds", type=int, default=7, help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=400, help="of each shape in a round (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="the shapes whose name contains this")
     parser.add_argument("--log-level", default="info", help="of the gateways (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the times there, in seconds of CPU a call")
     arguments = parser.parse_args()
     shapes = [shape for shape in SHAPES if arguments.only in shape.name]
     checkouts = [*(path.resolve() for path in arguments.checkout), HERE]
@@ -103,12 +101,13 @@ def main() -> None:
             for number, path in enumerate(checkouts)
         ]
         times = uvloop.run(_measure(gateways, shapes, arguments.rounds, arguments.calls))
-    for shape in shapes:
-        _print(shape, times[shape.name])
-    if arguments.json is not None:
-        names = {str(path): number for number, path in enumerate(checkouts)}
-        report = {"checkouts": names, "shapes": list(map(asdict, shapes)), "cpu_s": times}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    results = [
+        {"shape": asdict(shape), "checkout": path, "cpu_s": times[shape.name][number]}
+        for shape in shapes
+        for number, path in enumerate(checkouts)
+    ]
+    lines = [_line(shape, times[shape.name]) for shape in shapes]
+    return finish("plain_call", Report(lines=lines, claims=[], results=results, is_timed=True), arguments)
 
 
 async def _measure(
@@ -144,12 +143,12 @@ async def _load(client: Client, shape: Shape, calls: int) -> None:
     await asyncio.gather(*(work() for _ in range(shape.concurrency)))
 
 
-def _print(shape: Shape, times: Sequence[Sequence[float]]) -> None:
+def _line(shape: Shape, times: Sequence[Sequence[float]]) -> str:
     least = [min(one) * 1e6 for one in times]
     middle = [median(one) * 1e6 for one in times]
     figures = "   ".join(f"{low:5.0f} ({mid:5.0f})" for low, mid in zip(least, middle, strict=True))
     ratio = f"   {least[-1] / least[0]:.3f}" if len(least) > 1 else ""
-    print(f"{shape.name:<34}{figures} us, minimum (median){ratio}")
+    return f"{shape.name:<34}{figures} us, minimum (median){ratio}"
 
 
 @contextmanager

@@ -6,20 +6,19 @@ median over plans that are all made in that state. The clock moves on between pl
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
+from plait.gateway.simulation.claim import Claim
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Slo
@@ -42,28 +41,26 @@ class Cost:
     p95_ms: float
 
 
-def main() -> None:
-    """Measure, print, and say whether the targets hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks plan_cost")
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--schedulers", default="fcfs,hit_ratio,slo")
     parser.add_argument("--plans", type=int, default=200, help="plans per figure (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the report there")
     arguments = parser.parse_args()
-    costs = []
-    for scheduler in arguments.schedulers.split(","):
-        for waiting in TARGETS_MS:
-            for promised in (1.0, 0.5) if scheduler == "slo" else (1.0,):
-                cost = measure(scheduler, waiting, promised, arguments.plans)
-                costs.append(cost)
-                print(
-                    f"{cost.scheduler:<15}{cost.waiting:>6} waiting {cost.running:>4} running {cost.promised:>5.0%} "
-                    f"with objectives: median {cost.median_ms:.3f} ms, p95 {cost.p95_ms:.3f} ms"
-                )
+    costs = [
+        measure(scheduler, waiting, promised, arguments.plans)
+        for scheduler in arguments.schedulers.split(",")
+        for waiting in TARGETS_MS
+        for promised in ((1.0, 0.5) if scheduler == "slo" else (1.0,))
+    ]
+    lines = [
+        f"{cost.scheduler:<15}{cost.waiting:>6} waiting {cost.running:>4} running {cost.promised:>5.0%} "
+        f"with objectives: median {cost.median_ms:.3f} ms, p95 {cost.p95_ms:.3f} ms"
+        for cost in costs
+    ]
     claims = [_claim(cost) for cost in costs if cost.scheduler == "slo"]
-    if arguments.json is not None:
-        report = {"plans": arguments.plans, "costs": [asdict(cost) for cost in costs], "claims": claims}
-        arguments.json.write_text(json.dumps(report, indent=2))
-    sys.exit(not all(claim["holds"] for claim in claims))
+    report = Report(lines=lines, claims=claims, results=[asdict(cost) for cost in costs], is_timed=True)
+    return finish("plan_cost", report, arguments)
 
 
 def measure(scheduler: str, waiting: int, promised: float, plans: int) -> Cost:
@@ -109,16 +106,10 @@ def _call(name: str, now_s: float, prompt: list[int], dice: random.Random, promi
     return EmbeddedCall(name, now_s, len(prompt), slo=slo, chain=chain, tree_chain=tree_chain, final_output_tokens=4000)
 
 
-def _claim(cost: Cost) -> dict[str, Any]:
-    target_ms = TARGETS_MS[cost.waiting]
-    return {
-        "name": f"slo: CPU time of a plan with {cost.waiting} waiting and {cost.running} running calls, "
-        f"{cost.promised:.0%} with objectives",
-        "value": f"{cost.median_ms} ms",
-        "target": f"< {target_ms} ms",
-        "holds": cost.median_ms < target_ms,
-    }
+def _claim(cost: Cost) -> Claim:
+    calls = f"{cost.waiting} waiting and {cost.running} running calls, {cost.promised:.0%} with objectives"
+    return Claim(f"slo: CPU time of a plan (ms) with {calls}", cost.median_ms, most=TARGETS_MS[cost.waiting])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

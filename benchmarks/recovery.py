@@ -7,10 +7,8 @@ start when all are there.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import cProfile
-import json
 import os
 import pstats
 import sys
@@ -26,6 +24,8 @@ import msgspec
 import uvloop
 
 from benchmarks.chaining.served import MODEL, Served
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from plait.gateway.config.sections import StoreConfig
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.durability.recorded import SESSION
@@ -33,7 +33,7 @@ from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import Opened, SessionEvent, Started, Submitted, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.store.event_log import Change, StreamKey
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 
@@ -59,37 +59,28 @@ Recovery = tuple[float, float]
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks recovery", description=(__doc__ or "").splitlines()[0])
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__, rounds=3)
     parser.add_argument("--sessions", type=int, default=10_000, help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument(
         "--profile", action="store_true", help="of one recovery with interrupted calls: print where its time goes"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
     arguments = parser.parse_args()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         configure_logging("info", "json")
         if arguments.profile:
             return _profiled(arguments.sessions)
         times = {
-            is_open: [_recovered_s(arguments.sessions, is_open=is_open) for _ in range(arguments.rounds)]
-            for is_open in (False, True)
+            kind: [_recovered_s(arguments.sessions, is_open=is_open) for _ in range(arguments.rounds)]
+            for is_open, kind in ((False, "without calls"), (True, "with an interrupted call each"))
         }
-    claims = []
-    for is_open, found in times.items():
-        kind = "with an interrupted call each" if is_open else "without calls"
+    lines, claims = [], []
+    for kind, found in times.items():
         usable_s, all_s = (median(one) for one in zip(*found, strict=True))
-        name = f"{arguments.sessions:,} sessions {kind} can be used after (s)"
-        claims.append(Claim(name, usable_s, f"<= {MOST_S:g}", usable_s <= MOST_S))
-        print(f"{arguments.sessions:,} sessions {kind} are there after {all_s:.2f} s")
-    for claim in claims:
-        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        report = {"experiment": "recovery", "sessions": arguments.sessions}
-        report |= {"without_calls_s": times[False], "with_calls_s": times[True]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+        lines.append(f"{arguments.sessions:,} sessions {kind} are there after {all_s:.2f} s")
+        claims.append(Claim(f"{arguments.sessions:,} sessions {kind} can be used after (s)", usable_s, most=MOST_S))
+    report = Report(lines=lines, claims=claims, results=[{"recovered_s": times}], is_timed=True)
+    return finish("recovery", report, arguments)
 
 
 def _profiled(sessions: int) -> int:

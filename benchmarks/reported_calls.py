@@ -8,8 +8,6 @@ process of its own. Figures are medians of rounds that take turns.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,6 +23,8 @@ import httpx
 import msgspec
 import uvloop
 
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.servers import Launcher
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
@@ -34,7 +34,7 @@ from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_requests import ReportFeed
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
 
@@ -87,12 +87,12 @@ class Costs:
     def claims(self) -> Iterator[Claim]:
         """What has to hold."""
         poll = median(self.poll_s) / median(self.httpx_poll_s)
-        yield Claim("a poll without news / over httpx", poll, f"<= {POLL_SHARE:g}", poll <= POLL_SHARE)
+        yield Claim("a poll without news / over httpx", poll, most=POLL_SHARE)
         call = median(self.others_call_s) / median(self.own_call_s)
-        yield Claim("another gateway's call / an own one", call, f"<= {CALL_SHARE:g}", call <= CALL_SHARE)
+        yield Claim("another gateway's call / an own one", call, most=CALL_SHARE)
         report = median(self.report_s) / median(self.others_call_s)
         most = CALLS_A_REPORT
-        yield Claim(f"a report of {most} calls / another gateway's call", report, f"<= {most}", report <= most)
+        yield Claim(f"a report of {most} calls / another gateway's call", report, most=most)
         costs = load_profile(FAST).cost_model()
         shortest_s = costs.prefill_time_s(PROMPT_TOKENS - SHARED_BLOCKS * BLOCK_TOKENS, SHARED_BLOCKS * BLOCK_TOKENS)
         most_us = max(ITERATION_US, ITERATION_SHARE * shortest_s * 1e6)
@@ -101,32 +101,20 @@ class Costs:
             ("an iteration of decodes", self.decode_s, ITERATION_US),
         ):
             value_us = median(times_s) * 1e6
-            yield Claim(f"in the engine, {name} (us)", value_us, f"<= {bound_us:.0f}", value_us <= bound_us)
+            yield Claim(f"in the engine, {name} (us)", value_us, most=bound_us)
 
 
 def main() -> int:
-    """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks reported_calls", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    arguments = parser.parse_args()
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    arguments = timed_parser(__doc__, rounds=9).parse_args()
     with tempfile.TemporaryDirectory() as folder, Launcher(Path(folder)) as launch:
         engine = launch.engine("engine")
         engine.start()
         engine.wait_until_ready()
         costs = uvloop.run(_measure(engine.url, arguments.rounds))
-    print("\n".join(costs.lines()))
-    claims = list(costs.claims())
-    for claim in claims:
-        print(f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}")
-    if arguments.json:
-        times = {name: median(getattr(costs, name)) for name in Costs.__slots__}
-        report = {"experiment": "reported_calls", "rounds": arguments.rounds, "times_s": times}
-        report["claims"] = [{"name": c.name, "value": c.value, "target": c.target, "holds": c.holds} for c in claims]
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return int(not all(claim.holds for claim in claims))
+    times_s = {name: median(getattr(costs, name)) for name in Costs.__slots__}
+    report = Report(lines=list(costs.lines()), claims=list(costs.claims()), results=[times_s], is_timed=True)
+    return finish("reported_calls", report, arguments)
 
 
 async def _measure(url: str, rounds: int) -> Costs:

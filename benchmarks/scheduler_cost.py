@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report
+from plait.gateway.simulation.claim import Claim
 
 RUNNING = 64
 PROMPT_TOKENS = 2000
@@ -114,13 +115,11 @@ class LoadedEngine(ABC):
         return [self._dice.randrange(1000) for _ in range(count)]
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The arguments that both benchmarks take."""
-    arguments = argparse.ArgumentParser(description=description)
-    arguments.add_argument("--json", type=Path, help="write the report here")
-    arguments.add_argument("--steps", type=int, default=200, help="steps measured for each row (default: %(default)s)")
-    arguments.add_argument("--rounds", type=int, default=5, help="rounds of these steps (default: %(default)s)")
-    return arguments
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of both."""
+    made = timed_parser(doc, rounds=5)
+    made.add_argument("--steps", type=int, default=200, help="steps measured for each row (default: %(default)s)")
+    return made
 
 
 def measured(step: Callable[[int], StepTimes], steps: int) -> list[StepTimes]:
@@ -131,36 +130,26 @@ def measured(step: Callable[[int], StepTimes], steps: int) -> list[StepTimes]:
     return times
 
 
-def report(measure: Callable[[str, int], Round], rounds: int, path: Path | None) -> None:
-    """Measure the rows in turns, print a table, write the report and exit. The status says whether the claims hold.
-
-    `measure` runs one round of a local scheduler with that many waiting calls.
-    """
+def measure_rows(measure: Callable[[str, int], Round], rounds: int) -> Report:
+    """Measure the rows in turns. `measure` runs one round of a local scheduler with that many waiting calls."""
     rows = [(policy, waiting) for policy in POLICIES for waiting in TARGETS_MS]
     found: dict[tuple[str, int], list[Round]] = {row: [] for row in rows}
     for _ in range(rounds):
         for row in rows:
             found[row].append(measure(*row))
     costs = [Cost.of(*row, found[row]) for row in rows]
-    print(f"{'policy':<16}{'waiting':>8}{'running':>8}{'stock':>10}{'added':>10}{'p95':>10}   ms a step")
-    for cost in costs:
-        print(
-            f"{cost.policy:<16}{cost.waiting:>8}{cost.running:>8}{cost.stock_ms:>10.3f}{cost.added_ms:>10.3f}"
-            f"{cost.added_p95_ms:>10.3f}"
-        )
+    lines = [f"{'policy':<16}{'waiting':>8}{'running':>8}{'stock':>10}{'added':>10}{'p95':>10}   ms a step"]
+    lines += [
+        f"{cost.policy:<16}{cost.waiting:>8}{cost.running:>8}{cost.stock_ms:>10.3f}{cost.added_ms:>10.3f}"
+        f"{cost.added_p95_ms:>10.3f}"
+        for cost in costs
+    ]
     claims = [_claim(cost) for cost in costs]
-    for claim in claims:
-        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']}: {claim['value']} (target {claim['target']})")
-    if path is not None:
-        path.write_text(json.dumps({"costs": [asdict(cost) for cost in costs], "claims": claims}, indent=2))
-    sys.exit(not all(claim["holds"] for claim in claims))
+    return Report(lines=lines, claims=claims, results=[asdict(cost) for cost in costs], is_timed=True)
 
 
-def _claim(cost: Cost) -> dict[str, Any]:
-    target_ms = TARGETS_MS[cost.waiting]
-    return {
-        "name": f"{cost.policy}: CPU time added to a step with {cost.waiting} waiting and {cost.running} running calls",
-        "value": f"{cost.added_ms} ms",
-        "target": f"<= {target_ms} ms",
-        "holds": cost.added_ms <= target_ms,
-    }
+def _claim(cost: Cost) -> Claim:
+    calls = f"{cost.waiting} waiting and {cost.running} running calls"
+    return Claim(
+        f"{cost.policy}: CPU time (ms) added to a step with {calls}", cost.added_ms, most=TARGETS_MS[cost.waiting]
+    )

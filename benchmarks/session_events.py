@@ -7,23 +7,23 @@ come before the calls or after them. Each event is timed by itself; garbage is c
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.chaining.figures import Spread
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from plait.backends.errors import PlaitError
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session
+from plait.gateway.simulation.claim import Claim
 from plait.policy.types import Slo
 
 TARGET_MS: Final = 1.0
@@ -168,31 +168,26 @@ class Cost:
     max_ms: float
 
 
-def main() -> None:
-    """Measure, print, and say whether the target holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks session_events")
+def main() -> int:
+    """Measure, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--programs", type=int, default=30, help="programs per shape and order (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     arguments = parser.parse_args()
-    costs, claims = [], []
+    costs, claims, lines = [], [], []
     for program in programs():
         for gets_first in (True, False):
             measured = list(measure(program, arguments.programs, gets_first=gets_first))
             costs += measured
             if program.claimed:
                 claims.append(_claim(program, measured, gets_first=gets_first))
-            print(f"{program.name}, {_order(gets_first)}")
-            for cost in measured:
-                print(
-                    f"  {cost.event:<10}{cost.events:>7} events: median {cost.median_ms:7.3f} ms, "
-                    f"p99 {cost.p99_ms:7.3f} ms, max {cost.max_ms:7.3f} ms"
-                )
-    for claim in claims:
-        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']} = {claim['value']}, wanted {claim['target']}")
-    if arguments.json is not None:
-        report = {"programs": arguments.programs, "costs": [asdict(cost) for cost in costs], "claims": claims}
-        arguments.json.write_text(json.dumps(report, indent=2))
-    sys.exit(not all(claim["holds"] for claim in claims))
+            lines.append(f"{program.name}, {_order(gets_first)}")
+            lines += [
+                f"  {cost.event:<10}{cost.events:>7} events: median {cost.median_ms:7.3f} ms, "
+                f"p99 {cost.p99_ms:7.3f} ms, max {cost.max_ms:7.3f} ms"
+                for cost in measured
+            ]
+    report = Report(lines=lines, claims=claims, results=[asdict(cost) for cost in costs], is_timed=True)
+    return finish("session_events", report, arguments)
 
 
 def measure(program: Program, runs: int, *, gets_first: bool) -> Iterator[Cost]:
@@ -214,15 +209,10 @@ def measure(program: Program, runs: int, *, gets_first: bool) -> Iterator[Cost]:
         yield Cost(program.name, gets_first, event, len(event_times_s), *figures_ms)
 
 
-def _claim(program: Program, costs: list[Cost], *, gets_first: bool) -> dict[str, Any]:
+def _claim(program: Program, costs: list[Cost], *, gets_first: bool) -> Claim:
     any_event = next(cost for cost in costs if cost.event == ANY)
-    return {
-        "name": f"CPU time of an event, {program.name} ({len(program.steps)} calls, {len(program.awaited)} gets), "
-        f"{_order(gets_first)}: 99th percentile",
-        "value": f"{any_event.p99_ms} ms",
-        "target": f"< {TARGET_MS} ms",
-        "holds": any_event.p99_ms < TARGET_MS,
-    }
+    what = f"{program.name} ({len(program.steps)} calls, {len(program.awaited)} gets), {_order(gets_first)}"
+    return Claim(f"CPU time of an event (ms), {what}: 99th percentile", any_event.p99_ms, most=TARGET_MS)
 
 
 def _order(gets_first: bool) -> str:
@@ -230,4 +220,4 @@ def _order(gets_first: bool) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

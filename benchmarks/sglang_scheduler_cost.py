@@ -6,11 +6,13 @@ under the load of `scheduler_cost`. The cache's events, and our limits inside SG
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.running.report import finish
 from benchmarks.scheduler_cost import (
     BATCH_TOKENS,
     BLOCK_TOKENS,
@@ -19,9 +21,9 @@ from benchmarks.scheduler_cost import (
     LoadedEngine,
     Round,
     StepTimes,
+    measure_rows,
     measured,
     parser,
-    report,
 )
 from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.policy.prefix.block_hash import chain
@@ -30,10 +32,11 @@ from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Set
 assert PAGE_TOKENS == BLOCK_TOKENS
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print a table and write the report."""
-    arguments = parser(__doc__.splitlines()[0]).parse_args()
-    report(lambda policy, waiting: measure(policy, waiting, arguments.steps), arguments.rounds, arguments.json)
+    arguments = parser(__doc__).parse_args()
+    report = measure_rows(lambda policy, waiting: measure(policy, waiting, arguments.steps), arguments.rounds)
+    return finish("sglang_scheduler_cost", report, arguments)
 
 
 def measure(policy: str, waiting: int, steps: int) -> Round:
@@ -121,4 +124,4 @@ class _Engine(LoadedEngine):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

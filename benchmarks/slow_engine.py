@@ -7,23 +7,24 @@ engine with most of the prompt cached; E2; and the policy that ships, told the t
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from benchmarks.schedulers.claims import Claim
+from benchmarks.running.command import Experiment, conduct, parser
+from benchmarks.running.report import Report, table
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, prepare, saturation_rate
+from plait.gateway.simulation.claim import Claim
+from plait.gateway.simulation.compare import MODEL, Workload, arrival_times, prepare, saturation_rate
+from plait.gateway.simulation.compare import Experiment as Comparison
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.situation import Situation, cached_blocks, placed
@@ -78,25 +79,27 @@ def slowed(costs: CostModel) -> CostModel:
 
 
 def main() -> int:
-    """Run, print, write; returns 1 if a claim does not hold."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--calls", type=int, default=4000, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(1, 2, 3), help="default: 1 2 3")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report here")
-    arguments = parser.parse_args()
-    found = [rows for seed in arguments.seeds for rows in _rows(Experiment(calls=arguments.calls, seed=seed))]
+    """Run, print, write; returns 1 if a claim fails."""
+    made = parser(__doc__, seeds=(1, 2, 3))
+    made.add_argument("--calls", type=int, default=4000, help="default: %(default)s")
+    arguments = made.parse_args()
+    new_runner = partial(_new_runner, arguments.calls)
+    return conduct("slow_engine", Experiment(arguments.seeds, new_runner, _report), arguments)
+
+
+def _new_runner(calls: int, _traces: Path) -> Callable[[int], list[Row]]:
+    return lambda seed: _rows(Comparison(calls=calls, seed=seed))
+
+
+def _report(by_seed: Mapping[int, Sequence[Row]]) -> Report:
+    found = [row for rows in by_seed.values() for row in rows]
     rows = [_mean([row for row in found if row.system == system]) for system in dict.fromkeys(r.system for r in found)]
-    made = claims(rows)
-    print("| system | before | within 60 s | after |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {row.system} | {row.before_s:.2f} | {row.within_s:.2f} | {row.after_s:.2f} |")
-    for claim in made:
-        word = "holds" if claim.holds else "FAILS"
-        print(f"- {word}: {claim.name}: {claim.value:.3f} (target {claim.target:g}; {claim.where})")
-    if arguments.json is not None:
-        report = {"results": [asdict(row) for row in rows], "claims": [asdict(claim) for claim in made]}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    return int(not all(claim.holds for claim in made))
+    cells = ([row.system, *(f"{part_s:.2f}" for part_s in (row.before_s, row.within_s, row.after_s))] for row in rows)
+    return Report(
+        lines=list(table(["mean E2E, s", "before", "within 60 s", "after"], cells)),
+        claims=claims(rows),
+        results=[asdict(row) for row in found],
+    )
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
@@ -104,10 +107,10 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     by_system = {row.system: row for row in rows}
     split = min((row for row in rows if row.system.startswith("shares")), key=lambda row: row.after_s)
     times = by_system[OURS].after_s / split.after_s
-    return [Claim("mean E2E after 60 s, the best shares / plait", 1 / times, 1 / TIMES, times <= TIMES, split.system)]
+    return [Claim("mean E2E after 60 s, plait / the best shares", times, most=TIMES, where=split.system)]
 
 
-def _rows(experiment: Experiment) -> list[Row]:
+def _rows(experiment: Comparison) -> list[Row]:
     workload = prepare(experiment, _quiet)
     rate_per_s = RATE * saturation_rate(experiment, workload, _quiet)
     run = partial(_run, experiment, workload, rate_per_s)
@@ -123,7 +126,7 @@ def _rows(experiment: Experiment) -> list[Row]:
 
 
 def _run(
-    experiment: Experiment, workload: Workload, rate_per_s: float, policy: str | Policy, *, is_told: bool = False
+    experiment: Comparison, workload: Workload, rate_per_s: float, policy: str | Policy, *, is_told: bool = False
 ) -> list[CallRecord]:
     costs = load_profile(experiment.profile).cost_model()
     router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens))

@@ -11,9 +11,7 @@ refuses is quick and gets many calls. So the share of failures leaves refusals o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import re
 import subprocess
@@ -25,7 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.faulting.bad_clients import MODELS, SETTINGS, BadClients
 from benchmarks.faulting.footprint import Footprint, footprint
@@ -33,10 +31,13 @@ from benchmarks.faulting.gateways import plait, process
 from benchmarks.faulting.measurement import engines_command, until_ready
 from benchmarks.faulting.mixed_calls import MixedCalls
 from benchmarks.faulting.trouble import Trouble, TroubledEngine
+from benchmarks.running.command import timed_parser
+from benchmarks.running.report import Report, finish
 from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.raw_client import CHAT, Client
 from e2e.faults.verdicts import is_good
 from e2e.ports import free_ports
+from plait.gateway.simulation.claim import Claim
 
 ENGINES: Final = 4
 STEADY: Final = "steady"
@@ -99,38 +100,39 @@ class Soak:
     end: Footprint | None = None
     samples: list[Footprint] = field(default_factory=list)
 
-    def claims(self) -> Iterator[dict[str, Any]]:
+    def claims(self) -> Iterator[Claim]:
         """Fixed targets."""
         assert self.warm is not None
         assert self.end is not None
         judged = sum(self.fates.values()) - self.fates.get("refused", 0)
-        yield _claim("calls that did not end cleanly", self.fates.get("unclean", 0), 0)
-        yield _claim("requests of bad clients that did not end as documented", len(self.undocumented), 0)
-        yield _claim("calls that failed on the engine that is left alone", self.steady["failed"], 0)
-        yield _claim("changes of that engine's health", self.steady["changes"], 0)
-        yield _claim("calls whose client is gone, less clients that left", self.excess_gone, 0)
-        yield _claim("calls that a defect has ended", self.defects, 0)
-        yield _claim("share of calls that failed, of those not refused", 1 - self.fates.get("good", 0) / judged, 0.05)
-        yield _claim("calls left on the books", self.outstanding, 0)
-        yield _claim("held calls left", self.held, 0)
-        yield _claim("held and recorded bytes left", self.held_bytes, 0)
-        yield _claim("tasks that failed and were restarted", self.restarts, 0)
-        yield _claim("longest call (s)", self.worst_s, CALL_TIMEOUT_S)
-        yield _claim("descriptors", self.end.descriptors, self.warm.descriptors + SLACK)
-        yield _claim("threads", self.end.threads, self.warm.threads)
+        yield Claim("calls that did not end cleanly", self.fates.get("unclean", 0), most=0)
+        yield Claim("requests of bad clients that did not end as documented", len(self.undocumented), most=0)
+        yield Claim("calls that failed on the engine that is left alone", self.steady["failed"], most=0)
+        yield Claim("changes of that engine's health", self.steady["changes"], most=0)
+        yield Claim("calls whose client is gone, less clients that left", self.excess_gone, most=0)
+        yield Claim("calls that a defect has ended", self.defects, most=0)
+        yield Claim(
+            "share of calls that failed, of those not refused", 1 - self.fates.get("good", 0) / judged, most=0.05
+        )
+        yield Claim("calls left on the books", self.outstanding, most=0)
+        yield Claim("held calls left", self.held, most=0)
+        yield Claim("held and recorded bytes left", self.held_bytes, most=0)
+        yield Claim("tasks that failed and were restarted", self.restarts, most=0)
+        yield Claim("longest call (s)", self.worst_s, most=CALL_TIMEOUT_S)
+        yield Claim("descriptors", self.end.descriptors, most=self.warm.descriptors + SLACK)
+        yield Claim("threads", self.end.threads, most=self.warm.threads)
         if self.end.tasks is not None and self.warm.tasks is not None:
-            yield _claim("tasks", self.end.tasks, self.warm.tasks + SLACK)
+            yield Claim("tasks", self.end.tasks, most=self.warm.tasks + SLACK)
         if 60 * self.minutes >= RSS_FROM_S:
             growth = median(_rss(self.samples, 4)) / median(_rss(self.samples, 1))
-            yield _claim("memory, last fifth / second fifth", growth, RSS_GROWTH)
+            yield Claim("memory, last fifth / second fifth", growth, most=RSS_GROWTH)
 
 
-def main() -> None:
-    """Soak, print, and say whether the targets hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks soak")
+def main() -> int:
+    """Soak, print, write what was asked for; returns 1 if a claim fails."""
+    parser = timed_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=19, help="of the troubles and the calls (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the report there")
     parser.add_argument(
         "--logs", type=Path, metavar="FOLDER", help="keep the logs of the gateway and the engines there"
     )
@@ -140,19 +142,15 @@ def main() -> None:
         folder = arguments.logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
         asyncio.run(_run(soak, folder))
-    claims = list(soak.claims())
-    print(f"calls {soak.fates}\nnot retried {soak.not_retried}\ntroubles {soak.troubles}")
-    print(f"left alone {soak.steady}\nbad clients {soak.bad_clients}")
-    print(f"warm {soak.warm}\nend  {soak.end}")
-    for line in soak.unclean[:5]:
-        print(f"unclean: {line}")
-    for line in soak.undocumented[:5]:
-        print(f"not as documented: {line}")
-    for claim in claims:
-        print(f"{'holds' if claim['holds'] else 'FAILS'}: {claim['name']} = {claim['value']}, wanted {claim['target']}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**asdict(soak), "claims": claims}, indent=2))
-    sys.exit(not all(claim["holds"] for claim in claims))
+    lines = [
+        f"calls {soak.fates}\nnot retried {soak.not_retried}\ntroubles {soak.troubles}",
+        f"left alone {soak.steady}\nbad clients {soak.bad_clients}",
+        f"warm {soak.warm}\nend  {soak.end}",
+        *(f"unclean: {line}" for line in soak.unclean[:5]),
+        *(f"not as documented: {line}" for line in soak.undocumented[:5]),
+    ]
+    report = Report(lines=lines, claims=list(soak.claims()), results=[asdict(soak)], is_timed=True)
+    return finish("soak", report, arguments)
 
 
 async def _run(soak: Soak, folder: Path) -> None:
@@ -242,9 +240,5 @@ def _rss(samples: Sequence[Footprint], fifth: int) -> list[int]:
     return [sample.rss_bytes for sample in samples[fifth * size : (fifth + 1) * size]]
 
 
-def _claim(name: str, value: float, most: float) -> dict[str, Any]:
-    return {"name": name, "value": round(value, 4), "target": f"<= {most:g}", "holds": value <= most}
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

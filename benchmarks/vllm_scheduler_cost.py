@@ -7,10 +7,12 @@ and ignores them.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.running.report import finish
 from benchmarks.scheduler_cost import (
     BATCH_TOKENS,
     BLOCK_TOKENS,
@@ -19,22 +21,22 @@ from benchmarks.scheduler_cost import (
     LoadedEngine,
     Round,
     StepTimes,
+    measure_rows,
     measured,
     parser,
-    report,
 )
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print a table and write the report."""
-    options = parser(__doc__.splitlines()[0])
+    options = parser(__doc__)
     options.add_argument("--asynchronous", action="store_true", help="on vLLM's AsyncScheduler")
     arguments = options.parse_args()
-    report(
+    report = measure_rows(
         lambda policy, waiting: measure(policy, waiting, arguments.steps, asynchronous=arguments.asynchronous),
         arguments.rounds,
-        arguments.json,
     )
+    return finish("vllm_scheduler_cost", report, arguments)
 
 
 def measure(policy: str, waiting: int, steps: int, *, asynchronous: bool) -> Round:
@@ -98,4 +100,4 @@ class _Engine(LoadedEngine):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,7 @@ from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
 from benchmarks.application.figures import Figures
 from benchmarks.application.sweep import Point, Results
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT
-from benchmarks.schedulers.claims import Claim
+from plait.gateway.simulation.claim import Claim
 
 BASELINES = (LATENCY, THROUGHPUT)
 WITHIN = 1.03
@@ -137,7 +137,7 @@ def _maxima(results: Results) -> Iterator[Claim]:
         ]
         if values:
             value, where = max(values)
-            yield Claim(maximum.name, value, maximum.target, value >= maximum.target, where)
+            yield Claim(maximum.name, value, least=maximum.target, where=where)
 
 
 def _none_slower(results: Results) -> Iterator[Claim]:
@@ -150,7 +150,7 @@ def _none_slower(results: Results) -> Iterator[Claim]:
     ]
     if values:
         value, where = min(values)
-        yield Claim("chains: times faster, the chain that gains least", value, 1.0, value >= 1.0, where)
+        yield Claim("chains: times faster, the chain that gains least", value, least=1.0, where=where)
 
 
 def _theirs(results: Results, point: Point, system: str) -> Sequence[float]:
@@ -168,7 +168,7 @@ def _never_worse(results: Results) -> Iterator[Claim]:
         ]
         if values:
             value, where = min(values)
-            yield Claim(f"{name}: times the better baseline, at the worst point", value, 1.0, value >= 1.0, where)
+            yield Claim(f"{name}: times the better baseline, at the worst point", value, least=1.0, where=where)
 
 
 def _beside_chainers(results: Results) -> Iterator[Claim]:
@@ -183,7 +183,7 @@ def _beside_chainers(results: Results) -> Iterator[Claim]:
                 if values:
                     value, where = min(values)
                     claim = f"{name}: {figure} of {kind}, the best simple alternative / ours"
-                    yield Claim(claim, value, 1 / WITHIN, value >= 1 / WITHIN, where)
+                    yield Claim(claim, value, least=1 / WITHIN, where=where)
 
 
 def _behind(results: Results, ours: Point, read: Callable[[Figures], float]) -> float:

@@ -1,14 +1,13 @@
-"""The report: tables with where the time goes and how many times better ours is, and the claims, as Markdown."""
+"""The report: tables with where the time goes and how many times better ours is, as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from benchmarks.application.claims import speedup
 from benchmarks.application.experiments import EXPERIMENTS, Case
 from benchmarks.application.sweep import Point, Results
 from benchmarks.application.systems import OURS
-from benchmarks.schedulers.claims import Claim
 
 PARTS = ("network_s", "queue_s", "prefill_s", "decode_s")
 TITLES = (
@@ -17,29 +16,22 @@ TITLES = (
 )  # fmt: skip
 
 
-def markdown(results: Results, made: Sequence[Claim]) -> str:
-    """The whole report."""
-    lines = [
-        "# Applications",
-        "",
-        (
-            "Seconds of a job are divided along its critical path: network (all time outside the engines), queue (in "
-            "an engine, before it is computed), prefill (until the first token), decode (from then on). `s/token` is "
-            "a job's latency an output token, `ms/token` the time between two tokens of a call, `ours better` how many "
-            "times better ours is."
-        ),
-    ]
+def markdown(results: Results) -> Iterator[str]:
+    """A table for each case and kind of jobs."""
+    yield "# Applications"
+    yield ""
+    yield (
+        "Seconds of a job are divided along its critical path: network (all time outside the engines), queue (in an "
+        "engine, before it is computed), prefill (until the first token), decode (from then on). `s/token` is a job's "
+        "latency an output token, `ms/token` the time between two tokens of a call, `ours better` how many times "
+        "better ours is."
+    )
     experiment = ""
     for case, kind in dict.fromkeys((point.case, point.kind) for point in results):
         if case.experiment != experiment:
             experiment = case.experiment
-            lines += ["", f"## {EXPERIMENTS[experiment].title}"]
-        lines += ["", f"### {kind}: {case.parameter} {case.value:g}", "", *_table(results, case, kind)]
-    lines += ["", "## Claims", ""]
-    for claim in made:
-        word = "holds" if claim.holds else "FAILS"
-        lines.append(f"- {word}: {claim.name}: {claim.value:.3f} (target {claim.target:g}; {claim.where})")
-    return "\n".join(lines)
+            yield from ("", f"## {EXPERIMENTS[experiment].title}")
+        yield from ("", f"### {kind}: {case.parameter} {case.value:g}", "", *_table(results, case, kind))
 
 
 def _table(results: Results, case: Case, kind: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from benchmarks.application.clients import Clients, Job
 from benchmarks.application.experiments import EXPERIMENTS, Case, Workloads
 from benchmarks.application.figures import Figures, figures
 from benchmarks.application.systems import systems
-from benchmarks.workers import run_all
 
 SUSTAINED_TOKEN_S = 0.1
 """A rate is sustained while the mean latency an output token, of calls behind the warm-up, stays within this."""
@@ -72,12 +70,3 @@ class Runner:
     def _warm(self, case: Case, system: str, rate_per_s: float) -> list[Job]:
         jobs = self._jobs(case, system, 0, rate_per_s)
         return jobs[round(WARM_UP_SHARE * len(jobs)) :]
-
-
-def sweep(tasks: Sequence[Task], traces: Path, jobs: int, progress: Callable[[int, int], None]) -> Results:
-    """Run every task in `jobs` processes; the results are in the order of the tasks."""
-    done: dict[Task, Results] = {}
-    for number, (task, results) in enumerate(run_all(Runner, traces, tasks, jobs), start=1):
-        done[task] = results
-        progress(number, len(tasks))
-    return {point: figures for task in tasks for point, figures in done[task].items()}

@@ -8,7 +8,7 @@ from typing import Final
 
 from benchmarks.placing.policy_report import LIMITS
 from benchmarks.placing.policy_runs import BASE, OURS, RATES, Figures, Runs, Task
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 E2: Final = "e2"
 PLACEMENT_POLICIES: Final = (OURS, BASE, E2)
@@ -36,4 +36,4 @@ def _ratio(runs: Sequence[Mapping[str, Figures]], policy: str) -> float:
 
 
 def _at_least(workload: str, load: str, policy: str, value: float, least: float) -> Claim:
-    return Claim(f"mean E2E, {policy} / {OURS}, {workload}, {load}", value, f">= {least:.3g}", value >= least)
+    return Claim(f"mean E2E, {policy} / {OURS}, {workload}, {load}", value, least=least)

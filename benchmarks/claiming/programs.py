@@ -11,7 +11,7 @@ from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
 from benchmarks.application.sweep import Point, Results, Task
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT
 from benchmarks.filling.claims import geometric_mean
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 SIMPLE: Final = ("plait_fcfs", *CHAINERS)
 
@@ -100,4 +100,4 @@ def claims(results: Results, *, quick: bool) -> Iterator[Claim]:
         }
         case, other = worst = min(values, key=values.__getitem__)
         name = f"{case.experiment} ({case.parameter} {case.value:g}): {' and '.join(wanted.kinds)}, {other} / {OURS}"
-        yield Claim(name, values[worst], f">= {wanted.least:.3g}", values[worst] >= wanted.least)
+        yield Claim(name, values[worst], least=wanted.least)

@@ -23,8 +23,8 @@ from benchmarks.filling.systems import ADMISSION, DEFAULT, NONE, FleetSize
 from benchmarks.holding.conditions import GROUPS
 from benchmarks.placing import policy_runs
 from benchmarks.placing.workloads import AGENTS_FILE
-from benchmarks.schedulers.claims import Claim as BoundedClaim
-from plait.gateway.simulation.compare import Claim, Experiment
+from plait.gateway.simulation.claim import Claim
+from plait.gateway.simulation.compare import Experiment
 from plait.policy.types import Objective
 
 Found = Mapping[Any, Any]
@@ -137,7 +137,9 @@ def _agents(*, quick: bool) -> Row:
         for seed in ((1,) if quick else (1, 2, 3))
     ]
     wanted = {name: wanted for name, (_, wanted) in chosen.items()}
-    return Row(tasks, _new_agents, lambda found: agent_sessions.claims([*found.values()], wanted), [AGENTS_FILE])
+    return Row(
+        tasks, agent_sessions.new_runner, lambda found: agent_sessions.claims([*found.values()], wanted), [AGENTS_FILE]
+    )
 
 
 def _gateways(*, quick: bool) -> Row:
@@ -151,10 +153,7 @@ def _gateways(*, quick: bool) -> Row:
     tasks = [gateways.Task(kind, seed) for kind in gateways.KINDS for seed in ((1,) if quick else (1, 2, 3))]
     new_runner = gateways.NewRunner(experiment, gateways.LOADS[:1] if quick else gateways.LOADS, FOUR_GATEWAYS)
 
-    def claims(found: Found) -> Iterator[Claim]:
-        return map(_of_most, gateways.claims([one for some in found.values() for one in some]))
-
-    return Row(tasks, new_runner, claims)
+    return Row(tasks, new_runner, lambda found: gateways.claims([one for some in found.values() for one in some]))
 
 
 def _unnamed(*, quick: bool) -> Row:
@@ -184,15 +183,6 @@ FOUR_GATEWAYS: Final[tuple[tuple[int, gateways.Way, float], ...]] = (
 """One gateway that hears of nobody, and four that hear of each other late. Each is compared with one that is told."""
 
 
-def _new_agents(traces: Path) -> Callable[[agent_sessions.Task], agent_sessions.Row]:
-    return partial(agent_sessions.run, traces)
-
-
 def _merged(found: Found) -> dict[Any, Any]:
     """All points of all tasks."""
     return {point: figures for some in found.values() for point, figures in some.items()}
-
-
-def _of_most(claim: BoundedClaim) -> Claim:
-    """A claim whose value is to be the target or less."""
-    return Claim(claim.name, claim.value, f"<= {claim.target:.3g}", claim.holds)

@@ -18,7 +18,7 @@ from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.placing.workloads import open_loops
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.simulate import Simulation
 
 GATEWAYS: Final = 4
@@ -87,5 +87,5 @@ def claims(found: Mapping[Task, Through]) -> Iterator[Claim]:
     for name in dict.fromkeys(task.workload for task in found):
         of = [through for task, through in found.items() if task.workload == name]
         e2e, bound, held = geometric_mean(one.e2e for one in of), BOUNDS[name], max(one.held for one in of)
-        yield Claim(f"mean E2E, {GATEWAYS} gateways / one, {name}", e2e, f"<= {bound:g}", e2e <= bound)
-        yield Claim(f"calls held for a session, {name}", held, "0", held == 0)
+        yield Claim(f"mean E2E, {GATEWAYS} gateways / one, {name}", e2e, most=bound)
+        yield Claim(f"calls held for a session, {name}", held, most=0)

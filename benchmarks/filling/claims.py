@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.filling.runs import AT_ONCE, Point, Results
 from benchmarks.filling.systems import ADMISSION, BASELINES, NONE
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 STEADY_LIMITS: Final = {"e2e_mean_s": ("mean E2E", 1.03, 1.10), "ttft_mean_s": ("mean TTFT", 1.08, 1.35)}
 """By figure: at most so many times as long as without admission, in the geometric mean and at the worst load."""
@@ -99,15 +99,15 @@ def _over(results: Results, over: Sequence[Place]) -> Iterator[Claim]:
     where = min(ratios, key=ratios.__getitem__)
     name = f"completed calls/s, {ADMISSION} / the better of {', '.join(bases)}"
     worst, mean = ratios[where], geometric_mean([*ratios.values()])
-    yield Claim(f"{name}, at its worst ({where})", worst, f">= {LEAST_COMPLETED:g}", worst >= LEAST_COMPLETED)
-    yield Claim(f"{name}, loads beyond 1", mean, "> 1", mean > 1)
+    yield Claim(f"{name}, at its worst ({where})", worst, least=LEAST_COMPLETED)
+    yield Claim(f"{name}, loads beyond 1", mean, least=1)
     times = {place: ratio(results, place, ADMISSION, "e2e_mean_s") for place in over}
     where = max(times, key=times.__getitem__)
     yield _at_most(f"mean E2E, {ADMISSION} / {NONE}, beyond 1, at its worst ({where})", times[where], 1.0)
 
 
 def _at_most(name: str, value: float, limit: float) -> Claim:
-    return Claim(name, value, f"<= {limit:g}", value <= limit)
+    return Claim(name, value, most=limit)
 
 
 def _figure(results: Results, place: Place, system: str, seed: int, field: str) -> float:

@@ -1,15 +1,16 @@
-"""The report on promised times: what is wanted, a table of what was kept, and JSON."""
+"""The report on promised times: what is wanted, and a table of what was kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results
+from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results, Task
 from benchmarks.filling.systems import ADMISSION, NONE
-from plait.gateway.simulation.compare import Claim
+from benchmarks.running.report import Report
+from plait.gateway.simulation.claim import Claim
 
 LEAST_COMPLETED: Final = 0.96
 """Of the calls a second that are completed without JCTs."""
@@ -62,14 +63,15 @@ def markdown(results: Results) -> Iterator[str]:
         yield ""
 
 
-def as_json(plan: Plan, results: Results, made: Sequence[Claim]) -> dict[str, Any]:
-    """Inputs, figures of every run, claims."""
-    return {
-        "experiment": "full_fleet --promises",
-        "inputs": asdict(plan),
-        "results": [{**asdict(point), **asdict(kept)} for point, kept in results.items()],
-        "claims": [asdict(claim) for claim in made],
-    }
+def report(plan: Plan, found: Mapping[Task, Results]) -> Report:
+    """Of all promises."""
+    results = {point: kept for some in found.values() for point, kept in some.items()}
+    return Report(
+        lines=list(markdown(results)),
+        claims=list(claims(results)),
+        results=[{**asdict(point), **asdict(kept)} for point, kept in results.items()],
+        inputs=asdict(plan),
+    )
 
 
 def _without(results: Results, cell: Point) -> str:
@@ -87,7 +89,7 @@ def _mean(results: Results, cell: Point, field: str) -> float:
 
 
 def _at_least(name: str, value: float, least: float) -> Claim:
-    return Claim(name, value, f">= {least:g}", value >= least)
+    return Claim(name, value, least=least)
 
 
 def _row(*cells: str) -> str:

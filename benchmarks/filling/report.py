@@ -1,16 +1,14 @@
-"""The report: a table for each workload and one over all of them, and JSON."""
+"""The report: a table for each workload and one over all of them, and the rows of JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from math import inf
 from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.filling.claims import Place, geometric_mean, hit_rate_loss, load_name, places, ratio, seeds
-from benchmarks.filling.runs import AT_ONCE, Figures, Plan, Point, Results
-from plait.gateway.simulation.compare import Claim
+from benchmarks.filling.runs import AT_ONCE, Figures, Point, Results, Task
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "ttft_mean_s": ("TTFT mean, s", "{:.2f}".format),
@@ -41,25 +39,14 @@ def markdown(results: Results) -> Iterator[str]:
         yield from (_mean_row(results, load, system) for system in _systems(results))
 
 
-def lines(claims: list[Claim]) -> Iterator[str]:
-    """The claims."""
-    for claim in claims:
-        yield f"- {'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}"
+def merged(found: Mapping[Task, Results]) -> Results:
+    """The figures of every run, in the order of the tasks."""
+    return {point: figures for some in found.values() for point, figures in some.items()}
 
 
-def as_json(plan: Plan, results: Results, made: list[Claim], skipped: Mapping[str, str]) -> dict[str, Any]:
-    """Inputs, figures of every run, claims. What is infinite is null."""
-    return {
-        "experiment": "full_fleet",
-        "inputs": asdict(plan),
-        "skipped": dict(skipped),
-        "results": [_finite({**asdict(point), **asdict(figures)}) for point, figures in results.items()],
-        "claims": [asdict(claim) for claim in made],
-    }
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value == inf else value for key, value in row.items()}
+def rows(results: Results) -> list[dict[str, Any]]:
+    """The figures of every run, for JSON."""
+    return [{**asdict(point), **asdict(figures)} for point, figures in results.items()]
 
 
 def _systems(results: Results) -> list[str]:

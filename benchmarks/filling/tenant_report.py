@@ -1,15 +1,16 @@
-"""The report on tenants in virtual time: what is wanted, a table, and JSON."""
+"""The report on tenants in virtual time: what is wanted, and a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.filling.systems import ADMISSION
 from benchmarks.filling.tenants import HEAVY, LOOKS_S, Contest, TenantFigures
-from plait.gateway.simulation.compare import Claim
+from benchmarks.running.report import Report
+from plait.gateway.simulation.claim import Claim
 
 Results = Mapping[Contest, TenantFigures]
 
@@ -45,11 +46,11 @@ def light_claims(results: Results) -> Iterator[Claim]:
     """Those of the light tenants."""
     for contest in cells(results):
         lost = sum(figures.light_lost for figures in _runs(results, contest))
-        yield Claim(f"light calls lost, {name_of(contest)}", lost, "0", lost == 0)
+        yield Claim(f"light calls lost, {name_of(contest)}", lost, most=0)
         if contest.conversations and contest.system == ADMISSION:
             value = _mean(results, contest, "light_ttft_p90_s") / _mean(results, contest, "heavy_ttft_p90_s")
             name = f"TTFT p90 of quiet conversations / of the busy one, {name_of(contest)}"
-            yield Claim(name, value, "<= 1/3", value <= MOST_QUIET_P90)
+            yield Claim(name, value, most=MOST_QUIET_P90)
         if contest.fair and _is_compared(results, contest):
             yield _at_most(results, contest, "light_ttft_p99_s", MOST_LIGHT_P99)
 
@@ -60,7 +61,7 @@ def _fleet_claims(results: Results) -> Iterator[Claim]:
         if contest.flood == contest.base.flood and _is_compared(results, contest):
             value = _ratio(results, contest, "calls_per_s")
             name = f"calls/s, {name_of(contest)} / {name_of(contest.base)}"
-            yield Claim(name, value, f">= {LEAST_CALLS:g}", value >= LEAST_CALLS)
+            yield Claim(name, value, least=LEAST_CALLS)
             if not contest.conversations:  # the busy one waits for the others
                 yield _at_most(results, contest, "longest_wait_s", MOST_LONGEST)
 
@@ -76,13 +77,13 @@ def markdown(results: Results) -> Iterator[str]:
         yield _row(name_of(contest), *figures, *lines)
 
 
-def as_json(results: Results, made: Sequence[Claim]) -> dict[str, Any]:
-    """Inputs and figures of every run, and the claims."""
-    return {
-        "experiment": "full_fleet --tenants",
-        "results": [{**asdict(contest), **asdict(figures)} for contest, figures in results.items()],
-        "claims": [asdict(claim) for claim in made],
-    }
+def report(results: Results) -> Report:
+    """Of all contests."""
+    return Report(
+        lines=list(markdown(results)),
+        claims=list(claims(results)),
+        results=[{**asdict(contest), **asdict(figures)} for contest, figures in results.items()],
+    )
 
 
 def name_of(contest: Contest) -> str:
@@ -127,7 +128,7 @@ def _ratio(results: Results, cell: Contest, field: str) -> float:
 def _at_most(results: Results, cell: Contest, field: str, most: float) -> Claim:
     value = _ratio(results, cell, field)
     name = field.removesuffix("_s").replace("_", " ")
-    return Claim(f"{name}, {name_of(cell)} / {name_of(cell.base)}", value, f"<= {most:g}", value <= most)
+    return Claim(f"{name}, {name_of(cell)} / {name_of(cell.base)}", value, most=most)
 
 
 def _row(*row: str) -> str:

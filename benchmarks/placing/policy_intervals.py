@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.placing.policy_report import Cell, Results
 from benchmarks.placing.policy_runs import AT_ONCE, OURS, Figures
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 INTERVALS: Final[Mapping[str, tuple[str, float, float | None]]] = {
     "e2e_s": ("mean E2E", 0.96, 1.05),
@@ -74,10 +74,10 @@ def interval_claims(by_figure: Mapping[str, Mapping[Cell, Interval]]) -> Iterato
     for figure, found in by_figure.items():
         name, most, within = INTERVALS[figure]
         mean = math.exp(fmean(math.log(one.ratio) for one in found.values()))
-        yield Claim(f"{name}, geometric mean of all {len(found)} cells", mean, f"<= {most:g}", mean <= most)
+        yield Claim(f"{name}, geometric mean of all {len(found)} cells", mean, most=most)
         if within is not None:
             over = {cell: one.low / MOST.get((cell.workload, cell.load), MOST.get((cell.workload, ""), within))
                     for cell, one in found.items()}  # fmt: skip
             worst = max(over, key=over.__getitem__)
             value = within * over[worst]
-            yield Claim(f"{name}, lower end, worst ({worst})", value, f"<= {within:g}", value <= within)
+            yield Claim(f"{name}, lower end, worst ({worst})", value, most=within)

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.placing.policy_runs import AT_ONCE, BASE, OURS, PLAIN, RATES_PER_S, Figures, Runs, Task
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 Results = Mapping[Task, Runs]
 
@@ -117,7 +117,7 @@ def claims(found: Means) -> Iterator[Claim]:
     for cell, by_policy in found.items():
         if cell.load == AT_ONCE and BASE in by_policy:
             gain = by_policy[OURS]["completed_per_s"] / by_policy[BASE]["completed_per_s"]
-            yield Claim(f"calls/s over {BASE}'s, {cell}", gain, ">= 1", gain >= 1)
+            yield Claim(f"calls/s over {BASE}'s, {cell}", gain, least=1)
 
 
 def plot(found: Means, folder: Path) -> Sequence[Path]:
@@ -153,7 +153,7 @@ def _least(found: Means, cell: Cell, figure: str) -> float:
 
 
 def _at_most(name: str, value: float, most: float) -> Claim:
-    return Claim(name, value, f"<= {most:g}", value <= most)
+    return Claim(name, value, most=most)
 
 
 def _row(*cells: str) -> str:

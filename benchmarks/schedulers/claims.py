@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from benchmarks.schedulers.sweep import Point, Results
 from benchmarks.schedulers.systems import OURS, systems
+from plait.gateway.simulation.claim import Claim
 
 SATURATED_SHARE = 0.95
 """A system is beyond its knee where it completes less than this share of the offered rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """`value` is to be at least `target`; `where` names the baseline or the load that the value is from."""
-
-    name: str
-    value: float
-    target: float
-    holds: bool
-    where: str = ""
 
 
 Figures = dict[str, float]
@@ -66,7 +55,7 @@ def _over_baselines(results: Results, name: str, ratio: Ratio, least: float, mos
         loads = [point for point in _points(results, "range", OURS) if point.rate_per_s >= from_s]
         values.append((ratio([(results[point], results[_of(point, baseline)]) for point in loads]), baseline))
     for word, target, (value, baseline) in (("least", least, min(values)), ("most", most, max(values))):
-        yield Claim(f"{name}: {word} over the baselines beyond their knee", value, target, value >= target, baseline)
+        yield Claim(f"{name}: {word} over the baselines beyond their knee", value, least=target, where=baseline)
 
 
 def _worst(results: Results, name: str, field: str, rivals: Sequence[str], target: float) -> Claim:
@@ -77,7 +66,7 @@ def _worst(results: Results, name: str, field: str, rivals: Sequence[str], targe
         if best > 0:
             shares.append((results[point][field] / best, f"{point.tpot} TPOT at {point.rate_per_s:g}/s"))
     value, where = min(shares, default=(1.0, ""))
-    return Claim(f"share of the {name}, at the worst load", value, target, value >= target, where)
+    return Claim(f"share of the {name}, at the worst load", value, least=target, where=where)
 
 
 def _times(field: str) -> Ratio:

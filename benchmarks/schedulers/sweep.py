@@ -1,20 +1,16 @@
-"""The runs of the experiment: which system serves which workload, in as many processes as asked for."""
+"""The runs of the experiment: which system serves which workload."""
 
 from __future__ import annotations
 
-import sys
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from time import monotonic
 
 from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, Mix, MixedPrompts
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, run
 from benchmarks.schedulers.metrics import goodput_bound, measure
 from benchmarks.schedulers.systems import Machine, systems
-from benchmarks.workers import run_all
 from plait.backends.profiles import load_profile
 
 BOUND = "bound"
@@ -30,6 +26,10 @@ class Point:
     long_share: float
     rate_per_s: float
     system: str
+
+
+Task = tuple[Point, Mix]
+"""A point under a workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,14 @@ class Plan:
         ]
         return points
 
+    def tasks(self, points: Sequence[Point]) -> list[Task]:
+        """Every point with each of its seeds."""
+        return [
+            (point, Mix(self.calls, point.rate_per_s, seed, point.long_share, point.tpot))
+            for point in points
+            for seed in self.seeds_of(point)
+        ]
+
     def seeds_of(self, point: Point) -> tuple[int, ...]:
         """The seeds with which a point is run."""
         return self.seeds if point.figure == "rate" else self.seeds[:1]
@@ -100,10 +108,6 @@ def machine(profile_name: str = PROFILE) -> Machine:
     """The engine that every system runs on: the profile's, its KV cache cut to whole blocks."""
     profile = load_profile(profile_name)
     return Machine(profile.cost_model(), profile.kv.tokens // BLOCK_TOKENS * BLOCK_TOKENS)
-
-
-Task = tuple[Point, Mix]
-"""A point under a workload."""
 
 
 class Runner:
@@ -134,42 +138,13 @@ Results = dict[Point, dict[str, float]]
 """Each point's figures, means over the seeds; fields as in `Metrics`."""
 
 
-def sweep(
-    plan: Plan, points: Sequence[Point], traces: Path, jobs: int, progress: Callable[[int, int], None]
-) -> Results:
-    """Run every point with every seed in `jobs` processes."""
-    tasks = [
-        (point, Mix(plan.calls, point.rate_per_s, seed, point.long_share, point.tpot))
-        for point in points
-        for seed in plan.seeds_of(point)
-    ]
-    gathered: dict[Point, list[dict[str, float]]] = defaultdict(list)
-    for done, ((point, _), metrics) in enumerate(run_all(Runner, traces, tasks, jobs), start=1):
-        gathered[point].append(metrics)
-        progress(done, len(tasks))
-    return {point: _mean_of(gathered[point]) for point in points}
+def means(found: Mapping[Task, Mapping[str, float]]) -> Results:
+    """Of each point, over its seeds."""
+    gathered: dict[Point, list[Mapping[str, float]]] = {}
+    for (point, _), metrics in found.items():
+        gathered.setdefault(point, []).append(metrics)
+    return {point: _mean_of(runs) for point, runs in gathered.items()}
 
 
-def _mean_of(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+def _mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {field: fmean(metrics[field] for metrics in runs) for field in runs[0]}
-
-
-class Progress:
-    """A bar on stderr, once there is something to wait for."""
-
-    SILENT_S = 2.0
-
-    def __init__(self) -> None:
-        self._started_s = monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` runs are over."""
-        elapsed_s = monotonic() - self._started_s
-        if elapsed_s < self.SILENT_S or not sys.stderr.isatty():
-            return
-        filled = 40 * done // total
-        left_s = elapsed_s * (total - done) / done
-        bar = "#" * filled + "." * (40 - filled)
-        print(f"\r[{bar}] {done}/{total} runs, {left_s:4.0f} s left ", end="", file=sys.stderr)
-        if done == total:
-            print(file=sys.stderr)

@@ -133,12 +133,12 @@ def test_a_quick_run_reports_every_system(
     traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = traces / "report.json"
-    options = ["--quick", "--engines", "2", "--seeds", "1", "--first-seed", "3", "--loads", "0.5", "2"]
+    options = ["--quick", "--engines", "2", "--jobs", "1", "--seeds", "3", "--loads", "0.5", "2"]
     options += ["--workloads", "tools", "mooncake", "--traces", str(traces / "none"), "--json", str(report)]
     monkeypatch.setattr(sys, "argv", ["full_fleet", *options, "--systems", "round_robin"])
     assert full_fleet.main() == 0
     written = json.loads(report.read_text())
-    assert written["skipped"] == {"mooncake": LONG_FILE}
+    assert written["inputs"]["skipped"] == {"mooncake": LONG_FILE}
     assert [(row["load"], row["system"]) for row in written["results"]] == [
         (load, system) for load in (None, 0.5, 2.0) for system in ("none", "round_robin")
     ]

@@ -19,7 +19,7 @@ from benchmarks.claiming.placement import placement_claims
 from benchmarks.claiming.rows import Found, Row, rows
 from benchmarks.filling import runs as filling
 from benchmarks.placing import policy_runs as placing
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 
 def test_a_quick_row_has_fewer_tasks() -> None:
@@ -32,7 +32,7 @@ def test_a_quick_row_has_fewer_tasks() -> None:
 
 def claims(found: Found) -> Iterator[Claim]:
     total = sum(found.values())
-    yield Claim("the sum", total, ">= 12", total >= 12)
+    yield Claim("the sum", total, least=12)
 
 
 def table(numbers: list[int]) -> dict[str, Row]:
@@ -55,7 +55,7 @@ def test_a_row_that_fails_is_an_error(
     options = ["--jobs", "1", "--traces", str(tmp_path), "--json", str(report)]
     monkeypatch.setattr(sys, "argv", ["mission", *options])
     assert mission.main() == status
-    assert [(row["row"], row["value"], row["holds"]) for row in json.loads(report.read_text())["claims"]] == [
+    assert [(row["row"], row["value"], row["holds"]) for row in json.loads(report.read_text())["results"]] == [
         ("sum", 2 * sum(numbers), not status)
     ]
     printed = capsys.readouterr().out

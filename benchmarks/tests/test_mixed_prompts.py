@@ -20,7 +20,6 @@ from benchmarks.mixed_prompts import (
     Mix,
     MixedPrompts,
     cap,
-    missing_traces,
     statistics,
 )
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -93,7 +92,3 @@ def test_what_an_idle_engine_cannot_do_is_not_feasible(prompts: MixedPrompts) ->
 def test_the_same_seed_draws_the_same(prompts: MixedPrompts) -> None:
     assert prompts.draw(Mix(50, 1.0, 7)) == prompts.draw(Mix(50, 1.0, 7))
     assert prompts.draw(Mix(50, 1.0, 7)) != prompts.draw(Mix(50, 1.0, 8))
-
-
-def test_missing_traces_are_named(tmp_path: Path) -> None:
-    assert missing_traces(tmp_path) == [LONG_FILE, SHORT_FILE]

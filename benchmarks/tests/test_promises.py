@@ -85,7 +85,7 @@ def test_a_run_reports_every_system(
 ) -> None:
     options = ["--promises", "ttft-0.3", "--callers", "two", "--loads", "0.5", "--seconds", "10", "--seeds", "1"]
     report = tmp_path / "report.json"
-    monkeypatch.setattr(sys, "argv", ["full_fleet", *options, "--engines", "1", "--json", str(report)])
+    monkeypatch.setattr(sys, "argv", ["full_fleet", *options, "--engines", "1", "--jobs", "1", "--json", str(report)])
     status = full_fleet.main()
     written = json.loads(report.read_text())
     by_system = {row["system"]: row for row in written["results"]}

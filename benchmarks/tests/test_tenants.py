@@ -88,7 +88,20 @@ def test_a_run_compares_a_flood_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
-    options = ["--tenants", "--own-flood", "--engines", "1", "--seconds", "8", "--seeds", "1", "--json", str(report)]
+    options = [
+        "--tenants",
+        "--own-flood",
+        "--engines",
+        "1",
+        "--seconds",
+        "8",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--json",
+        str(report),
+    ]
     monkeypatch.setattr(sys, "argv", ["full_fleet", *options])
     status = full_fleet.main()
     written = json.loads(report.read_text())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from plait.gateway.simulation.compare import Claim
+from plait.gateway.simulation.claim import Claim
 
 REPORTS: Final = Path(__file__).parents[2] / "reports"
 
@@ -24,17 +24,17 @@ class Findings:
 
     def at_least(self, name: str, value: float, target: float) -> bool:
         """Record the claim that `value` reaches `target`; whether it does."""
-        return self._claim(Claim(name, value, f">= {target:g}", value >= target))
+        return self._claim(Claim(name, value, least=target))
 
     def at_most(self, name: str, value: float, target: float) -> bool:
         """Record the claim that `value` does not exceed `target`; whether that is so."""
-        return self._claim(Claim(name, value, f"<= {target:g}", value <= target))
+        return self._claim(Claim(name, value, most=target))
 
     def write(self) -> None:
         """Write the report, where there is anything to report."""
         if self.claims:
             REPORTS.mkdir(exist_ok=True)
-            report = {"figures": self.figures, "claims": [asdict(claim) for claim in self.claims]}
+            report = {"figures": self.figures, "claims": [claim.json() for claim in self.claims]}
             (REPORTS / f"e2e-{self.kind}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
 
     def lines(self) -> Iterator[str]:
@@ -42,7 +42,7 @@ class Findings:
         for subject, figures in self.figures.items():
             yield f"{subject}: {', '.join(f'{name} {_shown(value)}' for name, value in figures.items())}"
         for claim in self.claims:
-            yield f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}"
+            yield str(claim)
 
     def _claim(self, claim: Claim) -> bool:
         self.claims.append(claim)

@@ -27,6 +27,7 @@ from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache,
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.fleet.router import Router
+from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.rivals import KNOWN
 from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
 from plait.gateway.simulation.simulate import REPORT_INTERVAL_S, CallRecord, Prompt, SimulatedCall, Simulation
@@ -324,16 +325,6 @@ def _prompt(tokens: Sequence[int], block_tokens: int) -> Prompt:
     return Prompt(len(tokens), chain, tree_chain)
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A figure with its target, and whether the target holds in this run. Targets are fixed before any run."""
-
-    name: str
-    value: float
-    target: str
-    holds: bool
-
-
 COLUMNS: Final[Mapping[str, Callable[[Outcome], str]]] = {
     "hit rate": lambda o: f"{o.hit_rate:.1%}",
     "TTFT mean": lambda o: f"{o.ttft_mean_s:.3f} s",
@@ -370,14 +361,14 @@ class Report:
             return
         if base is not None:
             title, computed = KNOWN[BASELINE].title, ours.computed_tokens / base.computed_tokens
-            yield Claim(f"prompt tokens recomputed, {OURS} / {title}", computed, "<= 0.5", computed <= 0.5)
+            yield Claim(f"prompt tokens recomputed, {OURS} / {title}", computed, most=0.5)
             gain = base.e2e_mean_s / ours.e2e_mean_s
-            yield Claim(f"mean E2E, {title} / {OURS}", gain, ">= 2", gain >= 2)
+            yield Claim(f"mean E2E, {title} / {OURS}", gain, least=2)
         if by_policy:
             gain = min(other.e2e_mean_s for other in by_policy.values()) / ours.e2e_mean_s
-            yield Claim(f"mean E2E, the best other / {OURS}", gain, ">= 0.97", gain >= 0.97)
+            yield Claim(f"mean E2E, the best other / {OURS}", gain, least=0.97)
         wrong = ours.misprediction
-        yield Claim(f"{OURS}: |predicted - reported cached tokens| / prompt tokens", wrong, "<= 0.02", wrong <= 0.02)
+        yield Claim(f"{OURS}: |predicted - reported cached tokens| / prompt tokens", wrong, most=0.02)
 
     def json(self) -> bytes:
         """Inputs, outcomes and claims."""
@@ -392,7 +383,7 @@ class Report:
             "saturation_per_s": self.saturation_per_s,
             "rate_per_s": self.experiment.rate * self.saturation_per_s,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
-            "claims": [asdict(claim) for claim in self.claims()],
+            "claims": [claim.json() for claim in self.claims()],
         }
         return msgspec.json.format(msgspec.json.encode(report))
 
@@ -409,10 +400,7 @@ class Report:
             f"once; {'real servers' if self.real_time else 'virtual time'}\n"
             f"the first {WARM_UP:.0%} of the calls fill the caches and do not count\n"
         )
-        claims = [
-            f"{'holds' if claim.holds else 'FAILS'}: {claim.name} = {claim.value:.3f}, wanted {claim.target}"
-            for claim in self.claims()
-        ]
+        claims = [str(claim) for claim in self.claims()]
         return "\n".join((head, *_table(self.outcomes), "", *claims))
 
     def markdown(self) -> str:

@@ -95,7 +95,7 @@ def test_the_json_report_carries_inputs_outcomes_and_claims() -> None:
     assert decoded["experiment"]["traces"] == "built-in"
     assert decoded["kv_tokens"] == 20_000
     assert [outcome["policy"] for outcome in decoded["outcomes"]] == list(SMALL.policies)
-    assert {"name", "value", "target", "holds"} == set(decoded["claims"][0])
+    assert {"name", "value", "wanted", "holds"} == set(decoded["claims"][0])
 
 
 def test_the_table_shows_every_policy_and_the_inputs_in_100_columns() -> None:

@@ -1,4 +1,4 @@
-"""Runs of an experiment in several processes, each of which reads the experiment's data once."""
+"""Tasks in several processes, each of which reads the data of an experiment once."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How every benchmark runs: its options, its tasks in several processes, and its report."""

@@ -76,7 +76,7 @@ def loogle(calls: int, rate: float, seed: int) -> list[SimulatedCall]:
 
 def azure(traces: Path, calls: int, rate: float, seed: int) -> list[SimulatedCall]:
     """Tool lists, asked at the times of Azure's conversations, with answers as long as theirs."""
-    times_s, answers = _azure(traces)
+    times_s, answers = azure_times(traces), _azure_answers(traces)
     first = random.Random(f"azure {seed}").randrange(len(times_s) - calls)
     times_s = [time_s - times_s[first] for time_s in times_s[first : first + calls]]
     stretch = calls / rate / times_s[-1] if rate < inf else 0.0
@@ -169,10 +169,17 @@ def _turns(row: Mapping[str, Any], number: int, shape: AgentShape) -> Iterator[T
         yield Turn(min(request.get("think_s", 0.0), shape.think_s), call)
 
 
-def _azure(traces: Path) -> tuple[list[float], list[int]]:
-    """The times of arrival in seconds from the first, and the tokens of the answers."""
+def azure_times(traces: Path) -> list[float]:
+    """When Azure's conversations came, in seconds from the first."""
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in _azure(traces)]
+    return [(time - times[0]).total_seconds() for time in times]
+
+
+def _azure_answers(traces: Path) -> list[int]:
+    """The tokens of their answers."""
+    return [min(AZURE_ANSWER_TOKENS, max(1, int(row["GeneratedTokens"]))) for row in _azure(traces)]
+
+
+def _azure(traces: Path) -> list[dict[str, str]]:
     with (traces / AZURE_FILE).open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
-    answers = [min(AZURE_ANSWER_TOKENS, max(1, int(row["GeneratedTokens"]))) for row in rows]
-    return [(time - times[0]).total_seconds() for time in times], answers
+        return list(csv.DictReader(lines))

@@ -8,14 +8,18 @@ from importlib import import_module
 from pathlib import Path
 
 
+def names() -> dict[str, Path]:
+    """The files of all experiments, by name."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: path for path in files if not path.stem.startswith("_") and "def main(" in path.read_text()}
+
+
 def main() -> int:
     """Run the named experiment as a program of its own; returns the exit status."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    names = {path.stem: path for path in files if not path.stem.startswith("_") and "def main(" in path.read_text()}
     name, *arguments = sys.argv[1:] or [""]
-    if name not in names:
+    if name not in names():
         print("usage: python -m benchmarks NAME [arguments]\n")
-        for known, path in names.items():
+        for known, path in names().items():
             print(f"  {known:<24}{(ast.get_docstring(ast.parse(path.read_text())) or '').splitlines()[0]}")
         return 0 if name in {"", "-h", "--help"} else 2
     sys.argv = [f"python -m benchmarks {name}", *arguments]

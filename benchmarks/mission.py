@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claiming.rows import Row, rows
 from benchmarks.running.command import Experiment, conduct, parser
-from benchmarks.running.report import Report, table
+from benchmarks.running.report import Report
 from e2e.traces import ABSENT
-from plait.gateway.simulation.claim import Claim
 
 Task = tuple[str, Any]
 """A row's name, and a task of its runner."""
@@ -66,22 +65,17 @@ def main() -> int:
 
 
 def report(chosen: Mapping[str, Row], found: Mapping[Task, Any]) -> Report:
-    """The table: the claims of each row."""
-    made = {name: list(row.claims({task: found[name, task] for task in row.tasks})) for name, row in chosen.items()}
-    cells = (
-        [name, _named(claim), f"{claim.value:.3f}", claim.wanted, "holds" if claim.holds else "**fails**"]
-        for name, claims in made.items()
-        for claim in claims
-    )
+    """The claims of each row."""
+    made = [
+        (name, claim)
+        for name, row in chosen.items()
+        for claim in row.claims({task: found[name, task] for task in row.tasks})
+    ]
     return Report(
-        lines=list(table(["row", "claim", "value", "wanted", ""], cells)),
-        claims=[claim for claims in made.values() for claim in claims],
-        results=[{"row": name, **claim.json()} for name, claims in made.items() for claim in claims],
+        lines=[],
+        claims=[replace(claim, name=f"{name}: {claim.name}") for name, claim in made],
+        results=[{"row": name, **claim.json()} for name, claim in made],
     )
-
-
-def _named(claim: Claim) -> str:
-    return f"{claim.name} ({claim.where})" if claim.where else claim.name
 
 
 if __name__ == "__main__":

@@ -12,17 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import agent_sessions, full_fleet, gateways
+from benchmarks import agent_sessions, full_fleet, gateways, mixed_prompts, preble
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
-from benchmarks.claiming import programs, through_gateways
+from benchmarks.claiming import programs, scheduler, through_gateways
 from benchmarks.claiming.documents import document_claims
 from benchmarks.claiming.placement import PLACEMENT_POLICIES, placement_claims
 from benchmarks.filling import promise_report, promises, runs, tenant_report, tenants
 from benchmarks.filling.systems import ADMISSION, DEFAULT, NONE, FleetSize
 from benchmarks.holding.conditions import GROUPS
 from benchmarks.placing import policy_runs
+from benchmarks.placing.preble_workloads import WORKLOADS
 from benchmarks.placing.workloads import AGENTS_FILE
+from benchmarks.schedulers import sweep as sweep_of_schedulers
+from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
 from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.compare import Experiment
 from plait.policy.types import Objective
@@ -52,9 +55,12 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "tenants": _tenants(quick=quick),
         "programs": _programs(quick=quick),
         "prefixes": _prefixes(quick=quick),
+        "preble": _preble(quick=quick),
+        "scheduler": _scheduler(quick=quick),
         "documents": _documents(quick=quick),
         "gateways": _gateways(quick=quick),
         "unnamed": _unnamed(quick=quick),
+        "comparison": _comparison(),
     }
 
 
@@ -117,6 +123,36 @@ def _prefixes(*, quick: bool) -> Row:
         for seed in ((100,) if quick else (100, 101, 102))
     ]
     return Row(tasks, partial(policy_runs.Runner, plan), placement_claims)
+
+
+def _preble(*, quick: bool) -> Row:
+    """Preble's workloads, against round robin, E2 and SMG's tree. A quick run has those that `prefixes` lacks."""
+    chosen = ("programming", "embodied agents") if quick else (*WORKLOADS, preble.MIX)
+    tasks = [
+        preble.Task(workload, preble.MIX_MACHINE, seed)
+        for workload in chosen
+        for seed in preble.SEEDS[: 1 if quick else 3]
+    ]
+    made = preble.experiment(tasks, 60 if quick else preble.CALLS)
+    return Row(tasks, made.new_runner, preble.rival_claims, made.files)
+
+
+def _scheduler(*, quick: bool) -> Row:
+    """AccelGen's mixed prompts on one engine, against FCFS."""
+    return Row(scheduler.tasks(quick=quick), sweep_of_schedulers.Runner, scheduler.claims, mixed_prompts.TRACE_FILES)
+
+
+def _comparison() -> Row:
+    """README's table, against what is simple and what others ship."""
+    return Row(
+        [Experiment(calls=QUICK_CALLS, turns=TURNS)],
+        lambda _traces: lambda asked: list(compared(asked, None).claims()),
+        _joined,
+    )
+
+
+def _joined(found: Found) -> Iterator[Claim]:
+    return iter([claim for claims in found.values() for claim in claims])
 
 
 def _documents(*, quick: bool) -> Row:

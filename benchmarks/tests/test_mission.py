@@ -60,7 +60,7 @@ def test_a_row_that_fails_is_an_error(
     ]
     printed = capsys.readouterr().out
     assert "skipped: absent" in printed
-    assert ("**fails**" in printed) is bool(status)
+    assert ("FAILS: sum: the sum" in printed) is bool(status)
 
 
 def figures(e2e_s: float) -> placing.Figures:

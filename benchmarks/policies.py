@@ -21,8 +21,10 @@ from benchmarks.placing.policy_intervals import INTERVALS, interval_claims, inte
 from benchmarks.placing.policy_report import claims, markdown, means, plot
 from benchmarks.placing.policy_runs import (
     AGENTS,
+    BOUNDS,
     COMES_COLD,
     FLEETS,
+    KNOWN,
     LARGE_FLEET,
     OURS,
     PLAIN,
@@ -32,6 +34,7 @@ from benchmarks.placing.policy_runs import (
     Runner,
     Runs,
     Task,
+    policy_of,
 )
 from benchmarks.placing.workloads import open_loops
 from benchmarks.running.command import Experiment, conduct, parser
@@ -87,6 +90,14 @@ def _tasks(arguments: argparse.Namespace) -> Iterator[Task]:
                             yield Task(workload, engines, seed, fleet)
 
 
+def _named(name: str) -> str:
+    try:
+        policy_of(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name
+
+
 def _seeds(arguments: argparse.Namespace, engines: int, fleet: str) -> int:
     """How many of the seeds."""
     if arguments.full or (engines, fleet) == (ENGINES, PLAIN):
@@ -98,7 +109,9 @@ def _arguments() -> argparse.Namespace:
     every: Sequence[str] = [*open_loops(TRACES), AGENTS]
     made = parser(__doc__, seeds=SEEDS, plots=True)
     made.add_argument("--workloads", nargs="+", choices=every, default=every, help="default: all")
-    made.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="default: all")
+    known = ", ".join((*KNOWN, *BOUNDS))
+    made.add_argument("--policies", nargs="+", type=_named, default=list(POLICIES), metavar="POLICY",
+                      help=f"of {known}, or package.module:name; default: all but the bounds")  # fmt: skip
     made.add_argument("--engines", nargs="+", type=int, default=[ENGINES, *LARGER], help="default: %(default)s")
     made.add_argument("--fleets", nargs="+", choices=FLEETS, default=list(FLEETS), metavar="FLEET",
                       help=f"'' (equal engines, one gateway), {', '.join(VARIED)}; default: all")  # fmt: skip

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.filling.systems import FleetSize, simulated
-from benchmarks.placing.policy_runs import BASE, OURS, POLICIES, Figures, figures
+from benchmarks.placing.policy_runs import BASE, OURS, Figures, figures, policy_of
 from benchmarks.placing.preble_workloads import WORKLOADS, Session, azure_mix
 from benchmarks.placing.workloads import AZURE_FILE, azure_times
 from benchmarks.running.command import Experiment, conduct, parser
@@ -95,7 +95,7 @@ class Runner:
 
     @staticmethod
     def _run(fleet: FleetSize, policy: str, sessions: Sequence[Session], warm_s: float) -> Figures:
-        simulation = simulated(fleet, POLICIES[policy], AHEAD_S, AdmissionConfig().max_wait_s)[1]
+        simulation = simulated(fleet, policy_of(policy), AHEAD_S, AdmissionConfig().max_wait_s)[1]
         for session in sessions:
             simulation.at(session[0].arrives_s, partial(_go_on, simulation, session))
         simulation.run()

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 from benchmarks.placing.policy_report import Cell, Results
-from benchmarks.placing.policy_runs import AT_ONCE, OURS, Figures
+from benchmarks.placing.policy_runs import AT_ONCE, BOUNDS, OURS, Figures
 from plait.gateway.simulation.claim import Claim
 
 INTERVALS: Final[Mapping[str, tuple[str, float, float | None]]] = {
@@ -50,7 +50,7 @@ def intervals(results: Results, figure: str) -> dict[Cell, Interval]:
 
 
 def _interval(seeds: list[Mapping[str, Figures]], figure: str) -> Interval:
-    means = {name: fmean(getattr(by[name], figure) for by in seeds) for name in seeds[0] if name != OURS}
+    means = {name: fmean(getattr(by[name], figure) for by in seeds) for name in seeds[0] if name not in (OURS, *BOUNDS)}
     best = min(means, key=means.__getitem__)
     logs = [math.log(getattr(by[OURS], figure) / getattr(by[best], figure)) for by in seeds]
     mean, half = fmean(logs), 0.0

@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.filling.systems import FleetSize, simulated
+from benchmarks.placing.baselines import STICKY
 from benchmarks.placing.rivals import RIVALS
 from benchmarks.placing.workloads import AGENT_STARTS_S, Turn, agents, open_loops
 from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import percentile
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.policies import POLICIES as SHIPPED
-from plait.policy.placement.policies import by_name
+from plait.policy.placement.policies import Policy, by_name
 
 OURS: Final = "plait"
 POLICIES: Final = {**by_name(SHIPPED[OURS]), **RIVALS}
+KNOWN: Final = {**POLICIES, **by_name(STICKY)}
+"""What can be named beside `package.module:name`."""
+ENDLESS_KV, KNOWN_LENGTHS = "plait, endless KV", "plait, known lengths"
+BOUNDS: Final = (ENDLESS_KV, KNOWN_LENGTHS)
+"""Ours on engines that evict nothing, and told the length of each answer: what better guesses could gain."""
 BASE: Final = "round_robin"
+ENDLESS_TOKENS: Final = 10_000_000
 STRONGEST: Final = ("smg", "llmd_latency", "dynamo_cost", "lmetric", "e2")
 """The rivals that are best, or nearly so, in some cell of equal engines."""
 
@@ -132,7 +140,7 @@ class Runner:
         workload, calls = self._workloads[task.workload], self._plan.calls(task)
         at_once = workload(calls, inf, task.seed)
         runs: Runs = {AT_ONCE: {name: self._open(name, task, at_once) for name in policies}}
-        completed = {name: figures.completed_per_s for name, figures in runs[AT_ONCE].items()}
+        completed = {name: one.completed_per_s for name, one in runs[AT_ONCE].items() if name not in BOUNDS}
         saturations = (completed.get(BASE, max(completed.values())), max(completed.values()))
         for (load, share), saturation_per_s in zip(RATES.items(), saturations, strict=True):
             coming = workload(calls, share * saturation_per_s, task.seed)
@@ -145,6 +153,8 @@ class Runner:
 
     def _open(self, policy: str, task: Task, calls: Sequence[SimulatedCall]) -> Figures:
         router, simulation = self._simulation(policy, task)
+        if policy == KNOWN_LENGTHS:
+            calls = [replace(call, output_limit=call.output_tokens) for call in calls]
         if task.fleet == COMES_COLD:
             first = next(iter(router.engines))
             simulation.at(0.0, partial(_drain, router, first, draining=True))
@@ -176,7 +186,14 @@ class Runner:
     def _simulation(self, policy: str, task: Task) -> tuple[Router, Simulation]:
         ahead_s, max_wait_s = (AHEAD_S, AdmissionConfig().max_wait_s) if self._plan.admission else (inf, inf)
         fleet = FleetSize(engines=task.engines, **FLEETS[task.fleet])
-        return simulated(fleet, POLICIES[policy], ahead_s, max_wait_s)
+        if policy == ENDLESS_KV:
+            fleet = replace(fleet, kv_tokens=ENDLESS_TOKENS)
+        return simulated(fleet, policy_of(policy), ahead_s, max_wait_s)
+
+
+def policy_of(name: str) -> Policy:
+    """By its name, or `package.module:name`. Raises ValueError if there is none."""
+    return placement_policy(OURS if name in BOUNDS else name, known=KNOWN)
 
 
 def _drain(router: Router, engine_id: str, _now_s: float, *, draining: bool) -> None:

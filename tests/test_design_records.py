@@ -12,6 +12,7 @@ from tests.source_tree import ROOT
 FOLDER = ROOT / "docs" / "design"
 RECORDS = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 MEASUREMENTS = ROOT / "docs" / "measurements"
+MEASURED = sorted(path for path in MEASUREMENTS.glob("*.md") if path.name != "README.md")
 PARTS = ["Context", "Decision", "What follows", "Sources"]
 LINK = re.compile(r"\]\(([^)#]+\.(?:md|py|toml))(?:#[^)]*)?\)")
 CITED = re.compile(r"docs/design/[\w-]+\.md")
@@ -23,11 +24,17 @@ def test_a_record_has_its_parts(record: object) -> None:
     assert re.findall(r"^## (.+)$", record.read_text(encoding="utf-8"), re.MULTILINE) == PARTS
 
 
-def test_every_record_has_its_measurements() -> None:
-    pages = sorted(path for path in MEASUREMENTS.glob("*.md") if path.name != "README.md")
-    assert [page.name for page in pages] == [record.name for record in RECORDS]
-    assert all(f"](../measurements/{record.name})" in record.read_text(encoding="utf-8") for record in RECORDS)
-    assert all(f"](../design/{page.name})" in page.read_text(encoding="utf-8") for page in pages)
+def links_to(text: str, folder: str) -> set[str]:
+    """The names of the pages in a folder beside its own to which a page links."""
+    return set(re.findall(rf"\]\(\.\./{folder}/([\w-]+\.md)", text))
+
+
+def test_records_and_their_measurements_link_to_each_other() -> None:
+    cited = {record.name: links_to(record.read_text(encoding="utf-8"), "measurements") for record in RECORDS}
+    for page in MEASURED:
+        records = {name for name, pages in cited.items() if page.name in pages}
+        assert records
+        assert records == links_to(page.read_text(encoding="utf-8"), "design")
 
 
 def test_the_index_lists_every_record() -> None:

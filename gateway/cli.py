@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
     "live": "watch a gateway in the terminal: engines, prefixes and calls",
     "profile": "fit a cost profile from a live engine",
+    "explain": "say what the code of an error means, and what to do",
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 

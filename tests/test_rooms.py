@@ -22,7 +22,7 @@ ROOMS = {
         {"adapter", "profiling"},
         {"http", "tokenization", "profiles", "translation"},
         {"protocol"},
-        {"errors"},
+        {"error_codes", "errors"},
     ),
     "gateway": (
         {"cli"},

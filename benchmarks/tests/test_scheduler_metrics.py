@@ -114,6 +114,8 @@ def some_results() -> Results:
     """Rates 1 and 4. Baselines saturate at 1, we at 2 and twice as fast; the clairvoyant ones as we."""
     results: Results = {}
     for name, system in systems().items():
+        if system.kind == "registered":
+            continue
         best = system.kind in {"ours", "clairvoyant"}
         for rate in (1.0, 4.0):
             good = min(rate, 2.0 if best else 1.0)

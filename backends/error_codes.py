@@ -16,6 +16,7 @@ class Again(Enum):
     AFTER = "later, after `Retry-After` if there is one"
     NOW = "at once"
     CHANGED = "not unchanged"
+    TRANSIENT = "if the error is `transient`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ErrorCode:
     do: str
 
 
-AFTER, NOW, CHANGED = Again.AFTER, Again.NOW, Again.CHANGED
+AFTER, NOW, CHANGED, TRANSIENT = Again
 
 REQUEST: Final = (
     ErrorCode("invalid_http", 400, CHANGED, "The request is not valid HTTP/1.1, or its `Host` or framing is not.",
@@ -74,11 +75,12 @@ LIMITS: Final = (
               "Send fewer calls, or raise `calls_per_s` of the key."),
     ErrorCode("tokens_per_second", 429, AFTER, "The tenant's rate of tokens is used up.",
               "Send less, or raise `tokens_per_s` of the key."),
-    ErrorCode("waiting", 429, AFTER, "The call waited for an engine for as long as it may. Its place is kept.",
-              "Send it again with the same prompt; add engines, or raise `max_wait_s`."),
+    ErrorCode("waiting", 429, AFTER, "The call waited for an engine for `hold_s`. Its place is kept.",
+              "Send it again with the same prompt, ask for a stream, or add engines."),
     ErrorCode("too_many_waiting", 429, AFTER, "As many calls wait for engines as may.",
               "Send it later; add engines, or raise `max_waiting`."),
-    ErrorCode("overloaded", 429, AFTER, "More waits for the model than may.", "Send it later, or add engines."),
+    ErrorCode("overloaded", 429, AFTER, "More waits for the model than may, or the call has waited for `max_wait_s`.",
+              "Send it later, or add engines."),
     ErrorCode("session_waiting", 429, AFTER, "The session waits until its context fits into the engines' caches.",
               "Send it again; its place is kept."),
     ErrorCode("gateway_busy", 429, AFTER, "Too many requests wait for a turn in the gateway.",
@@ -102,16 +104,16 @@ LIMITS: Final = (
 ENGINES: Final = (
     ErrorCode("no_engine_available", 503, AFTER, "Engines serve the model, but none takes calls now.",
               "Look at `/ready` and `/admin/engines`: are they ejected, draining or starting?"),
-    ErrorCode("engine_unreachable", 502, NOW, "No connection to the engine came about, there or elsewhere.",
+    ErrorCode("engine_unreachable", 502, AFTER, "No connection to the engine came about, there or elsewhere.",
               "Look at the engine's address and process."),
-    ErrorCode("engine_timeout", 504, NOW, "The engine took the request and then said nothing for too long.",
+    ErrorCode("engine_timeout", 504, AFTER, "The engine took the request and then said nothing for too long.",
               "Look at the engine; see docs/failures.md, hangs and silence."),
-    ErrorCode("engine_error", 502, NOW, "The connection was lost, or the engine answered with an error of its own.",
+    ErrorCode("engine_error", 502, AFTER, "The connection was lost, or the engine's own error, whose status passes.",
               "Look at the engine's log."),
-    ErrorCode("engine_garbled", 502, NOW, "What the engine sent is no answer.",
+    ErrorCode("engine_garbled", 502, AFTER, "What the engine sent is no answer.",
               "Look at what listens at the engine's address."),
-    ErrorCode("engine_broken", 502, NOW, "The engine's answer has no ending.", "Look at the engine's log."),
-    ErrorCode("engine_lost", 502, NOW, "The gateway gave the engine up in the middle of the call.",
+    ErrorCode("engine_broken", 502, AFTER, "The engine's answer has no ending.", "Look at the engine's log."),
+    ErrorCode("engine_lost", 502, AFTER, "The gateway gave the engine up in the middle of the call.",
               "See docs/failures.md, how an engine goes out."),
     ErrorCode("engine_dead", 502, AFTER, "The core of a vLLM engine has died.", "Restart the engine."),
     ErrorCode("answer_too_large", 502, AFTER, "There is no room for an answer that has to be held whole.",
@@ -124,8 +126,8 @@ PROGRAMS: Final = (
     ErrorCode("session_closed", 409, CHANGED, "The session takes no more calls and values.", "Use a new session."),
     ErrorCode("call_not_found", 404, CHANGED, "The session has no such call.", "Check its id."),
     ErrorCode("unknown_variable", 400, CHANGED, "The program has no such variable.", "Check its name."),
-    ErrorCode("inputs_missing", 409, CHANGED, "An input of the call has no value, and the call may not wait.",
-              "Set it first, or let the call wait."),
+    ErrorCode("inputs_missing", 409, CHANGED, "A native step's value came before all inputs had theirs.",
+              "Get the inputs, then set the value."),
     ErrorCode("double_producer", 409, CHANGED, "Another call produces the variable already.", "Use another name."),
     ErrorCode("cycle", 409, CHANGED, "The call would wait for its own output.", "Break the circle."),
     ErrorCode("conflict", 409, CHANGED, "The request contradicts an earlier one.", "See the message."),
@@ -137,18 +139,18 @@ PROGRAMS: Final = (
               "Mend it where the message says; see docs/transforms.md."),
     ErrorCode("transform_failed", 422, CHANGED, "A transform refused the answer's text, so the variable fails.",
               "Change the prompt or the transform."),
-    ErrorCode("input_failed", 424, CHANGED, "An input of the call has failed; `causes` has the chain.",
-              "See the last cause; if `transient`, send that call again."),
-    ErrorCode("variable_failed", 424, CHANGED, "The call that produces the variable has failed; `causes` says why.",
-              "See the last cause; if `transient`, send that call again."),
+    ErrorCode("input_failed", 424, TRANSIENT, "An input of the call has failed; `causes` has the chain.",
+              "See the last cause."),
+    ErrorCode("variable_failed", 424, TRANSIENT, "The call that produces the variable has failed; `causes` says why.",
+              "See the last cause."),
     ErrorCode("nobody_produces", 424, CHANGED, "Nobody produces the variable, and none has come in time.",
               "Send the call that produces it, or its value."),
-    ErrorCode("not_computed", 424, CHANGED, "The call that would have produced the variable was refused.",
-              "See the message, and send that call again."),
+    ErrorCode("not_computed", 424, CHANGED, "A native step was not computed within `hold_timeout_s`.",
+              "Compute the step, and set its value in a new session."),
     ErrorCode("skipped", 424, CHANGED, "The call's condition does not hold, so it does not run.",
               "Expected where programs branch."),
-    ErrorCode("cancelled", 424, CHANGED, "A client cancelled the call, or nobody waits for it any more.",
-              "Send it again if it is wanted."),
+    ErrorCode("cancelled", 424, TRANSIENT, "A client cancelled the call, or nobody waits for it any more.",
+              "Expected where clients cancel."),
     ErrorCode("get_timeout", 408, NOW, "The variable did not come within the caller's time; it may still come.",
               "Get it again."),
     ErrorCode("text_changed", 502, NOW, "A retry generates another text than what was streamed so far.",

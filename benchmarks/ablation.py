@@ -229,7 +229,12 @@ def _report(inputs: Comparison, found: Mapping[Task, Results]) -> Report:
         lines=list(markdown(results)),
         claims=list(claims(results)),
         results=[{**asdict(point), **asdict(figures)} for point, figures in results.items()],
-        inputs={**asdict(inputs), "policies": list(STEPS), "warm_up_share": WARM_UP_SHARE},
+        inputs={
+            **asdict(inputs),
+            "seeds": list(dict.fromkeys(seed for seed, _ in found)),
+            "policies": list(STEPS),
+            "warm_up_share": WARM_UP_SHARE,
+        },
     )
 
 

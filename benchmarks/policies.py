@@ -63,18 +63,23 @@ def main() -> int:
     """Run, print, write; returns 1 if a claim fails."""
     arguments = _arguments()
     policies = tuple(dict.fromkeys((OURS, *arguments.policies)))
-    plan = Plan(policies, arguments.calls, not arguments.no_admission, every_rival=arguments.full)
+    are_named = arguments.policies != list(POLICIES)
+    plan = Plan(policies, arguments.calls, not arguments.no_admission, every_rival=arguments.full or are_named)
     experiment = Experiment(list(_tasks(arguments)), partial(Runner, plan), partial(_report, plan))
     return conduct("policies", experiment, arguments)
 
 
 def _report(plan: Plan, results: Mapping[Task, Runs]) -> Report:
     found = means(results)
+    seeds = {
+        cell: [task.seed for task in results if (task.workload, task.engines, task.fleet) == cell.place]
+        for cell in found
+    }
     by_figure = {figure: intervals(results, figure) for figure in INTERVALS}
     return Report(
         lines=[*markdown(found), *interval_table(by_figure)],
         claims=[*claims(found), *interval_claims(by_figure)],
-        results=[{**asdict(cell), "policies": by_policy} for cell, by_policy in found.items()],
+        results=[{**asdict(cell), "seeds": seeds[cell], "policies": by_policy} for cell, by_policy in found.items()],
         inputs=asdict(plan),
         plot=partial(plot, found),
     )

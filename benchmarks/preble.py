@@ -42,9 +42,8 @@ CALLS: Final = 150
 WARM_UP: Final = 0.25
 SHORT_CALLS: Final = {"tool use": 3}
 """A run of short prompts has so many times as many calls."""
-PAPER: Final[Mapping[str, float]] = {**dict.fromkeys((*WORKLOADS, MIX), 1.5), "programming": 1.56}
-"""How many times as long round robin's mean is, at least; then at most."""
-PAPER_MOST: Final[Mapping[str, float]] = {**dict.fromkeys(PAPER, 14.5), "programming": 1.8}
+PAPER: Final[Mapping[str, float]] = {**dict.fromkeys(WORKLOADS, 1.5), "programming": 1.56, MIX: 1.0}
+"""How many times as long round robin's mean is, at least. Of the mix, the paper only draws that there is a gain."""
 NOT_BEHIND: Final = 0.97
 """Mean E2E of any rival over ours, in the geometric mean over the loads of a workload on a machine."""
 
@@ -134,11 +133,12 @@ def main() -> int:
 
 def experiment(tasks: Sequence[Task], calls: int) -> Experiment[Task, Found]:
     """The tasks under all policies."""
-    return Experiment(tasks, partial(Runner, LOADS, (OURS, *RIVALS), calls), report, [AZURE_FILE])
+    files = [AZURE_FILE] if any(task.workload == MIX for task in tasks) else []
+    return Experiment(tasks, partial(Runner, LOADS, (OURS, *RIVALS), calls), partial(report, calls), files)
 
 
-def report(found: Mapping[Task, Found]) -> Report:
-    """A row for each workload, machine and load."""
+def report(calls: int, found: Mapping[Task, Found]) -> Report:
+    """A row for each workload, machine and load, of runs with so many calls by engine."""
     cells = list(dict.fromkeys((task.workload, task.machine) for task in found))
     return Report(
         lines=list(table(["workload, machine, load", "mean E2E, s", *_others()], _rows(found, cells))),
@@ -148,6 +148,7 @@ def report(found: Mapping[Task, Found]) -> Report:
             for task, points in found.items()
             for point, one in points.items()
         ],
+        inputs={"calls": calls, "seeds": list(dict.fromkeys(task.seed for task in found))},
     )
 
 
@@ -177,12 +178,13 @@ def _claims(found: Mapping[Task, Found], workload: str, machine: str) -> Iterato
 
 
 def rival_claims(found: Mapping[Task, Found]) -> Iterator[Claim]:
-    """Those that compare with a rival, and with round robin: nobody is faster."""
+    """Nobody is faster, and round robin is slower."""
     for workload, machine in dict.fromkeys((task.workload, task.machine) for task in found):
         runs = _runs(found, workload, machine)
         for rival in RIVALS:
+            least = 1.0 if rival == BASE else NOT_BEHIND
             mean = exp(fmean(log(times(runs, load, rival, "e2e_s")) for load in LOADS))
-            yield Claim(f"mean E2E, {rival} / {OURS}, {workload}, {machine}", mean, least=NOT_BEHIND)
+            yield Claim(f"mean E2E, {rival} / {OURS}, {workload}, {machine}", mean, least=least)
 
 
 def times(runs: Sequence[Found], load: float, rival: str, field: str) -> float:

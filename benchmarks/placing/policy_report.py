@@ -48,6 +48,11 @@ class Cell:
         return f"{self.workload}, {self.engines} engines{fleet}, {self.load}"
 
     @property
+    def place(self) -> tuple[str, int, str]:
+        """The cell without its load."""
+        return self.workload, self.engines, self.fleet
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is one of equal engines behind one gateway, at a share of the saturation."""
         return self.fleet == PLAIN and self.load not in _PER_S

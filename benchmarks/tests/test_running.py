@@ -59,8 +59,19 @@ def test_a_run_goes_on_from_what_is_kept(tmp_path: Path) -> None:
     for _ in range(2):
         found = results(Experiment([2, 1], doubled, summed), asked("--results", str(path)))
         assert list(found.items()) == [(2, 4), (1, 100)]
-    with pytest.raises(SystemExit, match="other options"):
-        Kept(path, "another runner").read()
+
+
+@pytest.mark.parametrize("written", [b"", b"a text\n", b'{"task": 1}\n', None])
+def test_a_file_of_other_results_is_left_as_it_is(tmp_path: Path, written: bytes | None) -> None:
+    path = tmp_path / "kept"
+    if written is None:
+        Kept[int, int](path, "other options").add(1, 2)
+    else:
+        path.write_bytes(written)
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match="name another file"):
+        Kept[int, int](path, "these").read()
+    assert path.read_bytes() == before
 
 
 def test_a_timed_report_says_where_and_when(tmp_path: Path) -> None:

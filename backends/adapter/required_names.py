@@ -31,9 +31,10 @@ class UnsupportedEngineError(RuntimeError):
 class Names:
     """The names that one tier needs beside those of the tiers below.
 
-    `methods` are dotted names, and the first parameters that a function must take, in this order. `attributes` are
-    those that a scheduler must have once it is built. Of each entry of `either_method` and `either_attribute`, one name
-    is enough: versions differ in which they have.
+    `methods` are dotted names, and the first parameters that a function must take, in this order. If the last is called
+    `name?`, a function may also take only those before it. `attributes` are those that a scheduler must have once it is
+    built. Of each entry of `either_method` and `either_attribute`, one name is enough: versions differ in which they
+    have.
     """
 
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -140,8 +141,16 @@ def missing_names(methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
             yield name
         elif parameters:
             taken = [parameter for parameter in inspect.signature(found).parameters if parameter != "self"]
-            if tuple(taken[: len(parameters)]) != parameters:
+            if not _takes(taken, parameters):
                 yield f"{name}({', '.join(parameters)})"
+
+
+def _takes(taken: Sequence[str], parameters: Sequence[str]) -> bool:
+    """Whether `taken` begins with `parameters`, or ends before a last one that may be missing."""
+    *first, last = parameters
+    if last.endswith("?") and list(taken) == first:
+        return True
+    return list(taken[: len(parameters)]) == [*first, last.removesuffix("?")]
 
 
 def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:

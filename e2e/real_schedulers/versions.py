@@ -117,6 +117,7 @@ VLLM: Final = Versions(
     {"VLLM_LOGGING_LEVEL": "ERROR"},
 )
 """One version of each minor."""
+_CONFIGS: Final = "e2e.real_schedulers.on_sglang.known_configs"
 SGLANG: Final = Versions(
     "sglang",
     "SGLang",
@@ -125,8 +126,8 @@ SGLANG: Final = Versions(
     sglang.ENVIRONMENT,
     sglang.SGLANG,
     sglang.install,
-    "import sglang.srt.managers.scheduler",
-    {"SGLANG_USE_CPU_ENGINE": "1"},
+    f"import {_CONFIGS}, sglang.srt.managers.scheduler",
+    {"SGLANG_USE_CPU_ENGINE": "1", "PYTEST_PLUGINS": _CONFIGS},
 )
 KINDS: Final = {kind.name: kind for kind in (VLLM, SGLANG)}
 

@@ -6,6 +6,7 @@ comes, or with our hooks and a driver of its own.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import threading
@@ -14,21 +15,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers import scheduler as sglang_scheduler
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import PortArgs, prepare_server_args
+from sglang.srt.server_args import PortArgs, prepare_server_args, set_global_server_args_for_scheduler
 
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
 from e2e.real_schedulers.on_sglang import page_kernels
+from plait.backends.adapter.required_names import load
 from plait.backends.adapter.scheduler_settings import VARIABLE, read_settings
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.sglang import plugin
@@ -53,6 +56,8 @@ _FLAGS = (
 
 
 _RANKS = ("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank")
+_SALT: Final = "cache_salt" if "cache_salt" in inspect.signature(Req).parameters else "extra_key"
+"""Where a request has its cache salt: before 0.5.18, the key that separates caches has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +74,17 @@ def build_scheduler(folder: Path) -> Any:
     arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS])
     ports = PortArgs.init_new(arguments)
     page_kernels.install()
+    if page_hash := load("sglang.srt.mem_cache.cpp_utils.native_hash.get_native_hash"):
+        page_hash(array("q", [0]), None)  # the first call compiles it, which takes longer than a step may
     ranks: dict[str, Any] = {}
     if hasattr(sglang_scheduler, "SpawnRanks"):
         spawned = sglang_scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
         sglang_scheduler.publish(arguments, role="scheduler", ranks=spawned)
     else:  # before 0.5.21
-        sglang_scheduler.publish(arguments, role="scheduler")
+        if hasattr(sglang_scheduler, "publish"):
+            sglang_scheduler.publish(arguments, role="scheduler")
+        else:  # before 0.5.17
+            set_global_server_args_for_scheduler(arguments)
         ranks = {**dict.fromkeys(_RANKS, 0), "dp_rank": None}
     builder = sglang_scheduler.kv_cache_builder
     builder.build_kv_cache = partial(plugin.with_events, builder.build_kv_cache)
@@ -83,6 +93,10 @@ def build_scheduler(folder: Path) -> Any:
         channel.socket = None  # nobody receives
     scheduler.model_worker.forward_batch_generation = _forward
     return scheduler
+
+
+class _EndedError(Exception):
+    """Ends an event loop where it receives requests."""
 
 
 class Engine:
@@ -95,13 +109,13 @@ class Engine:
         self._sent: list[Any] = []
         self._scheduled: list[dict[str, int]] = []
         self._error: BaseException | None = None
+        self._ends = False
         self._arrived, self._go = threading.Semaphore(0), threading.Semaphore(0)
+        SchedulerRequestReceiver._pull_raw_reqs = lambda _: self._receive()
         _become(scheduler, setup)
         if policy is not None:
             self.planner.policy = policy
         scheduler.enable_overlap = setup.overlaps
-        scheduler.gracefully_exit = False
-        scheduler.request_receiver = SimpleNamespace(recv_requests=self._receive)
         scheduler.run_batch = self._run_batch
         scheduler._add_request_to_queue = self._add_request_to_queue
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -160,23 +174,23 @@ class Engine:
             max_new_tokens=output_tokens, temperature=0, ignore_eos=True, custom_params=annotations or None
         )
         sampling.normalize(None)
-        self._sent.append(
-            TokenizedGenerateReqInput(
-                rid=name,
-                input_text="",
-                input_ids=array("q", prompt),
-                input_embeds=None,
-                mm_inputs=None,
-                token_type_ids=None,
-                sampling_params=sampling,
-                return_logprob=False,
-                logprob_start_len=-1,
-                top_logprobs_num=0,
-                token_ids_logprob=None,
-                stream=False,
-                cache_salt=salt,
-            )
-        )
+        sent = {
+            "rid": name,
+            "input_text": "",
+            "input_ids": array("q", prompt),
+            "input_embeds": None,
+            "mm_inputs": None,
+            "token_type_ids": None,
+            "sampling_params": sampling,
+            "return_logprob": False,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "token_ids_logprob": None,
+            "stream": False,
+            _SALT: salt,
+        }
+        taken = inspect.signature(TokenizedGenerateReqInput).parameters
+        self._sent.append(TokenizedGenerateReqInput(**{key: value for key, value in sent.items() if key in taken}))
         return name
 
     def abort(self, name: str) -> None:
@@ -205,8 +219,9 @@ class Engine:
         found: dict[int, int | None] = {}
         for request in self.requests.values():
             tokens = [*request.origin_input_ids, *request.output_ids]
-            tree_blocks = chain(tokens, TREE_BLOCK_TOKENS, root_hash("tiny", request.cache_salt or ""))
-            key = RadixKey(token_ids=array("q", tokens), extra_key=request.extra_key, cache_salt=request.cache_salt)
+            salt = getattr(request, _SALT)
+            tree_blocks = chain(tokens, TREE_BLOCK_TOKENS, root_hash("tiny", salt or ""))
+            key = RadixKey(token_ids=array("q", tokens), **{_SALT: salt})
             match = self.scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key))
             hit = match.device_prefix_len if hasattr(match, "device_prefix_len") else len(match.device_indices)
             found.update(zip(tree_blocks[: hit // TREE_BLOCK_TOKENS], [None, *tree_blocks], strict=False))
@@ -227,13 +242,15 @@ class Engine:
         self._sent.append(AbortReq(rid="", abort_all=True))
         self.run()
         assert self.empty_cache()
-        self.scheduler.gracefully_exit = True
+        self._ends = True
         self._go.release()
         self._thread.join(STEP_DEADLINE_S)
 
     def _loop(self) -> None:
         try:
             self.scheduler.run_event_loop()
+        except _EndedError:
+            return
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the step raises it
             self._error = error
         self._arrived.release()
@@ -243,11 +260,13 @@ class Engine:
         if self._error is not None:
             raise self._error
 
-    def _receive(self, local_reqs: Sequence[Any] | None = None) -> list[Any]:
+    def _receive(self) -> list[Any]:
         self._arrived.release()
         self._go.acquire()
+        if self._ends:
+            raise _EndedError
         sent, self._sent = self._sent, []
-        return [*(local_reqs or ()), *sent]
+        return sent
 
     def _run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = [1] * len(batch.reqs) if batch.forward_mode.is_decode() else batch.extend_lens
@@ -271,10 +290,12 @@ def _forward(batch: Any, *_: Any, **__: Any) -> GenerationBatchResult:
 def _become(scheduler: Any, setup: Setup) -> None:
     """Make the scheduler a stock one, or one with our hooks, as if it had just been built."""
     base = sglang_scheduler.Scheduler
-    scheduler.tree_cache.__dict__.pop("take_events", None)
+    for name in ("take_events", "_record_store_event", "_record_remove_event"):
+        scheduler.tree_cache.__dict__.pop(name, None)
     scheduler.tree_cache.take_events()
     scheduler.__dict__.pop("plait", None)
     scheduler.__class__ = base
+    scheduler.init_request_receiver()
     if setup.plait is not None:
         scheduler.__class__ = scheduler_class(base)
         scheduler.attach(read_settings({VARIABLE: json.dumps(dict(setup.plait))}))

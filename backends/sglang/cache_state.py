@@ -15,6 +15,7 @@ from typing import Any, Final
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
 from plait.backends.sglang.channel import NewsSender, Report
+from plait.backends.sglang.compatibility import SaltedEvents, kind_of, salt_of
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
 ACCELERATOR: Final = "GPU"
@@ -56,7 +57,7 @@ class CacheObserver:
     def observe(self, events: Iterable[Any]) -> None:
         """Take events, in order: the cache has stored or removed pages, or was cleared."""
         for event in events:
-            name = type(event).__name__
+            name = kind_of(event)
             if name == "AllBlocksCleared":
                 self._clear()
             elif event.medium not in {None, ACCELERATOR}:
@@ -103,7 +104,7 @@ class CacheObserver:
         return (parent.before, parent) if parent.tree_block is None else (parent.tree_block, None)
 
     def _root_of(self, event: Any) -> int:
-        return _root_hash(getattr(event, "lora_name", None) or self.model, event.cache_salt or "")
+        return _root_hash(getattr(event, "lora_name", None) or self.model, salt_of(event))
 
     def _removed(self, key: int) -> None:
         page = self._pages.get(key)
@@ -140,6 +141,7 @@ class EventTap:
         self, tree_cache: Any, observer: CacheObserver, *, published: bool, news: NewsSender | None = None
     ) -> None:
         self._take = tree_cache.take_events
+        self._salts = SaltedEvents(tree_cache)
         self._observer = observer
         self._published = published
         self._news = news
@@ -151,7 +153,7 @@ class EventTap:
         """Show the new events to the observer."""
         events = self._take()
         if events:
-            self._observer.observe(events)
+            self._observer.observe(self._salts.told(events))
             if self._published:
                 self._kept += events
 

@@ -14,7 +14,7 @@ from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.compatibility import next_output_ends, prefix_tokens
+from plait.backends.sglang.compatibility import namespace, next_output_ends, prefix_tokens
 from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.plan import LocalCall
 
@@ -79,11 +79,12 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
 
     The last token is always computed, so a block that ends with it cannot be a hit.
     """
-    named = request.lora_id is None and request.extra_key is None and request.multimodal_inputs is None
+    salt, key = namespace(request)
+    named = request.lora_id is None and key is None and request.multimodal_inputs is None
     if not named:
         return ()
     try:
-        return chain(request.origin_input_ids[:-1], observer.granularity_tokens, observer.root(request.cache_salt))
+        return chain(request.origin_input_ids[:-1], observer.granularity_tokens, observer.root(salt))
     except OverflowError:
         return ()
 

@@ -10,6 +10,15 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 | `lora_name` of an event | 0.5.22 | none, as SGLang has it by default |
 | `result_queue` without overlap | 0.5.22 | an empty one: nothing is in flight |
 | `chunked_req_limit` | 0.5.21 | less room for the chunk while it is added |
+| `_poll_timeout_aborts` | 0.5.20 | `input_blocker`, which sees requests before all ranks get them |
+| `cache_salt` of an event | 0.5.20 | the `metadata` of `BlockStoredWithMetadata` |
+| `beam_group` | 0.5.19 | none: there is no beam search |
+| `release_req` without `server_args` | 0.5.19 | the scheduler's `server_args` |
+| `cache_salt` of a request and of a page | 0.5.18 | its `extra_key`, which has the salt; events tell nothing of it |
+| `get_serving`, and all of `get_parallel` | 0.5.17 | `server_args` |
+| `get_new_batch_prefill` with the running batch | 0.5.16 | the scheduler's `running_batch`; it returns a batch alone |
+| `resolve_chat_encoding_spec` | 0.5.16 | the method of `OpenAIServingChat` |
+| `process_pending_chunked_abort` | 0.5.14 | the prompt in chunks is aborted as a running request is |
 """
 
 from __future__ import annotations
@@ -17,6 +26,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from types import SimpleNamespace
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import Names, RequiredNames, load
@@ -24,23 +37,25 @@ from plait.backends.adapter.required_names import Names, RequiredNames, load
 _MODULE: Final = "sglang.srt.managers.scheduler"
 _SCHEDULER: Final = f"{_MODULE}.Scheduler"
 _ADDER: Final = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_RECEIVER: Final = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
+_BATCHES: Final = "sglang.srt.managers.schedule_batch"
+_CONTEXT: Final = "sglang.srt.runtime_context"
+_RESOLVES: Final = "sglang.srt.server_args.ServerArgs._handle_data_parallelism"
+"""ServerArgs has what was given, and what SGLang makes of it."""
+_CHATS: Final = "sglang.srt.entrypoints.openai"
 
 _REPORTS: Final = Names(
     methods={
         _SCHEDULER: ("server_args", "port_args"),
-        f"{_SCHEDULER}._poll_timeout_aborts": (),
         f"{_SCHEDULER}.process_input_requests": ("recv_reqs",),
         f"{_SCHEDULER}._add_request_to_queue": ("req", "is_retracted"),
         f"{_SCHEDULER}.run_batch": ("batch",),
         f"{_SCHEDULER}.process_batch_result": ("batch", "result"),
         f"{_SCHEDULER}.abort_request": ("recv_req",),
-        f"{_SCHEDULER}.process_pending_chunked_abort": (),
         f"{_SCHEDULER}.get_internal_state": ("recv_req",),
         "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache": (),
         "sglang.srt.managers.io_struct.GetInternalStateReq": (),
         "sglang.srt.managers.io_struct.GetInternalStateReqOutput": (),
-        "sglang.srt.runtime_context.get_parallel": (),
-        "sglang.srt.runtime_context.get_serving": (),
         "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
     },
     attributes=(
@@ -49,10 +64,16 @@ _REPORTS: Final = Names(
         *("tree_cache.evictable_size", "tree_cache.take_events", "request_receiver.recv_requests"),
         "_pending_chunked_abort_req",
     ),
+    either_method=(
+        {f"{_SCHEDULER}._poll_timeout_aborts": (), f"{_RECEIVER}.input_blocker": ()},
+        {f"{_SCHEDULER}.process_pending_chunked_abort": (), f"{_BATCHES}.FINISH_ABORT": ()},
+        {f"{_CONTEXT}.get_parallel": (), _RESOLVES: ()},
+        {f"{_CONTEXT}.get_serving": (), _RESOLVES: ()},
+    ),
 )
 _ORDER: Final = Names(
     methods={
-        f"{_SCHEDULER}.get_new_batch_prefill": ("running_batch",),
+        f"{_SCHEDULER}.get_new_batch_prefill": ("running_batch?",),
         "sglang.srt.managers.schedule_policy.CacheAgnosticPolicy.FCFS": (),
     },
     attributes=(
@@ -68,9 +89,9 @@ _CHUNKS: Final = Names(
         f"{_ADDER}.ceil_paged_tokens": ("tokens",),
         f"{_ADDER}.budget_state": (),
         "sglang.srt.managers.schedule_policy.AddReqResult.CONTINUE": (),
-        "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": ("idx", "remaing_req_count"),
-        "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (),
-        "sglang.srt.managers.schedule_batch.release_req": (),
+        f"{_BATCHES}.ScheduleBatch.release_req": ("idx", "remaing_req_count"),
+        f"{_BATCHES}.ScheduleBatch.filter_batch": (),
+        f"{_BATCHES}.release_req": (),
     },
     attributes=("req_to_token_pool",),
     either_method=({f"{_SCHEDULER}.get_prefill_adder_class": (), f"{_MODULE}.PrefillAdder": ()},),
@@ -86,10 +107,67 @@ REQUIRED: Final = RequiredNames(
 )
 
 
-def complete(scheduler: Any) -> None:
-    """Add the attributes that older versions only have with overlap."""
+def complete(scheduler: Any, stock: Any) -> None:
+    """Add the attributes that older versions lack. `stock` has the methods of SGLang's own scheduler."""
     if not getattr(scheduler, "enable_overlap", True) and not hasattr(scheduler, "result_queue"):
         scheduler.result_queue = deque()
+    if not hasattr(stock, "process_pending_chunked_abort"):
+        scheduler._pending_chunked_abort_req = None  # noqa: SLF001
+
+
+def started_with(part: str, server_args: Any) -> Any:
+    """What SGLang was started with, with the attributes of ServerArgs. `part` is "serving" or "parallel"."""
+    if load(f"{_CONTEXT}.get_serving") is None:
+        return server_args
+    return load(f"{_CONTEXT}.get_{part}")()
+
+
+class TickingInput:
+    """Adds the leading rank's tick to the requests of a step, before all ranks get them. `blocker` is SGLang's own."""
+
+    def __init__(self, tick: Callable[[], Any], blocker: Any) -> None:
+        self._tick = tick
+        self._blocker = blocker
+
+    def handle(self, requests: list[Any] | None) -> list[Any] | None:
+        """The requests that all ranks get. Only the leading rank has requests: the others have None."""
+        if self._blocker is not None:
+            requests = self._blocker.handle(requests)
+        tick = None if requests is None else self._tick()
+        return requests if requests is None or tick is None else [*requests, tick]
+
+
+def send_ticks(scheduler: Any, stock: Any, tick: Callable[[], Any]) -> None:
+    """Send what `tick` returns with the requests of each step, if `_poll_timeout_aborts` does not."""
+    if not hasattr(stock, "_poll_timeout_aborts"):
+        receiver = scheduler.request_receiver
+        scheduler.request_receiver = replace(receiver, input_blocker=TickingInput(tick, receiver.input_blocker))
+
+
+def abort_in_chunks(scheduler: Any, stock: Any, asked: Any) -> None:
+    """Abort the prompt in chunks, if it is asked for and SGLang has not seen it, since it was not in the last batch."""
+    request = scheduler.chunked_req
+    if request is None or hasattr(stock, "process_pending_chunked_abort"):
+        return
+    if asked.abort_all or request.rid.startswith(asked.rid):
+        request.to_finish = load(f"{_BATCHES}.FINISH_ABORT")()
+
+
+def batch_of(result: Any) -> Any:
+    """The batch that a prefill pass returned, None for none."""
+    return getattr(result, "batch_to_run", result)
+
+
+def releasing(release: Callable[..., Any], scheduler: Any) -> Callable[..., Any]:
+    """SGLang's `release_req`, a function or a batch's method, without the parameter `server_args`."""
+    if "server_args" in signature(release).parameters:
+        return partial(release, server_args=scheduler.server_args)
+    return release
+
+
+def has_beams(request: Any) -> bool:
+    """Whether a request is one of a beam search."""
+    return getattr(request, "beam_group", None) is not None
 
 
 def next_output_ends(request: Any) -> bool:
@@ -139,3 +217,74 @@ class CompatibleAdder:
             yield
         finally:
             module.PrefillAdder = base
+
+
+def namespace(request: Any) -> tuple[str | None, str | None]:
+    """A request's cache salt, and its key besides, which also separates its pages from those of others."""
+    if hasattr(request, "cache_salt"):
+        return request.cache_salt, request.extra_key
+    return request.extra_key, None
+
+
+def kind_of(event: Any) -> str:
+    """What an event says: "BlockStored", "BlockRemoved" or "AllBlocksCleared"."""
+    return type(event).__name__.removesuffix("WithMetadata")
+
+
+def salt_of(event: Any) -> str:
+    """The cache salt of pages that were stored."""
+    found: str | None = getattr(event, "cache_salt", None)
+    return found or getattr(getattr(event, "metadata", None), "cache_salt", None) or ""
+
+
+class SaltedEvents:
+    """Tells salts of pages, where neither SGLang's events nor its hashes do: the keys of its tree's nodes have them."""
+
+    def __init__(self, tree_cache: Any) -> None:
+        self._salts: dict[int, str] = {}
+        """By the id of an event that SGLang has recorded, until it is taken."""
+        key = load("sglang.srt.mem_cache.radix_cache.RadixKey")
+        if key is not None and "cache_salt" not in signature(key).parameters:
+            core = getattr(tree_cache, "tree_core", tree_cache)
+            for name in ("_record_store_event", "_record_remove_event"):
+                if record := getattr(type(core), name, None):
+                    setattr(core, name, partial(self._record, core, record))
+
+    def _record(self, core: Any, record: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
+        before = len(core.kv_event_queue)
+        record(core, node, *args, **kwargs)
+        if node.key.extra_key:
+            self._salts.update((id(event), node.key.extra_key) for event in core.kv_event_queue[before:])
+
+    def told(self, events: list[Any]) -> list[Any]:
+        """The events that were taken. Those of salted pages get the salt, and hashes that differ between salts."""
+        return [_salted(event, self._salts.pop(id(event), None)) for event in events] if self._salts else events
+
+
+_SALTED: Final = {name: type(name, (SimpleNamespace,), {}) for name in ("BlockStored", "BlockRemoved")}
+"""By the name of SGLang's class, which says what has happened."""
+
+
+def _salted(event: Any, salt: str | None) -> Any:
+    if salt is None:
+        return event
+    fields = {name: getattr(event, name) for name in event.__struct_fields__}
+    fields["block_hashes"] = [hash((salt, key)) for key in event.block_hashes]
+    if fields.get("parent_block_hash") is not None:
+        fields["parent_block_hash"] = hash((salt, event.parent_block_hash))
+    return _SALTED[type(event).__name__](**fields, cache_salt=salt)
+
+
+def chat_encoding(tokenizer_manager: Any, tool_call_parser: str | None) -> str | None:
+    """SGLang's own encoding of chats for some models; None if they take the tokenizer's template."""
+    find = load(f"{_CHATS}.chat_encoding.resolve_chat_encoding_spec")
+    if find is not None:
+        found: str | None = find(
+            hf_config=tokenizer_manager.model_config.hf_config,
+            tokenizer=tokenizer_manager.tokenizer,
+            tool_call_parser=tool_call_parser,
+        )
+        return found
+    find = load(f"{_CHATS}.serving_chat.OpenAIServingChat._resolve_chat_encoding_spec")
+    serving = SimpleNamespace(tokenizer_manager=tokenizer_manager, tool_call_parser=tool_call_parser)
+    return None if find is None else find(serving)

@@ -104,8 +104,8 @@ class SglangDriver:
         """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
         return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
-    def step(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
+    def step(self, running_batch: Any, schedule: Callable[[], Any]) -> Any:
+        """Schedule a prefill pass by a plan, beside the decodes of `running_batch`. `schedule` is SGLang's own."""
         self._events.drain()
         assert self.planner is not None
         return self.planner.step(self.clock.now_s, running_batch, schedule)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.calls import SglangCall
-from plait.backends.sglang.compatibility import add_limited_chunk, prefix_tokens
+from plait.backends.sglang.compatibility import add_limited_chunk, has_beams, prefix_tokens, releasing
 from plait.policy.scheduling.plan import EngineFacts, Plan
 
 if TYPE_CHECKING:
@@ -177,14 +177,15 @@ def preempt(scheduler: Any, running_batch: Any, victims: Iterable[Any], release:
         return []
     ids = {id(request) for request in victims}
     staying = [index for index, request in enumerate(running_batch.reqs) if id(request) not in ids]
+    release_decode = releasing(running_batch.release_req, scheduler)
     for index, request in enumerate(running_batch.reqs):
         if id(request) in ids:
-            running_batch.release_req(index, len(staying))
+            release_decode(index, len(staying))
     if len(staying) < len(running_batch.reqs):
         running_batch.filter_batch(keep_indices=staying)
         running_batch.batch_is_full = False
     if id(scheduler.chunked_req) in ids:
-        release(
+        releasing(release, scheduler)(
             req=scheduler.chunked_req,
             remaing_req_count=len(staying),
             req_to_token_pool=scheduler.req_to_token_pool,
@@ -198,4 +199,4 @@ def preempt(scheduler: Any, running_batch: Any, victims: Iterable[Any], release:
 
 def _can_start_anew(request: Any) -> bool:
     """Whether SGLang can compute a request again from its tokens."""
-    return request.beam_group is None and request.input_embeds is None and request.session is None
+    return not has_beams(request) and request.input_embeds is None and request.session is None

@@ -15,7 +15,7 @@ from typing import Any, cast
 from plait.backends.adapter.scheduler_settings import VARIABLE, SglangSettings, cost_model, local_scheduler, measuring
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.calls import Requests, SglangCall, SglangFacts, WaitingHits
-from plait.backends.sglang.compatibility import CompatibleAdder
+from plait.backends.sglang.compatibility import CompatibleAdder, batch_of
 from plait.backends.sglang.levers import NO_LIMITS, SglangLevers, levers_of, limited, preempt
 from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
 
@@ -63,13 +63,13 @@ class SglangPlanner:
         """A request begins to wait, for the first time or after a preemption."""
         self._requests.queued(request)
 
-    def step(self, now_s: float, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        """Schedule a prefill pass by a plan. SGLang's own `schedule` takes the batch of running decodes."""
+    def step(self, now_s: float, running_batch: Any, schedule: Callable[[], Any]) -> Any:
+        """Schedule a prefill pass by a plan, beside the decodes of `running_batch`. `schedule` is SGLang's own."""
         running, waiting = self._requests.calls(running_batch)
         self.facts.follow_running(running)
         self._hits.follow()
         if not running and not waiting:
-            return schedule(running_batch)
+            return schedule()
         plan = self.policy.plan(now_s, cast("list[LocalCall]", waiting), cast("list[LocalCall]", running), self.facts)
         victims = [self._requests.of(cast("SglangCall", call)) for call in plan.preempt if self._cuts]
         preempted = preempt(self._scheduler, running_batch, victims, self._release)
@@ -77,7 +77,7 @@ class SglangPlanner:
         result = self._pulled(levers, running_batch, schedule)
         for request in preempted:  # only now, or output in flight would count for the request's next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
-        self._observe(levers, result.batch_to_run)
+        self._observe(levers, batch_of(result))
         return result
 
     # From a plan to SGLang's state, and back.
@@ -95,7 +95,7 @@ class SglangPlanner:
         self._decodes_are_due = not self._decodes_are_due and levers.prompt_tokens > 0
         return levers if self._decodes_are_due else SglangLevers()
 
-    def _pulled(self, levers: SglangLevers, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
+    def _pulled(self, levers: SglangLevers, running_batch: Any, schedule: Callable[[], Any]) -> Any:
         """Set the levers, let SGLang schedule, and give the levers back."""
         scheduler, chunked = self._scheduler, self._scheduler.chunked_req
         hidden = self._requests.waiting_but(levers.shown)
@@ -110,7 +110,7 @@ class SglangPlanner:
         held = scheduler.chunked_req is not chunked
         try:
             with nullcontext() if self._adder is None else self._adder.limiting(self.prefill_pass):
-                return schedule(running_batch)
+                return schedule()
         finally:
             scheduler.waiting_queue.extend(hidden)
             scheduler.is_mixed_chunk, scheduler.chunked_prefill_size = self._mixes, self._chunk_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ from plait.backends.adapter.scheduler_settings import SglangSettings, read_setti
 from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
-from plait.backends.sglang.compatibility import REQUIRED, complete
+from plait.backends.sglang.compatibility import REQUIRED, abort_in_chunks, complete, send_ticks, started_with
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.levers import limited
 from plait.backends.sglang.step_clock import Tick
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
         def abort_request(self, recv_req: Any) -> None: ...
 
+        running_batch: Any
+
         _pending_chunked_abort_req: Any
 
         def process_pending_chunked_abort(self) -> None: ...
@@ -64,13 +66,14 @@ class PlannedSglangScheduler(_SglangScheduler):
 
     def attach(self, settings: SglangSettings) -> None:
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
-        complete(self)
+        complete(self, super())
         tier = REQUIRED.scheduler_tier(self, settings.lowest_tier, self.plait_lacks)
         _check_options(self, tier)
         self.plait = _driver(self, settings, tier)
+        send_ticks(self, super(), self.plait.tick)
 
     def _poll_timeout_aborts(self) -> list[Any]:
-        """Add the leading rank's tick to the requests of a step, which all ranks get."""
+        """Add the leading rank's tick to the requests of a step, which all ranks get. Or `send_ticks` does it."""
         tick = self.plait.tick()
         added = super()._poll_timeout_aborts()
         return added if tick is None else [*added, tick]
@@ -90,8 +93,8 @@ class PlannedSglangScheduler(_SglangScheduler):
         """Schedule prompts, with decodes mixed in. Without prompts, SGLang runs the decodes alone."""
         if self.plait.planner is None:
             return super().get_new_batch_prefill(*args, **kwargs)
-        (running_batch,) = (*args, *kwargs.values())
-        return self.plait.step(running_batch, super().get_new_batch_prefill)
+        (running_batch,) = (*args, *kwargs.values()) or (self.running_batch,)
+        return self.plait.step(running_batch, partial(super().get_new_batch_prefill, *args, **kwargs))
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch."""
@@ -106,6 +109,7 @@ class PlannedSglangScheduler(_SglangScheduler):
     def abort_request(self, recv_req: Any) -> None:
         """End requests from outside, for example after a client has gone."""
         super().abort_request(recv_req)
+        abort_in_chunks(self, super(), recv_req)
         self.plait.given_up()
 
     def process_pending_chunked_abort(self) -> None:
@@ -153,7 +157,7 @@ def scheduler_class(base: type) -> Any:
 
 def _check_options(scheduler: Any, tier: Tier) -> None:
     """Raise UnsupportedEngineError for options that Plait does not support in a tier."""
-    parallel = load("sglang.srt.runtime_context.get_parallel")()
+    parallel = started_with("parallel", scheduler.server_args)
     refused = {
         "--pp-size above 1": parallel.pp_size > 1,
         "--dp-size above 1 (start separate engines instead)": parallel.dp_size > 1,
@@ -181,7 +185,7 @@ def _options_of_order(scheduler: Any) -> dict[str, bool]:
 
 
 def _driver(scheduler: Any, settings: SglangSettings, tier: Tier) -> SglangDriver:
-    model = load("sglang.srt.runtime_context.get_serving")().served_model_name
+    model = started_with("serving", scheduler.server_args).served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())

@@ -8,6 +8,7 @@ from typing import Any, Final
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer
 from plait.backends.adapter.required_names import load
 from plait.backends.protocol.tokenizer_fingerprint import Messages
+from plait.backends.sglang.compatibility import chat_encoding, started_with
 
 _CHATS: Final = "sglang.srt.entrypoints.openai"
 _OWN_TOOLS: Final = frozenset({"muse"})
@@ -22,8 +23,8 @@ def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTok
     tokenizer = tokenizer_manager.tokenizer
     if tokenizer is None:
         return None
-    serving = load("sglang.srt.runtime_context.get_serving")()
-    defaults = dict(serving.default_chat_template_kwargs or {})
+    serving = started_with("serving", tokenizer_manager.server_args)
+    defaults = dict(getattr(serving, "default_chat_template_kwargs", None) or {})
     own = _own_renderer(tokenizer_manager, template_manager)
 
     def render(messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> object:
@@ -52,19 +53,16 @@ def _own_renderer(tokenizer_manager: Any, template_manager: Any) -> str | None:
         return f"conversation template {template_manager.chat_template_name}"
     if getattr(template_manager, "python_chat_template", None) is not None:
         return "template in Python"
-    find = load(f"{_CHATS}.chat_encoding.resolve_chat_encoding_spec")
     if _parser(tokenizer_manager, "reasoning_parser") == "hunyuan":
         return "effort of Hunyuan"  # which it gives to chats without one
-    encoding = find and find(
-        hf_config=tokenizer_manager.model_config.hf_config,
-        tokenizer=tokenizer_manager.tokenizer,
-        tool_call_parser=_parser(tokenizer_manager, "tool_call_parser"),
-    )
+    encoding = chat_encoding(tokenizer_manager, _parser(tokenizer_manager, "tool_call_parser"))
     return f"encoding {encoding}" if encoding else None
 
 
 def _is_usual(tokenizer_manager: Any, template_manager: Any) -> bool:
-    """Whether each chat takes the same way to the template, whatever model is served."""
+    """Whether each chat takes the same way to the template, whatever model is served, and `_prepared` knows it."""
+    if load(f"{_CHATS}.serving_chat.normalize_assistant_tool_call_arguments") is None:
+        return False
     reasoning = getattr(template_manager, "reasoning_config", None)
     return (
         not getattr(template_manager, "jinja_template_may_reorder_tool_results", False)

@@ -43,6 +43,29 @@ def test_the_prompt_in_chunks_is_held_back(build: Build) -> None:
     assert engine.step()["long"] == 64
 
 
+def test_the_prompt_in_chunks_can_be_aborted_while_it_is_held_back(build: Build) -> None:
+    """Before 0.5.14, SGLang computes the prompt of an aborted call to its end."""
+    held: list[str] = []
+
+    def script(waiting: list[LocalCall], running: list[LocalCall], _: EngineFacts) -> Plan:
+        calls = [call for call in (*running, *waiting) if call.call_id not in held]
+        return Plan((), tuple((call, min(64, call.uncomputed_tokens)) for call in calls))
+
+    engine = build(Scripted(script))
+    engine.add(prompt(200, 1), name="long")
+    assert engine.step() == {"long": 64}
+    held.append("long")
+    engine.add(prompt(50, 2), name="short")
+    for _ in range(3):
+        assert engine.step().keys() == {"short"}
+    engine.abort("long")
+    held.clear()
+    engine.run()
+    assert len(engine.tokens["short"]) == 4
+    assert len(engine.tokens["long"]) <= 1
+    assert not engine.report(None, None).calls
+
+
 @pytest.mark.parametrize(
     ("levers", "steps"),
     [

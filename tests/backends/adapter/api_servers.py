@@ -173,6 +173,7 @@ def install_engines(monkeypatch: pytest.MonkeyPatch, server: Server | None = Non
         "sglang.srt.runtime_context.get_serving": serving,
     }
     monkeypatch.setattr("plait.backends.vllm.middleware.load", names.get)
+    monkeypatch.setattr("plait.backends.sglang.compatibility.load", names.get)
     monkeypatch.setattr("plait.backends.sglang.served_tokenizer.load", names.get)
 
 

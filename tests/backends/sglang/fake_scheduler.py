@@ -188,6 +188,8 @@ class FakeScheduler:
         if request is not None and request is self.chunked_req:
             self.chunked_req = None
 
+    def process_pending_chunked_abort(self) -> None: ...
+
     def run_batch(self, batch: Batch) -> None: ...
 
     def process_batch_result(self, batch: Batch, _result: None) -> None:

@@ -172,7 +172,7 @@ def _define(name: str, parameters: tuple[str, ...], monkeypatch: pytest.MonkeyPa
         place = sys.modules[dotted]
     if not hasattr(place, last):
         scope: dict[str, Any] = {}
-        exec(f"def made(self, {', '.join(parameters)}): ...", scope)
+        exec(f"def made(self, {', '.join(parameters).replace('?', '')}): ...", scope)
         kind = type(last, (), {"__init__": scope["made"]}) if last[:1].isupper() else scope["made"]
         monkeypatch.setattr(place, last, kind, raising=False)
 
@@ -199,11 +199,29 @@ def test_the_installed_version_has_the_tier_that_its_names_allow(tier: Tier, sgl
 
 
 def test_without_a_name_of_reports_the_plugin_is_refused(sglang: pytest.MonkeyPatch) -> None:
-    sglang.delattr(f"{MODULE}.scheduler.Scheduler._poll_timeout_aborts")
+    sglang.delattr(f"{MODULE}.scheduler.Scheduler.process_input_requests")
     with pytest.raises(
-        UnsupportedEngineError, match=r"this SGLang \(9\.9\); it lacks: \S+\._poll_timeout_aborts\. Start"
+        UnsupportedEngineError, match=r"this SGLang \(9\.9\); it lacks: \S+\.process_input_requests\. Start"
     ):
         plugin.check()
+
+
+def test_ticks_go_one_of_two_ways(sglang: pytest.MonkeyPatch) -> None:
+    sglang.delattr(f"{MODULE}.scheduler.Scheduler._poll_timeout_aborts")
+    assert REQUIRED.installed_tier() == "chunks"
+    sglang.delattr(f"{MODULE}.scheduler_components.request_receiver.SchedulerRequestReceiver.input_blocker")
+    with pytest.raises(
+        UnsupportedEngineError, match=r"it lacks: \S+\._poll_timeout_aborts or \S+\.input_blocker\. Start"
+    ):
+        plugin.check()
+
+
+def test_a_prefill_pass_takes_the_running_batch_or_nothing(sglang: pytest.MonkeyPatch) -> None:
+    prefill = f"{MODULE}.scheduler.Scheduler.get_new_batch_prefill"
+    sglang.setattr(prefill, lambda self: self)
+    assert REQUIRED.installed_tier() == "chunks"
+    sglang.setattr(prefill, lambda self, other: (self, other))
+    assert REQUIRED.installed_tier() == "reports"
 
 
 def test_a_version_without_the_adders_method_has_its_module(sglang: pytest.MonkeyPatch) -> None:
@@ -243,7 +261,7 @@ def test_the_chunk_of_the_prompt_in_chunks(base: type[Adder]) -> None:
 def test_nothing_is_in_flight_without_overlap() -> None:
     for overlaps, has in ((False, True), (True, False)):
         scheduler = SimpleNamespace(enable_overlap=overlaps)
-        complete(scheduler)
+        complete(scheduler, scheduler)
         assert hasattr(scheduler, "result_queue") is has
 
 

@@ -8,7 +8,7 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 | `next_output_finishes_by_length` | 0.5.22 | the tokens so far and the limit |
 | `prefix_len` | 0.5.22 | the length of `prefix_indices` |
 | `lora_name` of an event | 0.5.22 | none, as SGLang has it by default |
-| `result_queue` without overlap | 0.5.22 | an empty one: nothing is in flight |
+| `result_queue` before the event loop, or without overlap | 0.5.22 | an empty one: nothing is in flight |
 | `chunked_req_limit` | 0.5.21 | less room for the chunk while it is added |
 | `_poll_timeout_aborts` | 0.5.20 | `input_blocker`, which sees requests before all ranks get them |
 | `cache_salt` of an event | 0.5.20 | the `metadata` of `BlockStoredWithMetadata` |
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from inspect import signature
+from inspect import signature, unwrap
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -109,10 +109,17 @@ REQUIRED: Final = RequiredNames(
 
 def complete(scheduler: Any, stock: Any) -> None:
     """Add the attributes that older versions lack. `stock` has the methods of SGLang's own scheduler."""
-    if not getattr(scheduler, "enable_overlap", True) and not hasattr(scheduler, "result_queue"):
+    overlaps = getattr(scheduler, "enable_overlap", True)
+    if not hasattr(scheduler, "result_queue") and (not overlaps or _loop_names(stock, "result_queue")):
         scheduler.result_queue = deque()
     if not hasattr(stock, "process_pending_chunked_abort"):
         scheduler._pending_chunked_abort_req = None  # noqa: SLF001
+
+
+def _loop_names(stock: Any, attribute: str) -> bool:
+    """Whether the event loop with overlap names an attribute, which it makes when it begins."""
+    loop = getattr(stock, "event_loop_overlap", None)
+    return loop is not None and attribute in unwrap(loop).__code__.co_names
 
 
 def started_with(part: str, server_args: Any) -> Any:

@@ -92,6 +92,7 @@ def build_scheduler(folder: Path) -> Any:
     for channel in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
         channel.socket = None  # nobody receives
     scheduler.model_worker.forward_batch_generation = _forward
+    scheduler.built_with = frozenset(vars(scheduler))
     return scheduler
 
 
@@ -112,10 +113,10 @@ class Engine:
         self._ends = False
         self._arrived, self._go = threading.Semaphore(0), threading.Semaphore(0)
         SchedulerRequestReceiver._pull_raw_reqs = lambda _: self._receive()
+        scheduler.enable_overlap = setup.overlaps
         _become(scheduler, setup)
         if policy is not None:
             self.planner.policy = policy
-        scheduler.enable_overlap = setup.overlaps
         scheduler.run_batch = self._run_batch
         scheduler._add_request_to_queue = self._add_request_to_queue
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -293,7 +294,8 @@ def _become(scheduler: Any, setup: Setup) -> None:
     for name in ("take_events", "_record_store_event", "_record_remove_event"):
         scheduler.tree_cache.__dict__.pop(name, None)
     scheduler.tree_cache.take_events()
-    scheduler.__dict__.pop("plait", None)
+    for name in {"plait", "result_queue"} - scheduler.built_with:
+        scheduler.__dict__.pop(name, None)
     scheduler.__class__ = base
     scheduler.init_request_receiver()
     if setup.plait is not None:

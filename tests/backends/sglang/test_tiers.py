@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -263,6 +264,18 @@ def test_nothing_is_in_flight_without_overlap() -> None:
         scheduler = SimpleNamespace(enable_overlap=overlaps)
         complete(scheduler, scheduler)
         assert hasattr(scheduler, "result_queue") is has
+
+
+def test_nothing_is_in_flight_before_the_event_loop_makes_its_queue() -> None:
+    class Stock:
+        @contextmanager
+        def event_loop_overlap(self) -> Iterator[None]:
+            self.result_queue = [1]
+            yield
+
+    scheduler = SimpleNamespace(enable_overlap=True)
+    complete(scheduler, Stock())
+    assert not scheduler.result_queue
 
 
 def test_the_last_output_token_and_the_prefix() -> None:

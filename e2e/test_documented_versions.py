@@ -21,8 +21,16 @@ def test_the_table_of_versions_is_generated(kind: versions.Versions) -> None:
     assert "\n".join(["", *kind.table(), ""]) in page, "paste what `table` yields"
 
 
-def test_the_oldest_version_is_the_floor() -> None:
-    floor = environment.OLDEST_VLLM.rpartition(".")[0]
+@pytest.mark.parametrize(
+    ("kind", "floor"),
+    [
+        (versions.VLLM, environment.OLDEST_VLLM.rpartition(".")[0]),
+        (versions.SGLANG, versions.SGLANG.on_sources[0]),
+    ],
+    ids=versions.KINDS,
+)
+def test_the_oldest_version_is_the_floor(kind: versions.Versions, floor: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["optional-dependencies"]["vllm"] == [f"vllm>={floor}"]
-    assert re.search(rf"vLLM {re.escape(floor)} or newer", (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8"))
+    assert project["optional-dependencies"][kind.name] == [f"{kind.name}>={floor}"]
+    page = (ROOT / "docs" / f"{kind.name}.md").read_text(encoding="utf-8")
+    assert re.search(rf"{kind.title} {re.escape(floor)} or newer", page)

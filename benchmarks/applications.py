@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.application.claims import claims, speedup
 from benchmarks.application.clients import NETWORK_S
 from benchmarks.application.experiments import EXPERIMENTS, TRACE_FILES
+from benchmarks.application.figures import Figures
 from benchmarks.application.plots import plot
 from benchmarks.application.report import markdown
 from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Runner, Task
@@ -63,10 +64,15 @@ def _report(found: Mapping[Task, Results]) -> Report:
     return Report(
         lines=list(markdown(results)),
         claims=claims(results),
-        results=[{**_row(results, point), **asdict(figures)} for point, figures in results.items()],
+        results=[{**_row(results, point), **_shown(figures)} for point, figures in results.items()],
         inputs=_inputs([*found]),
         plot=partial(plot, results),
     )
+
+
+def _shown(figures: Figures) -> dict[str, Any]:
+    """All but the latency of each job."""
+    return {name: value for name, value in asdict(figures).items() if name != "latencies_s"}
 
 
 def _inputs(tasks: Sequence[Task]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ SWEPT = {
     "applications": "applications",
     "files": "files",
     "map_reduce_rate": "map-reduce summaries/s",
+    "shared_tokens": "tokens that maps share",
 }
 Group = tuple[str, str, str]
 """An experiment, a swept parameter, a kind of jobs."""

@@ -121,7 +121,7 @@ _CONFIGS: Final = "e2e.real_schedulers.on_sglang.known_configs"
 SGLANG: Final = Versions(
     "sglang",
     "SGLang",
-    ("0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21"),
+    ("0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22"),
     {sglang.SGLANG: "all tests of servers: `make e2e-sglang`"},
     sglang.ENVIRONMENT,
     sglang.SGLANG,

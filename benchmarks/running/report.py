@@ -40,7 +40,8 @@ class Report:
 
 def finish(name: str, report: Report, arguments: argparse.Namespace) -> int:
     """Print a report and write what was asked for; returns 1 if a claim fails, else 0."""
-    print("\n".join([*report.lines, "", *(f"- {claim}" for claim in report.claims)]))
+    claims = [f"- {claim}" for claim in report.claims]
+    print("\n".join([*report.lines, *([""] if report.lines and claims else []), *claims]))
     if arguments.json is not None:
         write(arguments.json, as_json(name, report, arguments))
     plots = getattr(arguments, "plots", None)

@@ -27,7 +27,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \
-	e2e-llamacpp environments dist packages release nightly clean
+	e2e-llamacpp environments results results-long dist packages release nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -88,6 +88,14 @@ soak: setup
 # What is claimed of the gateway, in virtual time: a part of each experiment, some minutes.
 mission: setup
 	$(BIN)/python -m benchmarks mission --quick
+
+# docs/results.md and README's table, from reports that take half an hour on two cores and from stored ones.
+results: setup
+	$(BIN)/python -m benchmarks results --run
+
+# The reports that take hours. What was cut off goes on from .cache/results.
+results-long: setup
+	$(BIN)/python -m benchmarks results --run-long
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
 e2e-vllm: setup
@@ -169,6 +177,8 @@ nightly: test
 	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
 		e2e-sglang e2e-sglang-versions e2e-llamacpp release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
+	$(BIN)/python -m benchmarks mission
+	$(MAKE) results-long
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/*/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

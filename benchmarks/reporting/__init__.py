@@ -1,0 +1,1 @@
+"""docs/results.md: what the stored reports of benchmarks say, beside what the papers say."""

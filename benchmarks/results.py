@@ -1,0 +1,124 @@
+"""Writes docs/results.md from stored reports: `python -m benchmarks results [--run] [--run-long]`.
+
+`--run` first runs what takes minutes, stores its reports, and writes README's table, too. `--run-long` runs what takes
+hours; it goes on from the tasks that an earlier run has left. In virtual time the same code writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.reporting.papers import PAPERS
+from benchmarks.reporting.stored import FOLDER, Stored
+from benchmarks.running.report import table
+from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.gateway.simulation.compare import Experiment
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "results.md"
+README: Final = ROOT / "README.md"
+README_TABLE: Final = "| | plait |"
+"""How README's table begins."""
+
+RUNS: Final[Mapping[str, list[str]]] = {
+    "mission": ["--quick"],
+    "preble": [],
+    "ablation": ["--calls", "1500", "--seeds", "1", "2"],
+}
+"""What `--run` runs, with these options: some half an hour on two cores."""
+RUNS_LONG: Final[Mapping[str, list[str]]] = {"applications": [], "local_scheduler": [], "policies": []}
+LEFT: Final = ROOT / ".cache" / "results"
+"""Finished tasks of long runs."""
+
+PAPER_COLUMNS: Final = ("figure", "factor", "paper", "here", "over the strongest rival", "", "why")
+
+
+def main() -> int:
+    """Write the page; returns 1 if a run has left no report. A claim that fails is in a report, and no error here."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", action="store_true", help=f"run {', '.join(RUNS)} before")
+    parser.add_argument("--run-long", action="store_true", help=f"run {', '.join(RUNS_LONG)} before")
+    arguments = parser.parse_args()
+    runs = {**(RUNS if arguments.run else {}), **(RUNS_LONG if arguments.run_long else {})}
+    is_whole = True
+    for name, options in runs.items():
+        is_whole &= _run(name, [*options, "--results", str(LEFT / name)])
+    PAGE.write_text(page(Stored.read()), encoding="utf-8")
+    if arguments.run:
+        README.write_text(with_table(README.read_text(encoding="utf-8"), comparison()), encoding="utf-8")
+    return int(not is_whole)
+
+
+def _run(name: str, options: list[str]) -> bool:
+    """Run a benchmark and store its report. Whether it wrote one: claims may fail, but no run may."""
+    LEFT.mkdir(parents=True, exist_ok=True)
+    new = LEFT / f"{name}.json"
+    new.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks", name, *options, "--json", str(new)]
+    subprocess.run(command, check=False, cwd=ROOT)  # noqa: S603 - our own
+    if not new.exists():
+        print(f"{name} has written no report", file=sys.stderr)
+        return False
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    new.replace(FOLDER / new.name)
+    (LEFT / name).unlink(missing_ok=True)
+    return True
+
+
+def page(stored: Stored) -> str:
+    """The page."""
+    return "\n".join(_lines(stored)) + "\n"
+
+
+def _lines(stored: Stored) -> Iterator[str]:
+    yield from (
+        "# Results",
+        "",
+        "`make results` writes this page from stored reports ([below](#the-reports)), each of which names its command.",
+        "Reports without a date are in virtual time: the real routers, admission and schedulers on embedded engines,",
+        "whose iterations take what a real engine's take ([cost model](design/cost-model.md)). The same code gives the",
+        "same figures.",
+        "",
+        "## What is claimed of the gateway as it ships",
+        "",
+    )
+    yield from table(("row", "claim", "value", "wanted", ""), map(_claimed, stored.reports["mission"]["results"]))
+    for paper, figures in PAPERS.items():
+        yield from ("", f"## {paper}", "")
+        yield from table(PAPER_COLUMNS, (figure.row(stored) for figure in figures))
+    yield from ("", "## The reports", "")
+    yield from table(("report", "command", "machine"), (_source(*one) for one in stored.reports.items()))
+
+
+def _claimed(row: Mapping[str, Any]) -> list[str]:
+    name = f"{row['name']} ({row['where']})" if row.get("where") else row["name"]
+    value = "none" if row["value"] is None else f"{row['value']:.3f}"
+    return [row["row"], name, value, row["wanted"], "holds" if row["holds"] else "**fails**"]
+
+
+def _source(name: str, report: Mapping[str, Any]) -> list[str]:
+    where = f"{report['machine']}, {report['date']}" if "machine" in report else ""
+    return [f"[{name}](results/{name}.json)", f"`{report['command']}`", where]
+
+
+def comparison() -> str:
+    """README's table."""
+    return compared(Experiment(calls=QUICK_CALLS, turns=TURNS), None).markdown()
+
+
+def with_table(text: str, made: str) -> str:
+    """The text with another table in the place of the one that begins with `README_TABLE`."""
+    before, begin, rest = text.partition(README_TABLE)
+    _, end, after = rest.partition("\n\n")
+    if not (begin and end):
+        raise ValueError("README has no table")
+    return f"{before}{made}\n\n{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

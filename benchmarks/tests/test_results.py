@@ -1,0 +1,95 @@
+"""docs/results.md: what it says of a figure, and that it is what the stored reports say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from benchmarks.__main__ import names
+from benchmarks.reporting.figures import Figure, shown
+from benchmarks.reporting.papers import PAPERS
+from benchmarks.reporting.stored import FOLDER, Stored
+
+
+def test_the_page_is_what_the_reports_say() -> None:
+    assert results.PAGE.read_text(encoding="utf-8") == results.page(Stored.read()), "run: python -m benchmarks results"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_a_report_names_the_command_that_writes_it(path: Path) -> None:
+    report = json.loads(path.read_text(encoding="utf-8"))
+    program, name = re.match(r"python -m (\w+) (\w+)", report["command"]).groups()  # type: ignore[union-attr]
+    assert (program, name) == ("benchmarks", path.stem)
+    assert name in names()
+    assert ("machine" in report) == ("date" in report)
+
+
+def test_the_readme_has_the_table_that_is_made() -> None:
+    text = results.README.read_text(encoding="utf-8")
+    assert results.with_table(text, results.README_TABLE + " new |\n| --- | --- |") != text
+    begins = text.index(results.README_TABLE)
+    table = text[begins : text.index("\n\n", begins)]
+    assert results.with_table(text, table) == text
+
+
+def test_every_figure_has_a_number_or_a_reason() -> None:
+    for figures in PAPERS.values():
+        assert all(figure.ours or figure.why for figure in figures)
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        (None, "not here"),
+        ([1.0, 1.3], "behind"),
+        ([1.45], "in part"),
+        ([1.0, 4.0], "in part"),
+        ([1.45, 2.9], "reproduced"),
+        ([1.5, 4.0], "better"),
+    ],
+)
+def test_of_a_range_both_ends_count(ours: list[float] | None, verdict: str) -> None:
+    values = None if ours is None else lambda _stored: ours
+    figure = Figure(number="3", what="E2E", least=1.5, most=3.0, ours=values, why="no GPU")
+    assert figure.row(Stored({}))[5] == verdict
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(1.4, "behind"), (1.45, "reproduced"), (1.6, "better")])
+def test_a_single_value_is_compared(ours: float, verdict: str) -> None:
+    assert Figure(number="3", what="E2E", least=1.5, ours=lambda _stored: [ours]).row(Stored({}))[5] == verdict
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(0.9, "behind"), (1.2, "reproduced")])
+def test_a_gain_that_is_only_drawn_is_a_gain(ours: float, verdict: str) -> None:
+    figure = Figure(number="4", what="E2E", published="drawn only", ours=lambda _stored: [ours])
+    assert figure.row(Stored({}))[5] == verdict
+
+
+def test_a_figure_without_its_report_is_not_run() -> None:
+    figure = Figure(number="3", what="E2E", least=1.5, ours=lambda stored: [stored.value("preble", "mean")])
+    assert figure.row(Stored({}))[3:6] == ["", "", "not run"]
+
+
+def test_values_are_shown_as_a_range() -> None:
+    assert [shown([]), shown([2.0]), shown([1.501, 14.5, 3]), shown([245, 2931.4])] == [
+        "",
+        "2",
+        "1.5 to 14.5",
+        "245 to 2,931",
+    ]
+
+
+def test_claims_are_found_by_what_they_say() -> None:
+    claims = [{"name": "video, 2 A6000: mean", "value": 2.0}, {"name": "tools, 2 A6000: mean", "value": 3.0}]
+    stored = Stored({"preble": {"claims": claims, "results": [{"seed": 1, "e2e_s": 4.0}, {"seed": 2}]}})
+    assert [claim["value"] for claim in stored.claims("preble", "video")] == [2.0]
+    assert stored.value("preble", "tools, 2 A6000: mean") == 3.0
+    assert list(stored.rows("preble", seed=2)) == [{"seed": 2}]
+    with pytest.raises(LookupError, match="chat"):
+        stored.claims("preble", "chat")
+    with pytest.raises(LookupError, match="mean"):
+        stored.value("preble", "mean")

@@ -105,10 +105,10 @@ class _Engine(LoadedEngine):
 
         return timed
 
-    def _timed_pass(self, running_batch: Any, schedule: Callable[[Any], Any]) -> Any:
-        def stock(batch: Any) -> Any:
+    def _timed_pass(self, running_batch: Any, schedule: Callable[[], Any]) -> Any:
+        def stock() -> Any:
             began_s = time.process_time()
-            result = schedule(batch)
+            result = schedule()
             self._stock_s += time.process_time() - began_s
             return result
 

@@ -186,6 +186,6 @@ GROUPS: Final = {
     "Programs and sessions": PROGRAMS,
     "Gateways": GATEWAYS,
 }
-"""By what they are about."""
+"""The rows by topic."""
 
 CODES: Final = {row.code: row for group in GROUPS.values() for row in group}

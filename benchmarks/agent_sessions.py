@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def new_runner(traces: Path) -> Callable[[Task], Row]:
-    """What runs a task."""
+    """Make what runs a task."""
     return partial(run, traces)
 
 

@@ -23,7 +23,7 @@ from benchmarks.application.report import markdown
 from benchmarks.application.sweep import SUSTAINED_TOKEN_S, Point, Results, Runner, Task
 from benchmarks.application.systems import LATENCY_TOKENS, OURS, SHIPPED_POLICY
 from benchmarks.running.command import Experiment, conduct, parser
-from benchmarks.running.report import Report
+from benchmarks.running.report import Report, merged
 from plait.backends.profiles import load_profile
 
 SYSTEMS = {
@@ -60,7 +60,7 @@ def _tasks(names: Sequence[str], *, quick: bool) -> list[Task]:
 
 
 def _report(found: Mapping[Task, Results]) -> Report:
-    results = {point: figures for some in found.values() for point, figures in some.items()}
+    results = merged(found)
     return Report(
         lines=list(markdown(results)),
         claims=claims(results),

@@ -23,12 +23,12 @@ from benchmarks.filling import live_tenants, promise_report, promises, tenant_re
 from benchmarks.filling.claims import claims
 from benchmarks.filling.live import run_live
 from benchmarks.filling.refusals import CHAT, measure
-from benchmarks.filling.report import markdown, merged, rows
+from benchmarks.filling.report import markdown, rows
 from benchmarks.filling.runs import LOADS, Plan, Results, Runner, Task
 from benchmarks.filling.systems import DEFAULT, NONE, FleetSize, systems
 from benchmarks.filling.workloads import missing, workloads
 from benchmarks.running.command import Experiment, conduct, parser
-from benchmarks.running.report import Report
+from benchmarks.running.report import Report, merged
 from e2e.traces import TRACES
 from plait.policy.types import Objective
 
@@ -141,7 +141,7 @@ def _refusals(arguments: argparse.Namespace) -> int:
 
 
 def _promises(arguments: argparse.Namespace) -> Experiment[promises.Task, promises.Results]:
-    """All promises."""
+    """Every promise, for each kind of callers and each seed."""
     plan = promises.Plan(
         fleet=FleetSize(engines=arguments.engines),
         systems=tuple(arguments.systems or promises.SYSTEMS),

@@ -149,7 +149,7 @@ def main() -> int:
 
 
 def report(by_task: Mapping[Task, Sequence[Ratios]]) -> Report:
-    """Of the ratios of all tasks."""
+    """The report on the ratios of all tasks."""
     found = [one for some in by_task.values() for one in some]
     return Report(lines=list(markdown(found)), claims=list(claims(found)), results=[asdict(one) for one in found])
 

@@ -43,7 +43,7 @@ from e2e.traces import TRACES
 
 SEEDS: Final = (100, 101, 102, 103, 104)
 FEWER_SEEDS, LEAST_SEEDS = 3, 1
-"""Of fleets other than `ENGINES` equal engines behind one gateway, and of large ones."""
+"""Seeds for fleets other than `ENGINES` equal engines behind one gateway, and for large ones."""
 ENGINES: Final = PLAIN_ENGINES
 LARGER: Final = {8: ("tools", "documents", "mix"), 64: ("tools", "documents", "mix")}
 """The workloads that larger fleets are run with, too."""

@@ -38,7 +38,7 @@ RIVALS: Final = (BASE, "e2", "smg")
 LOADS: Final = (0.7, 0.9, 1.1)
 SEEDS: Final = (1, 2, 3)
 CALLS: Final = 150
-"""Of a run, by engine."""
+"""Calls of a run, by engine."""
 WARM_UP: Final = 0.25
 SHORT_CALLS: Final = {"tool use": 3}
 """A run of short prompts has so many times as many calls."""

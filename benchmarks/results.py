@@ -30,7 +30,7 @@ RUNS: Final[Mapping[str, list[str]]] = {
     "preble": [],
     "ablation": ["--calls", "1500", "--seeds", "1", "2"],
 }
-"""What `--run` runs, with these options: some half an hour on two cores."""
+"""Benchmarks of `--run` with their options: some half an hour on two cores."""
 RUNS_LONG: Final[Mapping[str, list[str]]] = {"applications": [], "local_scheduler": [], "policies": []}
 LEFT: Final = ROOT / ".cache" / "results"
 """Finished tasks of long runs."""

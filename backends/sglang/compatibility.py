@@ -123,7 +123,7 @@ def _loop_names(stock: Any, attribute: str) -> bool:
 
 
 def started_with(part: str, server_args: Any) -> Any:
-    """What SGLang was started with, with the attributes of ServerArgs. `part` is "serving" or "parallel"."""
+    """SGLang's start options, with the attributes of ServerArgs. `part` is "serving" or "parallel"."""
     if load(f"{_CONTEXT}.get_serving") is None:
         return server_args
     return load(f"{_CONTEXT}.get_{part}")()
@@ -234,7 +234,7 @@ def namespace(request: Any) -> tuple[str | None, str | None]:
 
 
 def kind_of(event: Any) -> str:
-    """What an event says: "BlockStored", "BlockRemoved" or "AllBlocksCleared"."""
+    """The kind of an event: "BlockStored", "BlockRemoved" or "AllBlocksCleared"."""
     return type(event).__name__.removesuffix("WithMetadata")
 
 
@@ -249,7 +249,7 @@ class SaltedEvents:
 
     def __init__(self, tree_cache: Any) -> None:
         self._salts: dict[int, str] = {}
-        """By the id of an event that SGLang has recorded, until it is taken."""
+        """Salts by the id of an event that SGLang has recorded, until it is taken."""
         key = load("sglang.srt.mem_cache.radix_cache.RadixKey")
         if key is not None and "cache_salt" not in signature(key).parameters:
             core = getattr(tree_cache, "tree_core", tree_cache)
@@ -269,7 +269,7 @@ class SaltedEvents:
 
 
 _SALTED: Final = {name: type(name, (SimpleNamespace,), {}) for name in ("BlockStored", "BlockRemoved")}
-"""By the name of SGLang's class, which says what has happened."""
+"""Our classes by the names of SGLang's, which say what has happened."""
 
 
 def _salted(event: Any, salt: str | None) -> Any:

@@ -24,6 +24,7 @@ from benchmarks.holding.conditions import GROUPS
 from benchmarks.placing import policy_runs
 from benchmarks.placing.preble_workloads import WORKLOADS
 from benchmarks.placing.workloads import AGENTS_FILE
+from benchmarks.running.report import merged
 from benchmarks.schedulers import sweep as sweep_of_schedulers
 from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
 from plait.gateway.simulation.claim import Claim
@@ -77,7 +78,7 @@ def _promises(*, quick: bool) -> Row:
         for callers in promises.CALLERS
         for seed in ((1,) if quick else (1, 2, 3))
     ]
-    return Row(tasks, partial(promises.Runner, plan), lambda found: promise_report.claims(_merged(found)))
+    return Row(tasks, partial(promises.Runner, plan), lambda found: promise_report.claims(merged(found)))
 
 
 def _tenants(*, quick: bool) -> Row:
@@ -109,7 +110,7 @@ def _programs(*, quick: bool) -> Row:
     return Row(
         programs.tasks(quick=quick),
         sweep.Runner,
-        lambda found: programs.claims(_merged(found), quick=quick),
+        lambda found: programs.claims(merged(found), quick=quick),
         TRACE_FILES,
     )
 
@@ -161,7 +162,7 @@ def _documents(*, quick: bool) -> Row:
     if quick:
         plan = replace(plan, calls=200, at_once_s=30.0, open_s=60.0, over_s=30.0)
     tasks = [("documents", seed) for seed in ((11,) if quick else (11, 12, 13))]
-    return Row(tasks, full_fleet.NewRunner(plan), lambda found: document_claims(_merged(found)))
+    return Row(tasks, full_fleet.NewRunner(plan), lambda found: document_claims(merged(found)))
 
 
 def _agents(*, quick: bool) -> Row:
@@ -217,8 +218,3 @@ FOUR_GATEWAYS: Final[tuple[tuple[int, gateways.Way, float], ...]] = (
     (4, "told", gateways.DELAY_S),
 )
 """One gateway that hears of nobody, and four that hear of each other late. Each is compared with one that is told."""
-
-
-def _merged(found: Found) -> dict[Any, Any]:
-    """All points of all tasks."""
-    return {point: figures for some in found.values() for point, figures in some.items()}

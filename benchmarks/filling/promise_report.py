@@ -9,7 +9,7 @@ from typing import Final
 
 from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results, Task
 from benchmarks.filling.systems import ADMISSION, NONE
-from benchmarks.running.report import Report
+from benchmarks.running.report import Report, merged
 from plait.gateway.simulation.claim import Claim
 
 LEAST_COMPLETED: Final = 0.96
@@ -64,8 +64,8 @@ def markdown(results: Results) -> Iterator[str]:
 
 
 def report(plan: Plan, found: Mapping[Task, Results]) -> Report:
-    """Of all promises."""
-    results = {point: kept for some in found.values() for point, kept in some.items()}
+    """The report on all promises."""
+    results = merged(found)
     return Report(
         lines=list(markdown(results)),
         claims=list(claims(results)),

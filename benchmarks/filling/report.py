@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.filling.claims import Place, geometric_mean, hit_rate_loss, load_name, places, ratio, seeds
-from benchmarks.filling.runs import AT_ONCE, Figures, Point, Results, Task
+from benchmarks.filling.runs import AT_ONCE, Figures, Point, Results
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "ttft_mean_s": ("TTFT mean, s", "{:.2f}".format),
@@ -37,11 +37,6 @@ def markdown(results: Results) -> Iterator[str]:
     yield from _head(["load", "system", *_times(), "hit rate lost"])
     for load in sorted({point.load for point in results}):
         yield from (_mean_row(results, load, system) for system in _systems(results))
-
-
-def merged(found: Mapping[Task, Results]) -> Results:
-    """The figures of every run, in the order of the tasks."""
-    return {point: figures for some in found.values() for point, figures in some.items()}
 
 
 def rows(results: Results) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def markdown(results: Results) -> Iterator[str]:
 
 
 def report(results: Results) -> Report:
-    """Of all contests."""
+    """The report on all contests."""
     return Report(
         lines=list(markdown(results)),
         claims=list(claims(results)),

@@ -26,7 +26,7 @@ from plait.policy.placement.policies import Policy, by_name
 OURS: Final = "plait"
 POLICIES: Final = {**by_name(SHIPPED[OURS]), **RIVALS}
 KNOWN: Final = {**POLICIES, **by_name(STICKY)}
-"""What can be named beside `package.module:name`."""
+"""Policies that can be named, beside `package.module:name`."""
 ENDLESS_KV, KNOWN_LENGTHS = "plait, endless KV", "plait, known lengths"
 BOUNDS: Final = (ENDLESS_KV, KNOWN_LENGTHS)
 """Ours on engines that evict nothing, and told the length of each answer: what better guesses could gain."""
@@ -192,7 +192,7 @@ class Runner:
 
 
 def policy_of(name: str) -> Policy:
-    """By its name, or `package.module:name`. Raises ValueError if there is none."""
+    """The policy of this name, or of `package.module:name`. Raises ValueError if there is none."""
     return placement_policy(OURS if name in BOUNDS else name, known=KNOWN)
 
 

@@ -14,7 +14,7 @@ NEAR: Final = 0.95
 
 
 class Verdict(Enum):
-    """What a reader wants to know first."""
+    """How ours is beside the paper's."""
 
     BETTER = "better"
     REPRODUCED = "reproduced"
@@ -48,7 +48,7 @@ class Figure:
     why: str = ""
 
     def verdict(self, stored: Stored) -> Verdict:
-        """Of a range, both ends count. Near the paper's values is as good as there."""
+        """A range is judged by both ends. A value near the paper's is as good as the paper's."""
         if self.ours is None:
             return Verdict.ABSENT
         found = _values(self.ours, stored)
@@ -65,7 +65,7 @@ class Figure:
         return Verdict.BETTER if best > most else Verdict.REPRODUCED
 
     def row(self, stored: Stored) -> list[str]:
-        """Its cells."""
+        """The cells of a table: number, factor, paper, ours, rival, verdict, reason."""
         return [
             self.number,
             self.what,
@@ -78,7 +78,7 @@ class Figure:
 
 
 def _values(values: Values | None, stored: Stored) -> Sequence[float]:
-    """None where no report has them."""
+    """The values; none where no report has them."""
     try:
         return values(stored) if values else []
     except LookupError:

@@ -19,7 +19,7 @@ class Stored:
 
     @classmethod
     def read(cls, folder: Path = FOLDER) -> Stored:
-        """Those in a folder."""
+        """Read the reports in a folder."""
         return cls({path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))})
 
     def claims(self, report: str, contains: str) -> list[Mapping[str, Any]]:

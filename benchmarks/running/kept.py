@@ -55,7 +55,7 @@ class Kept(Generic[TaskT, FoundT]):
 
 
 def _records(file: IO[bytes]) -> Iterator[Any]:
-    """Those that are whole."""
+    """The records of a file that are whole."""
     while True:
         try:
             yield pickle.load(file)  # noqa: S301 - written by `Kept.add`, or refused

@@ -13,9 +13,12 @@ from datetime import UTC, datetime
 from math import isfinite
 from os import cpu_count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from plait.gateway.simulation.claim import Claim
+
+PointT = TypeVar("PointT")
+FiguresT = TypeVar("FiguresT")
 
 NOT_INPUTS: Final = ("json", "plots", "results", "traces", "jobs")
 """Options that change no figure."""
@@ -84,6 +87,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[
     yield f"|{'---|' * len(columns)}"
     for row in rows:
         yield f"| {' | '.join(map(str, row))} |"
+
+
+def merged(found: Mapping[Any, Mapping[PointT, FiguresT]]) -> dict[PointT, FiguresT]:
+    """The figures of all points, of tasks that have some each, in the order of the tasks."""
+    return {point: figures for some in found.values() for point, figures in some.items()}
 
 
 def _given(arguments: Sequence[str]) -> Iterator[str]:

@@ -139,7 +139,7 @@ Results = dict[Point, dict[str, float]]
 
 
 def means(found: Mapping[Task, Mapping[str, float]]) -> Results:
-    """Of each point, over its seeds."""
+    """The mean figures of each point over its seeds."""
     gathered: dict[Point, list[Mapping[str, float]]] = {}
     for (point, _), metrics in found.items():
         gathered.setdefault(point, []).append(metrics)

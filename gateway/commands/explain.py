@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def lines(code: str) -> list[str]:
-    """What is said of a code. Raises ValueError if there is none of this name."""
+    """The lines about a code. Raises ValueError if there is none of this name."""
     row = CODES.get(code)
     if row is None:
         near = difflib.get_close_matches(code, CODES, n=1)

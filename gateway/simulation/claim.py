@@ -29,7 +29,7 @@ class Claim:
 
     @property
     def fails(self) -> bool:
-        """Whether it is not, and nothing excuses it."""
+        """Whether the figure is out of bounds, and nothing excuses that."""
         return not (self.holds or self.excused)
 
     @property
@@ -48,7 +48,7 @@ class Claim:
         return f"{word}: {self.name}{where} = {self.value:,.3f}, wanted {self.wanted}{excused}"
 
     def json(self) -> dict[str, Any]:
-        """Its fields and whether it holds."""
+        """The fields for JSON, with whether the claim holds."""
         optional = {"where": self.where, "excused": "" if self.holds else self.excused}
         row = {"name": self.name, "value": self.value, "wanted": self.wanted, "holds": self.holds}
         return row | {key: text for key, text in optional.items() if text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,13 +44,30 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def test_the_start_and_the_report_say_so(
-    build: Build, tier: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.WARNING, "vllm.plait"):
-        engine = build()
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "vllm.plait"]
+class Lines(logging.Handler):
+    """Keeps messages. vLLM's logger does not propagate, and versions of pytest differ in what they do about that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    """The adapter's lines in the log."""
+    logger, handler = logging.getLogger("vllm.plait"), Lines()
+    caplog.set_level(logging.WARNING, logger.name)
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_the_start_and_the_report_say_so(build: Build, tier: str, lines: Lines) -> None:
+    engine = build()
+    (line,) = lines.texts
     assert f"is {tier!r}; it lacks: " in line
     assert line.endswith(MOVED[tier])
     scheduler = engine.report(None, None).scheduler

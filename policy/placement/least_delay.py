@@ -259,7 +259,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
     weight, stalled = FIRST_TOKEN_WEIGHT, STALLED_SHARE
     most_wait_s = asked.most_wait_s
-    waits = asked.ttft_s == inf  # an engine may serve an urgent call before all that wait
+    waits = call.due_s == inf  # an engine may serve an urgent call before all that wait
     costs_s, with_copy_s = list[float](), list[float]()
     for engine in engines:
         until_s, least_s, iteration_s, deepening, calls, slowness = engine.floor or engine.find_floor()

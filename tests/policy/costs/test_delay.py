@@ -23,7 +23,7 @@ from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, l
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Call, PlacementReason, Slo
+from plait.policy.types import NO_SLO, Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
@@ -318,7 +318,7 @@ CHOICES = given(
     chosen=fleets(),
     output_tokens=st.sampled_from((1, OUTPUT_TOKENS)),
     slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
-    ttft_s=st.sampled_from((inf, inf, 0.2, 0.01)),
+    slo=st.sampled_from((None, None, Slo(ttft_s=0.2), Slo(ttft_s=0.01), Slo(jct_s=0.5), Slo(jct_s=0.02))),
     uses=st.sampled_from((0, 1, 20, 500)),
     most_wait_s=st.sampled_from((inf, MOST_WAIT_S, 0.01)),
     prompt=st.sampled_from(("prefix", "preface", "other", "p")),
@@ -330,18 +330,21 @@ def choice(
     *,
     output_tokens: int,
     slowness: list[float],
-    ttft_s: float,
+    slo: Slo | None,
     uses: int,
     most_wait_s: float,
     prompt: str,
 ) -> tuple[CallToPlace, Situation]:
-    """The call, and the engines with these paces. The fast ones serve calls with a TTFT first."""
+    """The call, and the engines with these paces. The fast ones serve calls with a TTFT or a JCT first."""
     engines, passed = chosen
     fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=lambda: COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    return CallToPlace(call_of(prompt), output_tokens, ttft_s, COMING.rate_s / COMING.tokens_per_s, most_wait_s), fleet
+    rate, call = COMING.rate_s / COMING.tokens_per_s, call_of(prompt)._replace(slo=slo, arrived_s=fleet.now_s)
+    times_s = (slo or NO_SLO).ttft_s, (slo or NO_SLO).jct_s
+    ttft_s, jct_s = (inf if time_s is None else time_s for time_s in times_s)
+    return CallToPlace(call, output_tokens, ttft_s, rate, most_wait_s, jct_s), fleet
 
 
 @CHOICES
@@ -362,11 +365,9 @@ HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], P
 
 @CHOICES
 @example(
-    chosen=AN_IDLE_ENGINE, output_tokens=20, slowness=[1.0, 1.0], ttft_s=inf, uses=0, most_wait_s=inf, prompt="prefix"
+    chosen=AN_IDLE_ENGINE, output_tokens=20, slowness=[1.0, 1.0], slo=None, uses=0, most_wait_s=inf, prompt="prefix"
 )
-@example(
-    chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], ttft_s=inf, uses=0, most_wait_s=inf, prompt="prefix"
-)
+@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], slo=None, uses=0, most_wait_s=inf, prompt="prefix")
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
     offers = [offer(asked, fleet, engine) for engine in fleet.engines]

@@ -132,6 +132,59 @@ class Cost(Protocol):
         ...
 
 
+class Rule(StrEnum):
+    """Why a call was not simply placed where it costs least, as the gateway's own policy says it."""
+
+    ONLY_ENGINE = "only_engine"
+    LEAST_DELAY = "least_delay"
+    TTFT = "ttft"
+    """A cheaper engine would miss the TTFT or the JCT, or miss it by more."""
+
+    GROUP = "group"
+    """The calls of a task group are divided so that all of them together cost least."""
+
+    HAND_OVER = "hand_over"
+    """An engine that drains hands its prefixes over, which leaves some engines out."""
+
+
+class Candidate(Protocol):
+    """An engine that was looked at for a call."""
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's id."""
+        ...
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks of the prompt in its cache."""
+        ...
+
+    @property
+    def cost(self) -> Cost:
+        """What the call would cost there."""
+        ...
+
+
+class Compared(NamedTuple):
+    """What a policy has compared.
+
+    It chose from so many `engines` and looked at the `candidates`. No other engine costs less than `others_s`, which is
+    infinite if there is none.
+    """
+
+    rule: Rule
+    candidates: Sequence[Candidate]
+    engines: int
+    others_s: float
+
+    def next_best(self, engine_id: str) -> Candidate | None:
+        """The cheapest engine beside this one; None if it is not known, or there is none."""
+        beside = [one for one in self.candidates if one.engine_id != engine_id]
+        best = min(beside, key=lambda one: one.cost.total_s, default=None)
+        return None if best is None or best.cost.total_s > self.others_s else best
+
+
 class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
@@ -139,7 +192,7 @@ class Placement(NamedTuple):
     word in printable ASCII.
     `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
     promised for them, or the policy does not look. From its first token on, the call is expected to take `decode_s`
-    (0: not known).
+    (0: not known). `compared` is None if the policy does not tell.
     """
 
     engine_id: str
@@ -149,3 +202,4 @@ class Placement(NamedTuple):
     cost: Cost | None = None
     meets_slo: bool | None = None
     decode_s: float = 0.0
+    compared: Compared | None = None

@@ -19,7 +19,7 @@ from typing import Final
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
 from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import Node
-from plait.policy.types import NO_SLO, Call, Placement
+from plait.policy.types import NO_SLO, Call, Compared, Placement
 
 STALLED_SHARE = 0.5
 """Of the calls that are there, so many still decode when a new prompt is computed."""
@@ -74,6 +74,12 @@ class DelayCost:
         rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
+    def weighted_s(self) -> dict[str, float]:
+        """The parts by their names, as they count: they sum to `total_s`."""
+        before = {part: FIRST_TOKEN_WEIGHT * getattr(self, f"{part}_s") for part in ("queue", "prefill", "later")}
+        rest = {part: getattr(self, f"{part}_s") for part in ("decode", "stall", "slow", "evicted")}
+        return {**before, **rest, "repaid": -self.repaid_s}
+
 
 @dataclass(slots=True)
 class CallToPlace:
@@ -106,10 +112,15 @@ class CallToPlace:
         first_s = cost.first_token_s
         return max(0.0, first_s - self.ttft_s, first_s + cost.decode_s - self.jct_s)
 
-    def placed(self, engine: EngineView, held_blocks: int, cost: DelayCost) -> Placement:
+    def placed(
+        self, engine: EngineView, held_blocks: int, cost: DelayCost, compared: Compared | None = None
+    ) -> Placement:
         """The placement on `engine`, which has `held_blocks` of the prompt, and whether its times are met there."""
         meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
-        return placed(self.call, engine, None, held_blocks, cost, meets_slo=meets_slo, decode_s=cost.decode_s)
+        decode_s = cost.decode_s
+        return placed(
+            self.call, engine, None, held_blocks, cost, meets_slo=meets_slo, decode_s=decode_s, compared=compared
+        )
 
 
 Rank = tuple[float, float]
@@ -124,6 +135,11 @@ class Offer:
     engine: EngineView
     held_blocks: int
     cost: DelayCost
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's id."""
+        return self.engine.engine_id
 
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:

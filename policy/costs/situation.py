@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.prefix_tree import Segment
-from plait.policy.types import Call, Cost, Placement, PlacementReason, TaskGroup
+from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
@@ -132,7 +132,8 @@ class Situation(NamedTuple):
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
     task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
-    `coming` returns the calls of its model that each engine has to expect.
+    `coming` returns the calls of its model that each engine has to expect. With `compares`, a policy that looks at few
+    engines goes on until it knows the best three.
     """
 
     path: Sequence[Segment]
@@ -143,6 +144,7 @@ class Situation(NamedTuple):
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
     coming: Callable[[], Coming] = nothing_comes
+    compares: bool = False
 
 
 class Demand:
@@ -249,6 +251,7 @@ def placed(
     *,
     meets_slo: bool | None = None,
     decode_s: float = 0.0,
+    compared: Compared | None = None,
 ) -> Placement:
     """The placement of `call` on `engine`, which has `held_blocks` of its prompt.
 
@@ -258,4 +261,4 @@ def placed(
     if reason is None:
         reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     missed_tokens = call.prompt_tokens - cached_tokens
-    return Placement(engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, decode_s)
+    return Placement(engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, decode_s, compared)

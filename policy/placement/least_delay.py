@@ -37,7 +37,7 @@ from plait.policy.costs.delay import (
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Passed, Situation, cached_blocks, placed
 from plait.policy.prefix.prefix_tree import USES_S
-from plait.policy.types import Call, Placement
+from plait.policy.types import Call, Compared, Placement, Rule
 
 FEW: Final = 4
 """So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,
@@ -63,18 +63,45 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         engine = situation.engines[0]
         if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
             engine.queue.expire(situation.now_s)
-        return placed(call, engine, None, cached_blocks(call, situation, engine))
+        return placed(call, engine, None, cached_blocks(call, situation, engine), compared=_ONLY_ENGINE)
     asked = CallToPlace.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
+    others_s, rule = inf, Rule.LEAST_DELAY
     if situation.siblings and asked.ttft_s == inf:
-        best = best_for_group(asked, situation.siblings, _offers(asked, situation, engines))
+        offers, others_s = _offers(asked, situation, engines)
+        best, rule = best_for_group(asked, situation.siblings, offers), Rule.GROUP
     elif len(engines) <= FEW:
-        offers: Sequence[Offer] = list(map(partial(offer, asked, situation), engines))
-        best = min(with_copies(asked, situation, engines, offers), key=_rank)
+        offers = with_copies(asked, situation, engines, list(map(partial(offer, asked, situation), engines)))
+        best = min(offers, key=_rank)
     else:
-        best = best_of_many(asked, situation, engines)
-    return asked.placed(best.engine, best.held_blocks, best.cost)
+        search = best_of_many(asked, situation, engines)
+        best, offers, others_s = search.best, search.offers, search.others_s
+    compared = _compared(rule, best, offers, len(engines), others_s)
+    return asked.placed(best.engine, best.held_blocks, best.cost, compared)
+
+
+_ONLY_ENGINE: Final = Compared(Rule.ONLY_ENGINE, (), 1, inf)
+
+MOST_KEPT: Final = 3
+"""So many of the best offers are known afterwards, and the cheapest: a call that waits long refers to them."""
+
+
+def _compared(rule: Rule, best: Offer, offers: Sequence[Offer], engines: int, others_s: float) -> Compared:
+    """What was compared, without the worst of many offers."""
+    cheapest = min(offers, key=_total_s)
+    if rule is Rule.LEAST_DELAY and cheapest.cost.total_s < best.cost.total_s:
+        rule = Rule.TTFT
+    if len(offers) > FEW:
+        kept = nsmallest(MOST_KEPT, offers, key=_rank)
+        kept += [one for one in {id(best): best, id(cheapest): cheapest}.values() if all(one is not k for k in kept)]
+        others_s = min(others_s, *(one.cost.total_s for one in offers if all(one is not k for k in kept)), inf)
+        offers = kept
+    return Compared(rule, offers, engines, others_s)
+
+
+def _total_s(offer: Offer) -> float:
+    return offer.cost.total_s
 
 
 def with_copies(
@@ -89,63 +116,103 @@ def with_copies(
     return [one if place in found.holders else copy.on(asked, passed, one) for place, one in enumerate(offers)]
 
 
-def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> Offer:
-    """The first of the best of all offers `with_copies`, without looking at every engine.
+def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> Search:
+    """A search whose `best` is the first of the best of all offers `with_copies`, without looking at every engine.
 
     An offer that misses the TTFT or the JCT is compared with all.
     """
-    search, found = _Search(asked, situation, engines), longest(asked, situation, engines)
+    search, found = Search(asked, situation, engines), longest(asked, situation, engines)
     if found is None:
-        return search.over(zip(floors(asked, situation, engines).costs_s, range(len(engines)), strict=True))
-    least = floors(asked, situation, engines, found.blocks)
-    copy = Copy.of(situation, found, search.over((least.costs_s[place], place) for place in found.holders))
-    search.copy = copy
-    least_s = copy.least_with(*least)
-    for place in found.holders:
-        least_s[place] = inf  # looked at before
-    return search.over(zip(least_s, range(len(engines)), strict=True))
+        search.over(zip(floors(asked, situation, engines).costs_s, range(len(engines)), strict=True))
+    else:
+        least = floors(asked, situation, engines, found.blocks)
+        search.over((least.costs_s[place], place) for place in found.holders)
+        search.copy = Copy.of(situation, found, search.best)
+        least_s = search.copy.least_with(*least)
+        for place in found.holders:
+            least_s[place] = inf  # looked at before
+        search.over(zip(least_s, range(len(engines)), strict=True))
+    if situation.compares:
+        search.compare(() if found is None else found.holders)
+    return search
 
 
-@dataclass(slots=True)
-class _Search:
-    """A branch and bound. `best` is the best offer so far and its place. `copy` is what the others would make."""
+class Search:
+    """A branch and bound over `engines`. `copy` is what those would make that have no part of the prompt.
 
-    asked: CallToPlace
-    situation: Situation
-    engines: Sequence[EngineView]
-    best: tuple[int, Offer] | None = None
-    copy: Copy | None = None
+    `offers` were made, of which `best` is the best so far.
+    """
 
-    def over(self, least: Iterable[tuple[float, int]]) -> Offer:
-        """The best offer so far or of these engines, each given as the least cost in seconds and the place.
+    __slots__ = ("_asked", "_engines", "_heaps", "_place", "_situation", "best", "copy", "offers")
+
+    def __init__(self, asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> None:
+        self.best: Offer
+        self.copy: Copy | None = None
+        self.offers: list[Offer] = []
+        self._asked = asked
+        self._situation = situation
+        self._engines = engines
+        self._heaps: list[list[tuple[float, int]]] = []  # the engines that were not looked at, by their floors
+        self._place = -1  # of the best
+
+    @property
+    def others_s(self) -> float:
+        """No engine that made no offer costs less."""
+        return min([heap[0][0] for heap in self._heaps if heap], default=inf)
+
+    def over(self, least: Iterable[tuple[float, int]]) -> None:
+        """Look for the best of these engines, too, each given as the least cost in seconds and the place.
 
         An engine whose least cost is infinite is left out.
         """
         heap = list(least)
         heapify(heap)
-        best = self.best
+        best = self.best if self._place >= 0 else None
         while heap:
-            floor_s, place = heappop(heap)
-            if best is not None and best[1].rank[0] == 0.0 and floor_s >= _rounded(best[1].rank[1]):
+            floor_s, place = heap[0]
+            if best is not None and best.rank[0] == 0.0 and floor_s >= _rounded(best.rank[1]):
                 break
             if floor_s == inf:
                 break
-            found = offer(self.asked, self.situation, self.engines[place])
-            if self.copy is not None:
-                found = self.copy.on(self.asked, self.situation.passed, found)
-            if best is None or (found.rank, place) < (best[1].rank, best[0]):
-                best = place, found
+            heappop(heap)
+            found = self._offer(place)
+            if best is None or (found.rank, place) < (best.rank, self._place):
+                best, self._place = found, place
         assert best is not None
         self.best = best
-        return best[1]
+        self._heaps.append(heap)
+
+    def compare(self, holders: Collection[int]) -> None:
+        """Look on until the best `MOST_KEPT` offers are known. The `holders` make no copy."""
+        heap = [one for heap in self._heaps for one in heap if one[0] < inf]
+        heapify(heap)
+        self._heaps, copy = [heap], self.copy
+        while heap:
+            known = nsmallest(MOST_KEPT, self.offers, key=_rank)
+            if len(known) == MOST_KEPT and not known[-1].rank[0] and heap[0][0] >= _rounded(known[-1].rank[1]):
+                break
+            _, place = heappop(heap)
+            self.copy = None if place in holders else copy
+            self._offer(place)
+
+    def _offer(self, place: int) -> Offer:
+        """What the engine at this place offers."""
+        found = offer(self._asked, self._situation, self._engines[place])
+        if self.copy is not None:
+            found = self.copy.on(self._asked, self._situation.passed, found)
+        self.offers.append(found)
+        return found
 
 
-def _offers(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> list[Offer]:
-    """The offers of all engines; in a large fleet, of those with the lowest floors."""
+def _offers(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> tuple[Sequence[Offer], float]:
+    """The offers of all engines; in a large fleet, of those with the lowest floors, and the lowest of the others."""
+    others_s = inf
     if len(engines) > MOST_FOR_GROUP:
-        least = floors(asked, situation, engines).costs_s
-        engines = [engines[place] for place in nsmallest(MOST_FOR_GROUP, range(len(engines)), least.__getitem__)]
-    return [offer(asked, situation, engine) for engine in engines]
+        least_s = floors(asked, situation, engines).costs_s
+        places = nsmallest(MOST_FOR_GROUP + 1, range(len(engines)), least_s.__getitem__)
+        others_s = least_s[places.pop()]
+        engines = [engines[place] for place in places]
+    return [offer(asked, situation, engine) for engine in engines], others_s
 
 
 def _rounded(seconds: float) -> float:

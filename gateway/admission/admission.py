@@ -314,6 +314,8 @@ class SessionGates:
             self._look_soon(now_s)
         if gate.worth.is_closed is not (gate in self._closed):
             self._tell(gate)
+        if turn.is_held:
+            call.wait_for("session", now_s)
         return not turn.is_held
 
     def release(self, gate: SessionGate, now_s: float) -> None:

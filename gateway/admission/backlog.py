@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
 
 import msgspec
 
 from plait.backends.errors import PlaitError
+from plait.gateway.admission.waits import Wait, WaitReason
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
@@ -105,6 +106,32 @@ class Waiting(msgspec.Struct, eq=False):
 
     error: PlaitError | None = None
     """Why it is not sent, set in `queue`."""
+
+    # What it has waited for.
+
+    waits: list[Wait] | None = None
+    """One after the other, by `wait_for`; None if it has not waited."""
+
+    def wait_for(self, why: WaitReason, now_s: float) -> None:
+        """The call waits for this from now on. A reason that has lasted no time is replaced."""
+        waits = self.waits
+        if waits is None:
+            self.waits = [Wait(why, now_s)]
+            return
+        if waits[-1].since_s >= now_s:
+            waits.pop()
+        if not waits or waits[-1].why != why:
+            waits.append(Wait(why, now_s))
+
+    def wait_for_all(self, waits: Iterable[Wait]) -> None:
+        """The call has waited for these, too, since its latest wait began."""
+        since_s = self.waits[-1].since_s if self.waits else 0.0
+        for wait in waits:
+            self.wait_for(wait.why, max(since_s, wait.since_s))
+
+    def waited_until_s(self, now_s: float) -> float:
+        """When the call was first sent; now if it was not."""
+        return self.booking.sent_s if self.is_sent and self.booking is not None else now_s
 
     @property
     def conversation(self) -> str:

@@ -19,6 +19,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.admission.backlog import Waiting, rank_of
 from plait.gateway.admission.room import Room, backlog_s
 from plait.gateway.admission.tenants import TenantUse
+from plait.gateway.admission.waits import Firsts, WaitReason
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
@@ -81,6 +82,7 @@ class Lines:
         self._on_sent = on_sent
         self._on_failed = on_failed
         self._lines: dict[str, Line[Waiting]] = {}
+        self._firsts = Firsts()
         self._alarms = Alarms(at, self._serve)
         moves = Moves(at, self._stranded, self._move, lambda: self._alarms.all(router.engines))
         router.on_room, router.models.on_change = self._alarms.now, lambda: moves.soon() if router.waiting else None
@@ -94,15 +96,20 @@ class Lines:
         passed = _passed(router, self._lines, call) if router.waiting else NOTHING_PASSED
         placement = router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed)
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
-        is_next = not line or line.is_before_all(call.tenant) or self._next_tenant(line, engine_id, now_s) is None
-        call.is_sent = is_next and self.room.has(router.engines[engine_id].view, call.tenant, now_s)
+        if line:
+            why = self._joining_waits_for(line, engine_id, call.tenant, now_s)
+        else:
+            why = self.room.waits_for(router.engines[engine_id].view, call.tenant, now_s)
+        call.is_sent = why is None
         self.room.came(engine_id, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent, tenant=call.tenant)
-        if not call.is_sent:
+        if why is not None:
             call.precedence = self._expected(call, now_s)
             if self._may_pass(call, now_s):
                 router.send(call.booking, now_s)
                 call.is_sent = True
+            else:
+                call.wait_for(why, now_s)
         self._uses[call.tenant].running += 1
         if call.is_sent:
             self._shares.serve(call.tenant, call.tokens)
@@ -130,6 +137,8 @@ class Lines:
         self._uses[call.tenant].running -= 1
         line = self._lines.get(call.engine_id)
         if line is not None and call in line:
+            if line.next_call(call.tenant) is call:
+                call.wait_for_all(self._firsts.taken(call.engine_id, call.tenant))
             line.remove(call)
             self._router.waiting -= 1
         self._release(call, now_s)
@@ -179,7 +188,9 @@ class Lines:
         """Take the call out of its line that an engine is sent next; None if there is none."""
         tenant = self._next_tenant(line, engine_id, now_s)
         if tenant is not None:
-            return line.take(tenant)
+            taken = line.take(tenant)
+            taken.wait_for_all(self._firsts.taken(engine_id, tenant))
+            return taken
         call = self._passing(line, engine_id, now_s)
         if call is not None:
             line.serve(call)
@@ -188,18 +199,28 @@ class Lines:
     def _next_tenant(self, line: Line[Waiting], engine_id: str, now_s: float) -> str | None:
         """The tenant that goes next: the one furthest behind, among those that there is room for; None if for none."""
         first, view = line.next_tenant(), self._router.engines[engine_id].view
-        if self.room.has(view, first, now_s):
+        why = self.room.waits_for(view, first, now_s)
+        if why is None:
             return first
+        self._firsts.wait_for(engine_id, first, why, now_s)
         if line.tenants == 1:
             return None
-        return next((name for name in line.by_share() if self.room.has(view, name, now_s)), None)
+        return next((name for name in line.by_share() if self.room.waits_for(view, name, now_s) is None), None)
+
+    def _joining_waits_for(self, line: Line[Waiting], engine_id: str, tenant: str, now_s: float) -> WaitReason | None:
+        """What a call of the tenant waits for that comes to a line; None if it is sent at once."""
+        is_first = line.is_before_all(tenant)
+        if not is_first and self._next_tenant(line, engine_id, now_s) is not None:
+            return "turn"
+        why = self.room.waits_for(self._router.engines[engine_id].view, tenant, now_s)
+        return why if is_first or why is None else "turn"
 
     def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
         """The call that goes before all others in a line; None if there is none."""
         view = self._router.engines[engine_id].view
         for precedence in MAY_PASS[: 1 if _is_old(line, now_s) else None]:
             for tenant in line.having(precedence):
-                if self.room.has(view, tenant, now_s, precedence):
+                if self.room.waits_for(view, tenant, now_s, precedence) is None:
                     for call in line.first(tenant, precedence, PASSING):
                         if precedence is Precedence.ON_TIME:
                             line.change(call, call.rank, self._expected(call, now_s))
@@ -223,7 +244,7 @@ class Lines:
             return False
         if precedence is Precedence.REST or (line and not self._is_let_pass(line, call, now_s)):
             return False
-        return self.room.has(engine.view, call.tenant, now_s, precedence)
+        return self.room.waits_for(engine.view, call.tenant, now_s, precedence) is None
 
     def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
         """Whether those that wait let a call pass.

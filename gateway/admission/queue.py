@@ -92,6 +92,7 @@ class Queue:
         call.rank, call.priority = rank_of(call.call), call.call.priority
         backlog.add(call)
         if call.booking is None:
+            call.wait_for("max_running", now_s)
             self.held.setdefault(call.tenant, InTurn()).add(call)
         else:
             self.lines.join(call, now_s)

@@ -70,10 +70,11 @@ class RateLeases:
         self._draw = draw
         self._leases: dict[str, _Lease] = {}
 
-    async def take(self, tenant: str, tokens: int) -> bool:
+    async def take(self, tenant: str, tokens: int, on_wait: Callable[[float], None] | None = None) -> bool:
         """Let one more call of a tenant through. Raises `LimitError` beyond a rate.
 
-        False if the tenant has no rates, or the store cannot be asked: then nothing was decided.
+        If the store is asked, `on_wait` is called with the time before. False if the tenant has no rates, or the store
+        cannot be asked: then nothing was decided.
         """
         limits = self._rates(tenant)
         rates = Amounts(limits.calls_per_s, limits.tokens_per_s)
@@ -87,6 +88,8 @@ class RateLeases:
             return True
         if lease.refused is not None and lease.used_s < lease.refused_until_s:
             raise _refusal(lease, wanted, lease.refused)
+        if on_wait is not None:
+            on_wait(lease.used_s)
         told = asyncio.get_running_loop().create_future()
         lease.waiting.append((wanted, told))
         if lease.asks is None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from math import inf
 from typing import Final
 
+from plait.gateway.admission.waits import WaitReason
 from plait.policy.admission.arrivals import ArrivalRates
 from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import ActiveTenants, FairShares
@@ -75,33 +76,40 @@ class Room:
         active = self.active
         return len(active.latest) > 1 and self._shares.is_waiting(tenant) and active.is_over(tenant, now_s)
 
-    def has(self, view: EngineView, tenant: str, now_s: float, precedence: Precedence = Precedence.REST) -> bool:
-        """Whether the engine is sent a further prompt of the tenant, of this precedence.
+    def waits_for(
+        self, view: EngineView, tenant: str, now_s: float, precedence: Precedence = Precedence.REST
+    ) -> WaitReason | None:
+        """What a further prompt of the tenant, of this precedence, waits for; None if the engine is sent it.
 
-        That is so if a slot is free, and what the engine computes before the prompt ends soon.
+        The engine is sent one if a slot is free, and what it computes before the prompt ends soon.
         """
         if self._ahead_s == inf:
-            return True
+            return None
         is_shared = self._is_shared(tenant, now_s)
-        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
-            return False
+        no_slot = self._no_slot(view, tenant, now_s, is_shared=is_shared)
+        if no_slot is not None:
+            return no_slot
         queue = view.queue
         if queue.expires_s <= now_s:
             queue.expire(now_s)
         if not queue.sent:
-            return True
+            return None
         is_over = is_shared and self.is_over(tenant, now_s)
         if is_over and not _may_pass_others(queue, tenant, precedence):
-            return False
+            return "tenant_share"
         before_s = self._before_s(view, precedence, now_s, is_shared=is_shared, is_over=is_over)
-        return before_s < self._bound_s(view, is_shared=is_shared)
+        bound_s = self._bound_s(view, is_shared=is_shared)
+        if before_s < bound_s:
+            return None
+        is_kept_back = is_over and precedence is Precedence.REST and _rest_share(view) * before_s < bound_s
+        return "tenant_share" if is_kept_back else "prompts"
 
     def has_last(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
         """Whether the engine is sent a prompt that it serves last (None: of a tenant that has no call there)."""
         if self._ahead_s == inf:
             return True
         is_shared = self._is_shared(tenant, now_s)
-        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+        if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             return False
         before_s = _all_s(view, now_s, is_shared=is_shared)
         return not view.queue.sent or before_s < self._bound_s(view, is_shared=is_shared)
@@ -110,7 +118,7 @@ class Room:
         """When there may be room as time passes, if nothing else happens; infinite if there will be none."""
         is_shared, queue = self._is_shared(tenant, now_s), view.queue
         queue.expire(now_s)
-        if not self._has_slot(view, tenant, now_s, is_shared=is_shared):
+        if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             kept_since_s, _ = self._wanted.get(view.engine_id, (inf, {}))
             return kept_since_s + RESERVED_S if view.slots and _free_slots(view) > 0 else inf
         is_over, bound_s = is_shared and self.is_over(tenant, now_s), self._bound_s(view, is_shared=is_shared)
@@ -158,15 +166,19 @@ class Room:
         own = view.queue.own_share * (view.gateways if is_shared else 1)
         return bound_s if own >= 1 else bound_s / own if own > 0 else inf
 
-    def _has_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> bool:
+    def _no_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> WaitReason | None:
+        """Why the tenant may not have a slot of the engine; None if it may."""
         if not view.slots:
-            return True
+            return None
         free = _free_slots(view)
-        if free <= 0 or tenant is None or not is_shared:
-            return free > 0
+        if free <= 0:
+            return "slot"
+        if tenant is None or not is_shared:
+            return None
         if self.sent.get((view.engine_id, tenant), 0) < view.slots * self.active.share(tenant, now_s):
-            return True
-        return free > max(view.slots // SLOTS_A_RESERVED, self._wanted_by_others(view, tenant, now_s))
+            return None
+        kept = max(view.slots // SLOTS_A_RESERVED, self._wanted_by_others(view, tenant, now_s))
+        return None if free > kept else "tenant_share"
 
     def _wanted_by_others(self, view: EngineView, tenant: str, now_s: float) -> float:
         """The slots that other tenants need for the calls of `RESERVED_S`. It is computed once in so long."""

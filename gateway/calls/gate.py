@@ -93,7 +93,8 @@ class Gate:
     async def _lease(self, leases: RateLeases, entry: Entry, *, may_leave: bool) -> None:
         """Admit a call that the gateways' store allows."""
         waiting = entry.waiting
-        waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens)
+        on_wait = partial(waiting.wait_for, "store")
+        waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens, on_wait)
         try:
             self._admit(entry, may_leave=may_leave)
         except PlaitError:  # a call that is refused there has not used what was leased for it

@@ -278,6 +278,11 @@ class Line(Generic[T]):
             ticket.rank, ticket.precedence = rank, precedence
             tenant.add(ticket)
 
+    def next_call(self, tenant: str) -> T:
+        """The first call of a tenant that waits. Another one of its class may go before it, by the hit-ratio groups."""
+        classes = self._tenants[tenant].classes
+        return next(iter(classes[min(classes)].tickets))
+
     def having(self, precedence: Precedence) -> list[str]:
         """The tenants with waiting calls of a precedence that may pass, those that are furthest behind first."""
         found = [name for name, tenant in self._tenants.items() if tenant.of_precedence[precedence]]

@@ -97,6 +97,16 @@ class Machine(RuleBasedStateMachine):
         assert dict(self.fleet.admission.queue.lines.room.sent) == dict(sent)
 
     @invariant()
+    def each_wait_follows_the_one_before(self) -> None:
+        """So a call's waits take as long as it waits."""
+        for call in self.fleet.entered:
+            assert call.is_sent or call.waits
+            times = [wait.since_s for wait in call.waits or ()]
+            assert times[:1] == ([call.call.arrived_s] if times else [])
+            assert times == sorted(set(times))
+            assert not times or times[-1] <= call.waited_until_s(self.fleet.now_s)
+
+    @invariant()
     def slots_are_kept(self) -> None:
         assert sent_calls(self.fleet.router.engines["z"].view) <= 2
 

@@ -48,7 +48,7 @@ def new_engine(*sent: Prefill, slots: int = 0, slowness: float = 1.0) -> EngineV
 
 
 def has_room(engine: EngineView, ahead_s: float, now_s: float) -> bool:
-    return Room(ahead_s, FairShares()).has(engine, "t", now_s)
+    return Room(ahead_s, FairShares()).waits_for(engine, "t", now_s) is None
 
 
 def room_s(engine: EngineView, ahead_s: float, now_s: float) -> float:
@@ -182,7 +182,7 @@ def decode(room: Room, engine: EngineView, calls: Mapping[str, int], now_s: floa
 
 def has(room: Room, engine: EngineView, tenants: str, now_s: float = 0.0) -> list[bool]:
     """For each of these tenants, whether there is room for a call."""
-    return [room.has(engine, tenant, now_s) for tenant in tenants]
+    return [room.waits_for(engine, tenant, now_s) is None for tenant in tenants]
 
 
 def test_while_several_tenants_are_active_less_is_sent_ahead() -> None:

@@ -24,7 +24,7 @@ def of(precedence: Precedence, tokens: int = 490, tenant: str = "a") -> Prefill:
 
 def precedences(room: Room, engine: EngineView, tenant: str = "a") -> list[Precedence]:
     """Those of the prompts of a tenant that there is room for."""
-    return [precedence for precedence in Precedence if room.has(engine, tenant, 0.0, precedence)]
+    return [precedence for precedence in Precedence if room.waits_for(engine, tenant, 0.0, precedence) is None]
 
 
 @pytest.mark.parametrize("precedence", [Precedence.ON_TIME, Precedence.SMALL])
@@ -72,9 +72,19 @@ def test_for_a_tenant_over_its_share_everything_counts() -> None:
     assert precedences(greedy_room("a"), engine) == list(Precedence), "it is alone"
 
 
+def test_a_tenant_waits_for_its_share_if_others_would_be_sent_the_same_prompt() -> None:
+    engine, greedy = new_engine(of(Precedence.ON_TIME), of(Precedence.SMALL)), greedy_room("ab")
+    assert greedy.waits_for(engine, "a", 0.0) == "tenant_share"
+    assert greedy.waits_for(engine, "b", 0.0) is None
+    assert greedy.waits_for(engine, "a", 0.0, Precedence.SMALL) == "tenant_share"
+    assert greedy.waits_for(engine, "b", 0.0, Precedence.SMALL) == "prompts"
+    send(engine, *[of(Precedence.REST)] * 3)
+    assert [greedy.waits_for(engine, tenant, 0.0) for tenant in "ab"] == ["prompts"] * 2
+
+
 def test_what_is_late_makes_room_for_what_is_on_time() -> None:
     several, late = room_of("ab"), replace(prefill(490), is_on_time=True, due_s=2.0)
     engine = new_engine(of(Precedence.REST, 5_000), late)
-    assert not several.has(engine, "a", 0.0, Precedence.ON_TIME)
+    assert several.waits_for(engine, "a", 0.0, Precedence.ON_TIME) == "prompts"
     assert several.due_s(engine, "a", 0.0) == 1.5
-    assert several.has(engine, "a", 1.5, Precedence.ON_TIME)
+    assert several.waits_for(engine, "a", 1.5, Precedence.ON_TIME) is None

@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.waits import Wait, WaitReason
+from plait.gateway.admission.waits import LineChange, Wait, WaitReason
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
@@ -111,6 +111,9 @@ class Waiting(msgspec.Struct, eq=False):
 
     waits: list[Wait] | None = None
     """One after the other, by `wait_for`; None if it has not waited."""
+
+    line_changes: tuple[LineChange, ...] = ()
+    """Set in `lines`."""
 
     def wait_for(self, why: WaitReason, now_s: float) -> None:
         """The call waits for this from now on. A reason that has lasted no time is replaced."""

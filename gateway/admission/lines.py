@@ -19,7 +19,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.admission.backlog import Waiting, rank_of
 from plait.gateway.admission.room import Room, backlog_s
 from plait.gateway.admission.tenants import TenantUse
-from plait.gateway.admission.waits import Firsts, WaitReason
+from plait.gateway.admission.waits import Firsts, LineChange, WaitReason
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.router import Router
@@ -264,8 +264,9 @@ class Lines:
         if not self.room.has_last(view, None, now_s):
             return
         best = _best_change(self._router, self._lines, engine_id, now_s)
-        if best is not None and self.room.has_last(view, best[0].tenant, now_s):
-            call, placement = best
+        if best is not None and self.room.has_last(view, best[1].tenant, now_s):
+            gain_s, call, placement = best
+            call.line_changes += (LineChange(call.engine_id, engine_id, now_s, gain_s),)
             self._shares.serve(call.tenant, call.tokens)
             self.leave(call, now_s)
             call.booking = self._router.book(call.call, placement, now_s, waits=True, tenant=call.tenant)
@@ -289,12 +290,15 @@ class Lines:
         if call.booking is None or call not in self._lines.get(call.engine_id, ()):
             return
         self._shares.waits(call.tenant)  # all the time, so that its virtual time stays
+        from_id = call.engine_id
         self.leave(call, now_s)
         try:
             self.place(call, now_s)
         except PlaitError as error:
             self._on_failed(call, error, now_s)
         else:
+            if call.engine_id != from_id:
+                call.line_changes += (LineChange(from_id, call.engine_id, now_s, None),)
             self._on_sent(call, now_s) if call.is_sent else self.join(call, now_s)
         self._shares.left(call.tenant)
 
@@ -338,10 +342,10 @@ def _takes(router: Router, call: Waiting, engine_id: str) -> bool:
 
 def _best_change(
     router: Router, lines: Mapping[str, Line[Waiting]], engine_id: str, now_s: float
-) -> tuple[Waiting, Placement] | None:
+) -> tuple[float, Waiting, Placement] | None:
     """The call that gains most by going to an engine that has room and nobody waiting for it, and its placement there.
 
-    None if none gains enough.
+    The gain is in seconds. None if none gains enough.
     """
     best: tuple[float, Waiting, Placement] | None = None
     longest = sorted((line for line in lines.items() if line[1]), key=lambda line: -line[1].work_s)[:LINES]
@@ -353,7 +357,7 @@ def _best_change(
             gain_s, placement = _gain_s(router, call.booking, ahead_s, engine_id, now_s)
             if gain_s > (LEAST_GAIN_S if best is None else best[0]):
                 best = gain_s, call, placement
-    return None if best is None else best[1:]
+    return best
 
 
 def _candidates(router: Router, engine_id: str, line: Line[Waiting], now_s: float) -> Iterator[tuple[Waiting, float]]:

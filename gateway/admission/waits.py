@@ -1,4 +1,4 @@
-"""The reasons for which a call waits, each from when on."""
+"""The reasons for which a call waits, each from when on, and its changes of line."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ class Wait(NamedTuple):
 
     why: WaitReason
     since_s: float
+
+
+class LineChange(NamedTuple):
+    """A call that waits has gone to another engine's line.
+
+    `gain_s` is the delay that it was to save; None if its engine takes no calls any more.
+    """
+
+    from_id: str
+    to_id: str
+    at_s: float
+    gain_s: float | None
 
 
 class Firsts:

@@ -25,6 +25,7 @@ WRITERS = {
     "before": {"gateway/admission/backlog.py"},
     "before_s": {"gateway/admission/backlog.py"},
     "turn": {"gateway/admission/admission.py"},
+    "line_changes": {"gateway/admission/lines.py"},
     "booking": {"gateway/admission/lines.py"},
     "is_sent": {"gateway/admission/lines.py"},
     "error": {"gateway/admission/queue.py"},

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.admission.backlog import Waiting
+from plait.gateway.admission.lines import LEAST_GAIN_S
 from plait.gateway.admission.tenants import TenantLimits
-from plait.gateway.admission.waits import Wait, WaitReason, seconds_by_reason
+from plait.gateway.admission.waits import LineChange, Wait, WaitReason, seconds_by_reason
 from tests.gateway.admission.test_lines import SOON_S, full_fleet
 from tests.gateway.admission.test_session_gates import closed_fleet
 from tests.gateway.admission.waiting_fleet import WaitingFleet
@@ -163,6 +164,38 @@ def test_a_call_that_is_given_up_has_waited() -> None:
     calls.append(fleet.enter(tokens=LONG))
     (victim,) = (call for call in calls if call.error is not None)
     assert victim.waits is not None
+
+
+# Changes of line.
+
+
+def test_a_call_that_changes_lines_says_where_when_and_what_it_gains() -> None:
+    fleet = WaitingFleet("x", "y", is_busy=True)
+    fleet.router.health.unreachable("y")
+    calls = [fleet.enter(tokens=LONG) for _ in range(4)]
+    fleet.pass_time(1.5)
+    fleet.router.health.answered("y", {"m": None})
+    fleet.settle()
+    (change,) = calls[3].line_changes
+    assert (change.from_id, change.to_id, change.at_s) == ("x", "y", 1.5)
+    assert change.gain_s is not None
+    assert change.gain_s > LEAST_GAIN_S
+    assert waited(calls[3]) == {"turn": 1.5}
+    assert [call.line_changes for call in calls[:3]] == [()] * 3
+
+
+def test_a_call_whose_engine_goes_waits_in_another_line() -> None:
+    fleet = WaitingFleet("x", "y", is_busy=True)
+    fleet.router.health.unreachable("y")
+    _, second, third = (fleet.enter(tokens=LONG) for _ in range(3))
+    fleet.pass_time(1.0)
+    fleet.router.engines["y"].view.slots = 1
+    fleet.router.health.answered("y", {"m": None})
+    fleet.router.health.unreachable("x")
+    fleet.settle()
+    assert [call.line_changes for call in (second, third)] == [(LineChange("x", "y", 1.0, None),)] * 2
+    assert waits(second) == [("prompts", 0.0), ("slot", 1.0)]
+    assert waits(third) == [("turn", 0.0)]
 
 
 # Sums.

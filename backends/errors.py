@@ -16,21 +16,44 @@ class PlaitError(Exception):
 
     `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header. If not
     `is_stored`, it tells of what should be stored and is not.
+
+    The log has a message only if it never `quotes` a request or an answer. A class whose messages have the gateway's
+    words and numbers only says so; an error of another class can, where it is raised.
     """
 
     status: int = 500
     kind: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     is_stored: bool = True
+    quotes: bool = True
+    """Whether the message may have words of a prompt, a tool, a schema or an answer."""
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        quotes: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code if code is not None else self.default_code
         self.retry_after_s = retry_after_s
+        if quotes is not None:
+            self.quotes = quotes
+
+    @property
+    def logged_message(self) -> str | None:
+        """The message for the log; None if it may quote a request or an answer."""
+        return None if self.quotes else self.message
+
+    @property
+    def shown_code(self) -> str:
+        """The code as metrics and the log have it: never empty."""
+        return self.code or self.kind
 
     @property
     def error_object(self) -> dict[str, Any]:
@@ -55,6 +78,7 @@ class AuthenticationError(CallerError):
     status = 401
     kind = "authentication_error"
     default_code = "invalid_api_key"
+    quotes = False
 
 
 class NotFoundError(CallerError):
@@ -69,6 +93,7 @@ class MethodNotAllowedError(CallerError):
 
     status = 405
     default_code = "method_not_allowed"
+    quotes = False
 
 
 class ModelNotFoundError(NotFoundError):
@@ -82,6 +107,7 @@ class BodyTooLargeError(CallerError):
 
     status = 413
     default_code = "body_too_large"
+    quotes = False
 
 
 class EncodingNotSupportedError(CallerError):
@@ -100,6 +126,7 @@ class HeadersTooLargeError(CallerError):
 
     status = 431
     default_code = "headers_too_large"
+    quotes = False
 
 
 class RequestTimeoutError(CallerError):
@@ -107,6 +134,7 @@ class RequestTimeoutError(CallerError):
 
     status = 408
     default_code = "request_timeout"
+    quotes = False
 
 
 class WaitTimeoutError(CallerError):
@@ -176,6 +204,7 @@ class LimitError(CallerError):
 
     status = 429
     kind = "rate_limit_error"
+    quotes = False
 
 
 class SessionWaitingError(LimitError):
@@ -202,6 +231,7 @@ class ContextLengthError(CallerError):
     """
 
     default_code = "context_length_exceeded"
+    quotes = False
 
     def __init__(
         self,
@@ -228,6 +258,7 @@ class TooManyConnectionsError(PlaitError):
 
     status = 503
     default_code = "too_many_connections"
+    quotes = False
 
 
 class AnswerTooLargeError(PlaitError):
@@ -235,6 +266,7 @@ class AnswerTooLargeError(PlaitError):
 
     status = 502
     default_code = "answer_too_large"
+    quotes = False
 
 
 class PeerUnavailableError(PlaitError):
@@ -242,6 +274,7 @@ class PeerUnavailableError(PlaitError):
 
     status = 503
     default_code = "gateway_unavailable"
+    quotes = False
 
 
 class GatewayStoppingError(PlaitError):
@@ -249,6 +282,7 @@ class GatewayStoppingError(PlaitError):
 
     status = 503
     default_code = "gateway_stopping"
+    quotes = False
 
     def __init__(self, message: str = "The gateway is stopping; send the request again.") -> None:
         super().__init__(message, retry_after_s=1.0)
@@ -264,6 +298,7 @@ class EngineError(PlaitError):
     kind = "engine_error"
     default_code = "engine_error"
     cause: str = "closed"
+    quotes = False
 
 
 class EngineUnreachableError(EngineError):
@@ -286,6 +321,7 @@ class EngineGarbledError(EngineError):
 
     default_code = "engine_garbled"
     cause = "garbled"
+    quotes = True
 
 
 class EngineBrokenError(EngineError):
@@ -298,8 +334,10 @@ class EngineBrokenError(EngineError):
 class EngineStatusError(EngineError):
     """The engine answered with an error status that is its own fault. A client gets the same status.
 
-    `said` is the engine's own message, if it sent one.
+    `said` is the engine's own message, if it sent one, which may quote the prompt.
     """
+
+    quotes = True
 
     def __init__(
         self,

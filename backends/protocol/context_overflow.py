@@ -44,4 +44,6 @@ def overflow_error(message: str, param: str | None = None) -> ContextLengthError
     limit = _LIMIT.search(text)
     context = None if limit is None else int(limit[1])
     more = [number for number in map(int, _NUMBER.findall(text)) if context is not None and number > context]
-    return ContextLengthError(message, param=param, needed_tokens=max(more, default=None), context_tokens=context)
+    error = ContextLengthError(message, param=param, needed_tokens=max(more, default=None), context_tokens=context)
+    error.quotes = True  # the engine's words
+    return error

@@ -132,7 +132,7 @@ def tell_of_failure(delivery: Delivery, attempt: Attempt, error: EngineError) ->
         request_id=delivery.call.call_id,
         engine=attempt.engine_id,
         cause=error.cause,
-        error=error.message,
-        detail=error.__cause__ and str(error.__cause__),
+        error=error.logged_message,
+        detail=None if error.quotes or error.__cause__ is None else str(error.__cause__),
         in_mid_stream=delivery.is_told,
     )

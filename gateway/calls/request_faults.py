@@ -86,7 +86,6 @@ class RequestFaults:
                 request_id=delivery.call.call_id,
                 status=said[0],
                 engines=sorted({*others, engine_id}),
-                said=said[1][:200],
             )
             self.forget(delivery)
             return True

@@ -76,11 +76,15 @@ class CallRunner:
 
 
 class BrokenCallError(Exception):
-    """The call ended without its value because of `cause`. `error` goes to clients that have not seen it yet."""
+    """The call ended without its value because of `cause`, which the log calls a `problem`.
 
-    def __init__(self, cause: FailureCause, error: PlaitError | None = None) -> None:
+    `error` goes to clients that have not seen it yet.
+    """
+
+    def __init__(self, cause: FailureCause, problem: str, error: PlaitError | None = None) -> None:
         super().__init__(cause.message)
         self.cause = cause
+        self.problem = problem
         self.error = error
 
 
@@ -168,7 +172,7 @@ class ChainedCall(ABC):
 
     def on_broken(self, error: PlaitError) -> None:
         """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
-        self._fail(_cause_of(error), error)
+        self._fail(_cause_of(error), _problem(error), error)
         if self._task is not None:
             self._task.cancel()
 
@@ -182,9 +186,10 @@ class ChainedCall(ABC):
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
         if self._was_cut and output.must_be_whole:
-            raise BrokenCallError(FailureCause(engine=engine_id, message="the text was cut at its length limit"))
-        if self.call.text_problem is not None:
-            raise BrokenCallError(FailureCause(engine=engine_id, message=self.call.text_problem.message))
+            cut = "the text was cut at its length limit"
+            raise BrokenCallError(FailureCause(engine=engine_id, message=cut), cut)
+        if (wrong := self.call.text_problem) is not None:
+            raise BrokenCallError(FailureCause(engine=engine_id, message=wrong.message), _problem(wrong))
         try:
             off_loop = output.transform is not None and len(text) > OFF_LOOP_BYTES
             value = await asyncio.to_thread(output.value, text) if off_loop else output.value(text)
@@ -194,7 +199,7 @@ class ChainedCall(ABC):
         except (TransformError, ValueTooLargeError) as error:
             step = error.step if isinstance(error, TransformError) else None
             cause = FailureCause(engine=engine_id, transform=step, message=error.message)
-            raise BrokenCallError(cause) from error
+            raise BrokenCallError(cause, _problem(error)) from error
         return Generated(engine_id, text, value)
 
     async def deliver(self, asked: Asked, sink: Sink) -> str:
@@ -259,18 +264,18 @@ class ChainedCall(ABC):
                 if not self.call.outputs:
                     self.runner.executor.finish(self.call, loop_time_s())
         except PlaitError as error:
-            self._fail(_cause_of(error), error)
+            self._fail(_cause_of(error), _problem(error), error)
         except BrokenCallError as broken:
-            self._fail(broken.cause, broken.error)
+            self._fail(broken.cause, broken.problem, broken.error)
         except asyncio.CancelledError:
-            self._fail(
-                FailureCause(message="the gateway has stopped", transient=True), EngineError("The gateway has stopped.")
-            )
+            stopped = "the gateway has stopped"
+            self._fail(FailureCause(message=stopped, transient=True), stopped, EngineError("The gateway has stopped."))
             raise
         finally:
             if not self._has_ended:  # an unforeseen exception was raised
                 unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
-                self._fail(FailureCause(message="an internal error of the gateway"), unforeseen)
+                defect = "an internal error of the gateway"
+                self._fail(FailureCause(message=defect), defect, unforeseen)
             self._task = None
             self._let_go()
 
@@ -278,10 +283,10 @@ class ChainedCall(ABC):
         """Refer to the call no more: the call refers to its owner, and nothing is left to the collector."""
         del self.call
 
-    def _fail(self, cause: FailureCause, error: PlaitError | None) -> None:
+    def _fail(self, cause: FailureCause, problem: str, error: PlaitError | None) -> None:
         """Tell the executor that the call has failed, and the clients that have not seen the `error`.
 
-        No effect on a call that has ended.
+        The log has the `problem`. No effect on a call that has ended.
         """
         if self._has_ended:
             return
@@ -296,7 +301,7 @@ class ChainedCall(ABC):
             path=self.path,
             session=self.session.session_id,
             outputs=[output.variable for output in call.outputs],
-            problem=cause.message,
+            problem=problem,
             held_s=call.held_s and round(call.held_s, 4),
         )
         if self._task is None:
@@ -308,9 +313,16 @@ def _cause_of(error: PlaitError) -> FailureCause:
     return FailureCause(message=error.message, transient=is_transient)
 
 
+def _problem(error: PlaitError) -> str:
+    """The error as the log has it."""
+    return error.logged_message or error.shown_code
+
+
 def _broken(tried: Ending) -> BrokenCallError:
     """The error of a call that is not retried."""
     engine_id, problem = tried.engine_id, tried.problem
     if isinstance(problem, EngineError):
-        return BrokenCallError(FailureCause(engine=engine_id, message=problem.message, transient=True), problem)
-    return BrokenCallError(FailureCause(engine=engine_id, message=f"engine {engine_id}: {problem}"))
+        cause = FailureCause(engine=engine_id, message=problem.message, transient=True)
+        return BrokenCallError(cause, _problem(problem), problem)
+    cause = FailureCause(engine=engine_id, message=f"engine {engine_id}: {problem}")
+    return BrokenCallError(cause, "the engine's answer gives no value")

@@ -83,7 +83,9 @@ class Replay:
                 try:
                     self._apply(event, is_over=place in ended)
                 except PlaitError as error:
-                    log.warning("an event of a session is left out", session=session.session_id, problem=error.message)
+                    log.warning(
+                        "an event of a session is left out", session=session.session_id, problem=error.shown_code
+                    )
             session.give_room(has_room=False)
             when_whole(session)
             for call, problem in [*self._unreadable, *self._exhausted()]:

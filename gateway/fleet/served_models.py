@@ -314,4 +314,5 @@ def _check_all_answered(engines: Collection[FleetEngine], name: str) -> None:
     silent = sorted(engine.view.engine_id for engine in engines if not engine.offer.models)
     if silent or not engines:
         waits = f"no answer so far from {', '.join(silent[:5])}" if silent else "there are no engines so far"
-        raise NoEngineError(f"No engine is known to serve '{name}': {waits}; try again shortly.", retry_after_s=1.0)
+        message = f"No engine is known to serve '{name}': {waits}; try again shortly."
+        raise NoEngineError(message, retry_after_s=1.0, quotes=True)  # the name is the client's

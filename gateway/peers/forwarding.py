@@ -206,7 +206,7 @@ async def pass_on(response: Response, send: Send) -> None:
                 break
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     except EngineError as error:
-        log.warning("a gateway has broken its answer off", error=error.message)
+        log.warning("a gateway has broken its answer off", error=error.logged_message)
         if not is_event_stream(response.headers):
             return
         last = b"data: %b\n\n" % _unavailable().body()

@@ -74,6 +74,7 @@ class SessionMovedError(PlaitError):
 
     status = 421
     default_code = "session_moved"
+    quotes = False
 
     def __init__(self) -> None:
         super().__init__("Another gateway has this session.")
@@ -93,6 +94,7 @@ class UnreachableStoreError(PlaitError):
 
     status = 503
     default_code = "store_failed"
+    quotes = False
 
     def __init__(self) -> None:
         super().__init__("The store of sessions cannot be reached now. Send the request again.", retry_after_s=1.0)

@@ -84,6 +84,7 @@ class ChangedBodyError(CallerError):
     """A forwarded request has another body than its gateway has signed."""
 
     default_code = "changed_body"
+    quotes = False
 
     def __init__(self) -> None:
         super().__init__("The body is not the one that a gateway has signed.")

@@ -241,7 +241,8 @@ class Connection(asyncio.Protocol):
     def on_request(self, request: ServedRequest) -> None:
         """A head has ended. Raises `CallerError` if too many requests wait."""
         if len(self._waiting) >= MAX_PIPELINED:
-            raise CallerError(f"More than {MAX_PIPELINED} requests wait on this connection.", code="pipelined")
+            message = f"More than {MAX_PIPELINED} requests wait on this connection."
+            raise CallerError(message, code="pipelined", quotes=False)
         if self._first is None:
             self._first = request
         else:

@@ -153,4 +153,6 @@ class RequestReader:
 
 
 def _no_http() -> CallerError:
-    return CallerError("The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http")
+    return CallerError(
+        "The request is not valid HTTP/1.1. Send it with an HTTP client.", code="invalid_http", quotes=False
+    )

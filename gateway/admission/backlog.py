@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.waits import LineChange, Wait, WaitReason
+from plait.gateway.admission.waits import LineChange, Wait, WaitReason, seconds_by_reason
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
@@ -135,6 +135,10 @@ class Waiting(msgspec.Struct, eq=False):
     def waited_until_s(self, now_s: float) -> float:
         """When the call was first sent; now if it was not."""
         return self.booking.sent_s if self.is_sent and self.booking is not None else now_s
+
+    def waited_for(self, now_s: float) -> dict[str, float] | None:
+        """The seconds that the call has waited, by reason; None if it has not waited."""
+        return seconds_by_reason(self.waits or (), self.waited_until_s(now_s))
 
     @property
     def conversation(self) -> str:

@@ -107,8 +107,7 @@ def _write_line(delivery: Delivery, tenant: str, now_s: float) -> None:
     assert ending is not None
     usage, arrived_s = delivery.usage, delivery.arrived_s
     booking = None if attempt is None else attempt.booking
-    placement = booking and booking.placement
-    first_s = None if booking is None else booking.first_token_s
+    placement, first_s = (None, None) if booking is None else (booking.placement, booking.first_token_s)
     tpot_s = None  # the mean time of a token after the first, where they were timed
     if usage is not None and first_s is not None and usage.output_tokens > 1:
         tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
@@ -137,6 +136,7 @@ def _write_line(delivery: Delivery, tenant: str, now_s: float) -> None:
         held_s=asked.inputs_s and round(asked.inputs_s, 4),
         placed_s=booking and round(booking.booked_s - arrived_s, 4),
         waited_s=booking and round(booking.sent_s - arrived_s, 4),
+        waited_for=delivery.entry and delivery.entry.waiting.waits and delivery.entry.waiting.waited_for(now_s),
         ttft_s=first_s and round(first_s - arrived_s, 4),
         tpot_s=tpot_s,
         e2e_s=round(now_s - arrived_s, 4),

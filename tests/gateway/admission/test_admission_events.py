@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -104,7 +105,9 @@ class Machine(RuleBasedStateMachine):
             times = [wait.since_s for wait in call.waits or ()]
             assert times[:1] == ([call.call.arrived_s] if times else [])
             assert times == sorted(set(times))
-            assert not times or times[-1] <= call.waited_until_s(self.fleet.now_s)
+            waited_s = call.waited_until_s(self.fleet.now_s) - call.call.arrived_s if times else 0.0
+            found = call.waited_for(self.fleet.now_s) or {}
+            assert sum(found.values()) == pytest.approx(waited_s, abs=0.01)
 
     @invariant()
     def slots_are_kept(self) -> None:

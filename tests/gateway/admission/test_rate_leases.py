@@ -94,6 +94,15 @@ async def test_what_was_leased_goes_through_without_a_question(bucket: Bucket) -
     assert bucket.asked == 2
 
 
+async def test_a_call_waits_only_if_the_store_is_asked(bucket: Bucket) -> None:
+    one, *_ = gateways(bucket, TenantLimits(calls_per_s=10))
+    since_s = list[float]()
+    bucket.now_s = 3.0
+    assert await one.take("t", 10, since_s.append)
+    assert await one.take("t", 10, since_s.append)
+    assert since_s == [3.0]
+
+
 async def test_a_request_that_was_no_call_uses_what_was_leased(bucket: Bucket) -> None:
     one, two, _ = gateways(bucket, TenantLimits(calls_per_s=10))
     one.spend("t")

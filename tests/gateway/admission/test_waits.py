@@ -25,10 +25,6 @@ def waits(call: Waiting) -> list[tuple[WaitReason, float]]:
     return [(wait.why, round(wait.since_s, 2)) for wait in call.waits or ()]
 
 
-def waited(call: Waiting, now_s: float = inf) -> dict[str, float] | None:
-    return seconds_by_reason(call.waits or [], call.waited_until_s(now_s))
-
-
 def test_a_call_that_is_sent_at_once_has_not_waited() -> None:
     fleet = WaitingFleet("x")
     assert fleet.enter().waits is None
@@ -41,7 +37,7 @@ def test_the_first_of_a_line_waits_until_its_engine_has_computed_prompts() -> No
     assert waits(second) == [("prompts", 0.0)]
     fleet.first_byte(first)
     assert second.is_sent
-    assert waited(second) == {"prompts": 2.0}
+    assert second.waited_for(inf) == {"prompts": 2.0}
 
 
 def test_an_engine_without_a_free_slot() -> None:
@@ -53,7 +49,7 @@ def test_an_engine_without_a_free_slot() -> None:
     fleet.pass_time(1.5)
     fleet.end(first)
     assert second.is_sent
-    assert waited(second) == {"slot": 1.5}
+    assert second.waited_for(inf) == {"slot": 1.5}
 
 
 def test_who_waits_behind_others_waits_for_its_turn_and_then_for_the_engine() -> None:
@@ -64,7 +60,7 @@ def test_who_waits_behind_others_waits_for_its_turn_and_then_for_the_engine() ->
         fleet.pass_time(2.0)
         fleet.first_byte(call)
     assert [call.is_sent for call in calls] == [True] * 4
-    assert [waited(call) for call in calls] == [
+    assert [call.waited_for(inf) for call in calls] == [
         None,
         {"prompts": 2.0},
         {"turn": 2.0, "prompts": 2.0},
@@ -84,7 +80,7 @@ def test_the_reason_of_the_first_changes() -> None:
     fleet.end(sent)
     assert waiting.is_sent
     assert waits(waiting) == [("prompts", 0.0), ("slot", 1.0)]
-    assert waited(waiting) == {"prompts": 1.0, "slot": 0.5}
+    assert waiting.waited_for(inf) == {"prompts": 1.0, "slot": 0.5}
 
 
 def test_slots_that_are_kept_from_a_tenant() -> None:
@@ -94,7 +90,7 @@ def test_slots_that_are_kept_from_a_tenant() -> None:
     fleet.pass_time(3.0)
     fleet.end(running[0])
     fleet.pass_time(SOON_S)
-    assert waited(waiting[0]) == {"tenant_share": 3.0}
+    assert waiting[0].waited_for(inf) == {"tenant_share": 3.0}
 
 
 def test_a_call_that_passes_has_waited_for_its_turn() -> None:
@@ -105,7 +101,7 @@ def test_a_call_that_passes_has_waited_for_its_turn() -> None:
     fleet.pass_time(2.0)
     fleet.first_byte(first)
     assert (behind.is_sent, second.is_sent) == (False, True)
-    assert waited(second) == {"turn": 2.0}
+    assert second.waited_for(inf) == {"turn": 2.0}
 
 
 def test_a_session_that_is_held() -> None:
@@ -115,7 +111,7 @@ def test_a_session_that_is_held() -> None:
     fleet.pass_time(4.0)
     fleet.end(first)
     fleet.pass_time(20.0)
-    found = waited(held)
+    found = held.waited_for(inf)
     assert held.is_sent
     assert found is not None
     assert list(found) == ["session"]
@@ -128,9 +124,9 @@ def test_a_tenant_with_as_many_calls_running_as_it_may() -> None:
     fleet.pass_time(1.5)
     fleet.first_byte(first)
     fleet.end(first)
-    assert waited(second) == {"max_running": 1.5}
+    assert second.waited_for(inf) == {"max_running": 1.5}
     fleet.go(third)
-    assert waited(third, fleet.now_s) == {"max_running": 1.5}
+    assert third.waited_for(fleet.now_s) == {"max_running": 1.5}
 
 
 def test_a_call_that_is_placed_late_waits_in_its_line() -> None:
@@ -142,7 +138,7 @@ def test_a_call_that_is_placed_late_waits_in_its_line() -> None:
     fleet.pass_time(2.0)
     fleet.first_byte(second)
     assert third.is_sent
-    assert waited(third) == {"max_running": 1.0, "prompts": 2.0}
+    assert third.waited_for(inf) == {"max_running": 1.0, "prompts": 2.0}
 
 
 @pytest.mark.parametrize("who", ["first", "second"])
@@ -154,16 +150,18 @@ def test_the_client_of_a_waiting_call_goes(who: str) -> None:
     fleet.pass_time(1.0)
     call = calls[1 if who == "first" else 2]
     fleet.go(call)
-    assert waited(call, fleet.now_s) == ({"turn": 1.0, "prompts": 1.0} if who == "first" else {"turn": 2.0})
+    assert call.waited_for(fleet.now_s) == ({"turn": 1.0, "prompts": 1.0} if who == "first" else {"turn": 2.0})
 
 
-def test_a_call_that_is_given_up_has_waited() -> None:
+def test_a_call_that_is_given_up_has_waited_until_then() -> None:
     fleet = WaitingFleet("x", max_wait_s=6.5, is_busy=True)
-    calls = [fleet.enter(tokens=LONG) for _ in range(3)]
+    fleet.enter(tokens=LONG)
+    fleet.enter(tokens=LONG)
+    victim = fleet.enter(tokens=LONG, for_throughput=True)
     fleet.pass_time(1.0)
-    calls.append(fleet.enter(tokens=LONG))
-    (victim,) = (call for call in calls if call.error is not None)
-    assert victim.waits is not None
+    fleet.enter(tokens=LONG)
+    assert victim.error is not None
+    assert victim.waited_for(fleet.now_s) == {"turn": 1.0}
 
 
 # Changes of line.
@@ -180,7 +178,7 @@ def test_a_call_that_changes_lines_says_where_when_and_what_it_gains() -> None:
     assert (change.from_id, change.to_id, change.at_s) == ("x", "y", 1.5)
     assert change.gain_s is not None
     assert change.gain_s > LEAST_GAIN_S
-    assert waited(calls[3]) == {"turn": 1.5}
+    assert calls[3].waited_for(inf) == {"turn": 1.5}
     assert [call.line_changes for call in calls[:3]] == [()] * 3
 
 

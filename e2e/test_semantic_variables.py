@@ -233,13 +233,17 @@ async def test_cycles_and_second_producers_are_conflicts(team: Fleet, tenant: As
     assert (await held).choices[0].message.content
 
 
+def gone_clients(team: Fleet) -> int:
+    return team.gateway.log().count('"outcome":"client_gone"')
+
+
 async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, tenant: AsyncOpenAI) -> None:
     """The SDK's first attempt runs into its own time limit; its second attaches to the call."""
-    calls, gone = team.gateway.metric("plait_calls_total", outcome="ok"), team.gateway.log().count("client gone")
+    calls, gone = team.gateway.metric("plait_calls_total", outcome="ok"), gone_clients(team)
     call = ProgramCall("a", "Wait for {{x}}.")
     other = asyncio.create_task(ask(tenant, "retried", call))
     waiting = asyncio.create_task(ask(tenant.with_options(timeout=0.1, max_retries=20), "retried", call))
-    await asyncio.to_thread(eventually, lambda: team.gateway.log().count("client gone") > gone)
+    await asyncio.to_thread(eventually, lambda: gone_clients(team) > gone)
     await asyncio.to_thread(
         post, team, "/v1/variables", {"session_id": "retried", "semantic_var_id": "x", "value": "it"}
     )

@@ -26,9 +26,10 @@ from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
-from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, RefusalMetrics, SlowClientMetrics
+from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, SlowClientMetrics
 from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
+from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.responses_api import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.api.shared_engines import SharedEngines
@@ -37,6 +38,7 @@ from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
+from plait.gateway.calls.records import CallLog, CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
@@ -119,15 +121,14 @@ class Gateway:
         self._reloading = Reloading(
             config, self.engines, self._keys, self._admin.keys, self._terms, registry=self._registry
         )
-        relay = self._new_relay()
+        self._relay = relay = self._new_relay()
         self._bodies = self._new_bodies()
         self._chained = ChainedCalls(
             executor, reader, relay, programs, self._bodies, keep_alive_s=config.sessions.keep_alive_s
         )
-        self.refusals = RefusalMetrics(self._registry)
-        completions = CompletionApi(reader, relay, self._chained, self._forwarding)
+        completions = CompletionApi(reader, relay, self._chained, self._forwarding, self.refusals)
         self._rest = self._new_rest()
-        self._requests = OpenRequests(self._new_routes(completions))
+        self._requests = OpenRequests(self._new_routes(completions), self.refusals.outermost)
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
 
     def _new_reader(self) -> CallReader:
@@ -191,9 +192,10 @@ class Gateway:
                 tenant_of=keys.check,
                 check_admin=lambda scope: self._admin.check(Request(scope)),
                 responses=self._stored,
+                on_refused=self.refusals.elsewhere,
             )
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
-        return calls if forwarding.is_alone else PeerFront(calls, forwarding)
+        return calls if forwarding.is_alone else PeerFront(calls, forwarding, self.refusals.unread)
 
     def _new_rest(self) -> Starlette:
         live = LiveApi(self.router, self._admission, self._feed, self._admin, lambda: self._requests.stopping)
@@ -211,7 +213,7 @@ class Gateway:
             exception_handlers=ANSWERS,
             lifespan=lambda _app: self.running(),
         )
-        rest.state.refusals = self.refusals
+        rest.state.on_refused = self.refusals.elsewhere
         return rest
 
     def _new_operations(self) -> Operations:
@@ -227,6 +229,8 @@ class Gateway:
         )
 
     def _new_relay(self) -> Relay:
+        metrics = CallMetrics(self._registry, self._tenants.label)
+        records = CallRecords((metrics, CallLog(self._tenants.label)))
         self._admission = self._new_admission()
         self._gate = Gate(self._admission, self.config.admission.hold_s)
         relay = Relay(
@@ -234,7 +238,8 @@ class Gateway:
             self._links,
             self._recovery,
             self._gate,
-            CallMetrics(self._registry, self._tenants.label),
+            metrics,
+            records=records,
             objectives=ChangedObjectives(self.router, self._admission, self._links, self._supervisor, self._registry),
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
@@ -242,6 +247,9 @@ class Gateway:
         )
         self._silent_streams = relay.silent_streams
         self._feed = Feed(self.router, relay, self._tenants.label)
+        self.refusals = Refusals(
+            records, metrics, self._gate, self.router.models, self._keys, root_path=self.config.server.root_path
+        )
         return relay
 
     def _new_admission(self) -> Admission:
@@ -302,6 +310,7 @@ class Gateway:
 
     def cut(self) -> None:
         """End every request that is left: with a 503, or a stream that has begun with an error event."""
+        self._relay.is_stopping = True
         self._requests.cut()
 
     def _join(self, membership: Membership) -> None:
@@ -358,6 +367,7 @@ class Gateway:
                 await self._shared_engines.take_over()
             await self._until_an_engine_answers()
         yield
+        self._relay.is_stopping = True
         if self._durability is not None:
             self._durability.freeze()
         await self._chained.close()

@@ -105,6 +105,9 @@ def id_of(scope: Scope) -> str:
 OnEnd = Callable[[BaseException | None], None]
 """Told that what was begun has ended, by an error or without one."""
 
+OnRefused = Callable[[Scope, PlaitError], None]
+"""Told that a request is answered with an error, by who answers it."""
+
 
 class Sink(Protocol):
     """Where the answer to a request goes. What is written waits in the sink until the client reads it.
@@ -312,6 +315,8 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
     """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""
 
     is_gone: bool = False
+    is_refused: bool = False
+    """Whether the server answers the request with an error, so that its client counts as gone."""
     on_gone: Callable[[], object] | None = None
 
     @property
@@ -357,6 +362,17 @@ def sink_of(receive: Receive, send: Send) -> Sink:
     if isinstance(receive, WatchedReceive) and receive.client is not None and receive.is_own(send):
         return receive.client.sink or AsgiSink(send)
     return AsgiSink(send)
+
+
+def check_client(receive: Receive) -> None:
+    """Raises `ClientGoneError` if the client has gone, as far as the server says."""
+    if isinstance(receive, WatchedReceive) and receive.client is not None and receive.client.is_gone:
+        raise ClientGoneError
+
+
+def is_refused(receive: Receive) -> bool:
+    """Whether the server itself answers the request, with an error."""
+    return isinstance(receive, WatchedReceive) and receive.client is not None and receive.client.is_refused
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:

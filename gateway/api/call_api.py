@@ -5,14 +5,15 @@ A plain ASGI callable, since these routes are the data path. Starlette serves al
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
-import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
@@ -22,18 +23,20 @@ from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleE
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.error_answers import RefusalMetrics, error_body
+from plait.gateway.api.error_answers import error_body
+from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items, referred
 from plait.gateway.api.rewritten_answer import RewrittenAnswer, TranslatedAnswer
 from plait.gateway.asgi import (
     NAME,
     ClientGoneError,
-    Headers,
     OnEnd,
     Sink,
     WatchedReceive,
     WrittenClient,
+    check_client,
     id_of,
+    is_refused,
     send_whole,
     sink_of,
     unless_gone,
@@ -46,8 +49,8 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.chaining.chained_calls import ChainedCalls
-from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
+from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.timer import loop_time_s
@@ -55,7 +58,8 @@ from plait.policy.types import CHARACTERS_PER_TOKEN
 
 Fields = dict[str, Any]
 
-log = structlog.get_logger(__name__)
+Answer = Callable[[], Awaitable[None]]
+"""Answers a request that was read. It raises `PlaitError` before the first byte, and `ClientGoneError`."""
 
 _MESSAGES = MessagesTranslation()
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
@@ -72,6 +76,7 @@ class CompletionApi:
     relay: Relay
     chained: ChainedCalls
     forwarding: Forwarding
+    refusals: Refusals
 
     def read(self, incoming: Incoming) -> Asked | None:
         """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
@@ -82,51 +87,67 @@ class CompletionApi:
                 return None
             begun = self.calls.begin(incoming, request, annotations)
         except PlaitError as error:
-            self._no_call(incoming, error)
+            self.chained.refused(incoming, error)
             raise
         if isinstance(begun, Asked):
             return begun
         begun.close()
         return None
 
-    async def serve(
+    async def prepared(
         self, incoming: Incoming, receive: Receive, send: Send, on_read: Callable[[int], None] | None = None
-    ) -> None:
-        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`.
+    ) -> Answer:
+        """What answers a request. Raises `PlaitError` for one that is refused, and `ClientGoneError`: it is no call.
 
         `on_read` takes the tokens of the prompt, unless the call waits for its inputs.
         """
-        held = None
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
             if annotations is not NO_ANNOTATIONS:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
-                    return
+                    return _answered
                 self.calls.prompts.check(request)
                 held = await self.chained.take(incoming, request, annotations)
-            asked = None if held is not None else await self.calls.read(incoming, request, annotations)
+                if held is not None:
+                    return partial(self._answer_held, *held, incoming, receive, send)
+            asked = await self.calls.read(incoming, request, annotations)
         except PlaitError as error:
-            self._no_call(incoming, error)
+            self.chained.refused(incoming, error)
             raise
-        if asked is not None:
-            if on_read is not None:
-                on_read(asked.call.prompt_tokens or len(incoming.body) // CHARACTERS_PER_TOKEN)
-            await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
-        elif held is not None:
-            try:
-                await unless_gone(receive, self.chained.answer(held, send))
-            finally:
-                self.chained.left(held)
+        check_client(receive)
+        if on_read is not None:
+            on_read(asked.call.prompt_tokens or len(incoming.body) // CHARACTERS_PER_TOKEN)
+        return partial(self.deliver, asked, receive, send)
 
-    def _no_call(self, incoming: Incoming, error: PlaitError) -> None:
-        self.chained.refused(incoming, error)
-        self.relay.no_call(incoming.tenant, error)
+    async def deliver(self, asked: Asked, receive: Receive, send: Send) -> None:
+        """Deliver a call to its client."""
+        await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
+
+    async def _answer_held(
+        self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, send: Send
+    ) -> None:
+        """Answer one client of a chained call. The call's own line is for the first one."""
+        try:
+            await unless_gone(receive, self.chained.answer(held, send))
+        except (PlaitError, ClientGoneError, asyncio.CancelledError) as error:
+            if is_repeated:
+                self.refusals.no_call(incoming, error)
+            raise
+        else:
+            if is_repeated:
+                self.refusals.no_call(incoming, None, status=held.answer.status)
+        finally:
+            self.chained.left(held)
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
-        """Whether another gateway has the session of the request, and has answered it."""
+        """Whether another gateway has the session of the request, and has answered it. That one has the call's line."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
-        return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
+        check_client(receive)
+        try:
+            return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
+        except ClientGoneError:
+            return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +160,8 @@ class ForwardingApi:
     completions: CompletionApi
     stored: StoredResponses
 
-    async def serve(self, incoming: Incoming, receive: Receive, send: Send) -> None:
-        """Answer a request. Raises `PlaitError` before the first byte, and `ClientGoneError`."""
-        try:
-            answer = await self._read(incoming, receive, send)
-        except PlaitError as error:
-            self.completions.relay.no_call(incoming.tenant, error)
-            raise
-        await answer()
-
-    async def _read(self, incoming: Incoming, receive: Receive, send: Send) -> Callable[[], Awaitable[None]]:
-        """What answers a request."""
+    async def prepared(self, incoming: Incoming, receive: Receive, send: Send) -> Answer:
+        """What answers a request. Raises `PlaitError` for one that is refused, and `ClientGoneError`: it is no call."""
         route = ROUTES[incoming.path]
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
@@ -158,13 +170,16 @@ class ForwardingApi:
             given = decode_body(incoming.body, _FIELDS)
             holder = await self._holder(incoming, given.get("previous_response_id"))
             if holder is not None:
-                return partial(self.completions.forwarding.forward, holder, _forwarded(incoming), receive, send)
+                check_client(receive)
+                with suppress(ClientGoneError):  # that one has the call's line
+                    await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
+                return _answered
             previous, own = given.get("previous_response_id"), self._referred(incoming, given)
             fields, send = self._conversation(incoming, own, send)
             reason = self._reason_to_translate(route, request, annotations, fields)
             if reason is not None:
                 try:
-                    return self._translated(incoming, route.translation, fields, receive, send)
+                    return await self._translated(incoming, route.translation, fields, receive, send)
                 except InexpressibleError as error:
                     raise error.because(reason) from None
             chat = _chat(route.translation, fields) if route.computes else None
@@ -179,10 +194,8 @@ class ForwardingApi:
                 param="plait",
             )
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
-        return partial(self._deliver, asked, receive, send)
-
-    async def _deliver(self, asked: Asked, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self.completions.relay.deliver(asked, sink_of(receive, send)))
+        check_client(receive)
+        return partial(self.completions.deliver, asked, receive, send)
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""
@@ -228,23 +241,28 @@ class ForwardingApi:
             return f"tenants are isolated here, and {route.path} of an engine takes no 'cache_salt'"
         return None
 
-    def _translated(
+    async def _translated(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
-    ) -> Callable[[], Awaitable[None]]:
+    ) -> Answer:
         """What answers a request as a chat completion."""
         if incoming.path == COUNT_PATH:
             prompt = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
-            return partial(self._count, incoming, prompt, send)
+            return partial(self._counted, incoming, await self.completions.calls.count(incoming, prompt), send)
         body = msgspec.json.encode(translation.to_chat(fields))
         answer = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
-        return partial(self.completions.serve, chat, receive, answer.send, answer.expect_prompt)
+        return await self.completions.prepared(chat, receive, answer.send, answer.expect_prompt)
 
-    async def _count(self, incoming: Incoming, prompt: ChatRequest, send: Send) -> None:
-        """Count a message's tokens here, with the model's tokenizer."""
-        answer = _MESSAGES.counted(await self.completions.calls.count(incoming, prompt))
+    async def _counted(self, incoming: Incoming, tokens: int, send: Send) -> None:
+        """Answer with a message's tokens, which were counted here."""
+        self.completions.refusals.no_call(incoming, None)
+        answer = _MESSAGES.counted(tokens)
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)
+
+
+async def _answered() -> None:
+    """Another gateway has answered."""
 
 
 def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
@@ -276,7 +294,7 @@ class CallApi:
     others: ForwardingApi
     keys: KeyRing
     bodies: OpenBodies
-    refusals: RefusalMetrics
+    refusals: Refusals
     rest: ASGIApp
 
     def begin(self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd) -> PlainCall | None:
@@ -292,15 +310,16 @@ class CallApi:
         if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
-        call, asked = PlainCall(self, incoming, client, on_end), None
+        call, asked, tenant, known = PlainCall(self, incoming, client, on_end), None, "", b""
         try:
-            tenant = self.keys.check(scope)
+            tenant, known = self.keys.check(scope), body  # nothing is read of a body without a right key
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 asked = self.completions.read(incoming)
                 if asked is None:
                     self.bodies.remove(tenant, len(body))
         except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
+            self.refusals.no_call(msgspec.structs.replace(incoming, body=known, tenant=tenant), error)
             call.end(error)
             return call
         if asked is None:
@@ -311,17 +330,7 @@ class CallApi:
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
         """Answer a request with an error."""
-        log.info("refused", request_id=incoming.request_id, status=error.status, code=error.code, message=error.message)
-        self.refusals.count(error)
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
-
-    async def _read(self, body: OpenBody, receive: Receive, incoming: Incoming, tenant: str) -> bytes:
-        """The body of a tenant's request. One that is refused is no call."""
-        try:
-            return await body.read(receive, incoming.headers)
-        except PlaitError as error:
-            self.completions.relay.no_call(tenant, error)
-            raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. Every failure before the first byte becomes an error object of the route's API.
@@ -332,24 +341,47 @@ class CallApi:
         if path not in ROUTES or scope["type"] != "http":
             await self.rest(scope, receive, send)
             return
-        headers: Headers = scope["headers"]
-        incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
+        call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), ""))
         try:
-            tenant = self.keys.check(scope)
-            if scope["method"] != "POST":
-                raise MethodNotAllowedError(f"{path} takes POST requests only.")
-            with self.bodies.open(scope, tenant) as open_body:
-                body = await self._read(open_body, receive, incoming, tenant)
-                incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
-                await (self.completions if path in KINDS else self.others).serve(incoming, receive, send)
+            await call.answer(scope, receive, send)
         except ClientGoneError:
-            log.info("client gone", request_id=incoming.request_id)
+            return
         except PlaitError as error:
             if isinstance(receive, WatchedReceive) and receive.has_answer:
                 raise  # the server ends the answer, and knows how far it came
             sink = sink_of(receive, send)
-            self.refuse(incoming, error, sink)
+            self.refuse(call.incoming, error, sink)
             await sink.flush()
+
+
+class TaskCall(msgspec.Struct, eq=False):
+    """A request that is answered by a task: its body may come later, and it may have to wait."""
+
+    api: CallApi
+    incoming: Incoming
+    """What is known of it so far."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read it, then answer it. What keeps it from being read is recorded here, a call where it ends."""
+        with ExitStack() as held:
+            try:
+                answer = await self._prepared(held, scope, receive, send)
+            except BaseException as error:
+                if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # the connection says why
+                    self.api.refusals.no_call(self.incoming, error)
+                raise
+            await answer()
+
+    async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
+        api, path = self.api, self.incoming.path
+        tenant = api.keys.check(scope)
+        self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
+        if scope["method"] != "POST":
+            raise MethodNotAllowedError(f"{path} takes POST requests only.")
+        open_body = held.enter_context(api.bodies.open(scope, tenant))
+        body = await open_body.read(receive, self.incoming.headers)
+        self.incoming = msgspec.structs.replace(self.incoming, body=body)
+        return await (api.completions if path in KINDS else api.others).prepared(self.incoming, receive, send)
 
 
 class PlainCall(msgspec.Struct, eq=False):
@@ -381,7 +413,6 @@ class PlainCall(msgspec.Struct, eq=False):
 
     def gone(self) -> None:
         """The client has gone."""
-        log.info("client gone", request_id=self.incoming.request_id)
         try:
             self.cancel()
         finally:

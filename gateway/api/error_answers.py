@@ -1,7 +1,7 @@
 """The answers to errors, in the shape of the API that a client speaks: OpenAI's, unless its path is another API's.
 
 The routes beside calls have them as Starlette's exception handlers. A path that is no route is such an error. Metrics
-count the errors, and the clients that were dropped.
+count the clients that were dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _translation(path: str) -> Translation | None:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PlaitError)
-    request.app.state.refusals.count(error)
+    request.app.state.on_refused(request.scope, error)
     headers = {name.decode(): value.decode("latin-1") for name, value in error_headers(error)}
     body = error_body(request.scope["path"], error)
     return Response(body, status_code=error.status, headers=headers)
@@ -84,7 +84,7 @@ ANSWERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]
     ClientGoneError: _answer_nobody,
     Exception: _leave_unanswered,
 }
-"""By the error's class. `request.app.state.refusals` counts errors."""
+"""By the error's class. `request.app.state.on_refused` gets each scope and error."""
 
 
 _KNOWN: Final = (*ROUTES, "/v1/models", "/v1/sessions", "/v1/programs", "/health", "/ready", "/metrics")
@@ -111,19 +111,6 @@ async def _answer_unknown_path(request: Request) -> Response:
 
 UNKNOWN_PATH: Final = Route("/{path:path}", _answer_unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
 """Comes after all other routes."""
-
-
-class RefusalMetrics:
-    """Counts errors that the gateway answers with: before a call was sent, or when no engine answered."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._refusals = Counter(
-            "plait_refusals", "Requests that the gateway answered with an error", ["status", "code"], registry=registry
-        )
-
-    def count(self, error: PlaitError) -> None:
-        """Count an error by its status and code."""
-        self._refusals.labels(str(error.status), error.code or error.kind).inc()
 
 
 class SlowClientMetrics:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 import msgspec
@@ -19,6 +20,9 @@ from plait.policy.types import Call
 
 CLIENT_CLOSED: Final = 499
 """The status of a call whose client went before its answer, as nginx has it."""
+
+DEFECT: Final = "internal_error"
+"""The code of the gateway's own defects."""
 
 NOWHERE: Final = Nowhere()
 
@@ -85,6 +89,9 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     output: str | None = None
     """The variable that the text becomes."""
+
+    begins_anew: Callable[[Ending], bool] | None = None
+    """Asked once, at the end: whether another delivery follows in this one's place, so that the call has not ended."""
 
     inputs_s: float | None = None
     """The time until its inputs had values."""
@@ -153,17 +160,17 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class Ending(msgspec.Struct, frozen=True, eq=False):
-    """How a call ended."""
+    """How a call ended, or a request to a call's route that was no call."""
 
     outcome: Outcome
 
     status: int
     """The status that the client gets."""
 
-    engine_id: str
+    engine_id: str = ""
     """Where it ended; empty if no engine had it."""
 
-    is_told: bool
+    is_told: bool = False
     """Whether the client was sent something of an answer."""
 
     error: BaseException | None = None
@@ -172,3 +179,24 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     problem: EngineError | str | None = None
     """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
     that another one may succeed. A text: what is wrong by the caller's fault."""
+
+    request_id: str = ""
+
+    path: str = ""
+
+    tenant: str = ""
+    """Empty before the request's key is known."""
+
+    model: str = ""
+    """Empty if it is not known, or not served here."""
+
+    code: str | None = None
+    """The error's code; None if an engine's answer is the answer, or the client went."""
+
+    message: str | None = None
+    """The error's message for people; None without one, and if it may quote a request or an answer."""
+
+    arrived_s: float = 0.0
+    """The event loop's time, as `ended_s`. A chained call's times count from when its inputs had values."""
+
+    ended_s: float = 0.0

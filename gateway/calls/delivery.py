@@ -166,5 +166,5 @@ class CallWatch(Protocol):
     def placed(self, delivery: Delivery) -> None:
         """A call is sent to an engine, again after a failure."""
 
-    def ended(self, delivery: Delivery, now_s: float) -> None:
+    def ended(self, delivery: Delivery) -> None:
         """A call has ended."""

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plait.gateway.calls.call import Attempt, Outcome
+from plait.backends.errors import PlaitError
+from plait.gateway.calls.call import Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import CallUsage
 from plait.policy.types import NO_SLO
@@ -247,7 +248,8 @@ class CallMetrics:
 
     A call counts on each engine that it was sent to, when it has left that one. Its `outcome` there is `ok`, `refused`
     (the caller's fault), `failed` (the engine's), `defect` (the gateway's) or `client_gone`. For its tenant it counts
-    once, when it has ended, however often it was tried. `tenant_label` turns a tenant into what operators read.
+    once, when it has ended, however often it was tried; so does a request that was no call. `tenant_label` turns a
+    tenant into what operators read.
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
@@ -264,6 +266,10 @@ class CallMetrics:
         self._count_retries(registry)
         self._measure_times(registry)
         self._count_tenants(registry)
+        self._refusals = Counter(
+            "plait_refusals", "Requests that the gateway answered with an error, by the route of a call",
+            ["tenant", "model", "path", "status", "code"], registry=registry,
+        )  # fmt: skip
 
     def _count_retries(self, registry: CollectorRegistry) -> None:
         by_engine = ["model", "engine"]
@@ -296,7 +302,8 @@ class CallMetrics:
     def _count_tenants(self, registry: CollectorRegistry) -> None:
         by_tenant, by_objective = ["tenant", "model"], ["model", "tenant", "objective"]
         self._tenant_calls = FastCounter(
-            "plait_tenant_calls", "Calls that ended, by the status that the client got and why the answer ended",
+            "plait_tenant_calls",
+            "Requests for calls that ended, by the status that the client got and why the answer ended",
             [*by_tenant, "status", "finish_reason"],
         )  # fmt: skip
         self._tenant_prompt = FastCounter("plait_tenant_prompt_tokens", "Prompt tokens of answered calls", by_tenant)
@@ -357,18 +364,26 @@ class CallMetrics:
             mine.mispredicted.value += abs(predicted - usage.cached_tokens)
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
-    def no_call(self, tenant: str, status: int) -> None:
-        """A request of the tenant was refused before it was a call for a model."""
-        self._tenant_calls.of[self.tenant_label(tenant), "", str(status), ""].value += 1
+    def refused(self, error: PlaitError) -> None:
+        """A request to another route, or to none that could be read, is answered with an error."""
+        self._refusals.labels("", "", "", str(error.status), error.shown_code).inc()
 
-    def ended(self, delivery: Delivery, now_s: float) -> None:
+    def no_call(self, ending: Ending) -> None:
+        """A request has ended that was no call of its own."""
+        self._tenant_calls.of[self.tenant_label(ending.tenant), ending.model, str(ending.status), ""].value += 1
+        if ending.code is not None:
+            self._count_refusal(ending, ending.code)
+
+    def ended(self, delivery: Delivery) -> None:
         """A call has ended, however it did."""
-        attempt, ending, model = delivery.attempt, delivery.ending, delivery.call.model
+        attempt, ending = delivery.attempt, delivery.ending
         assert ending is not None
-        finish = None if attempt is None else attempt.answer.finish
-        key = (delivery.asked.tenant, model, ending.status, finish if finish in FINISHES else finish and "other")
+        finish, model, now_s = None if attempt is None else attempt.answer.finish, ending.model, ending.ended_s
+        key = (ending.tenant, model, ending.status, finish if finish in FINISHES else finish and "other")
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         mine.calls.value += 1
+        if ending.code is not None and not ending.is_told:
+            self._count_refusal(ending, ending.code)
         if attempt is None:
             return
         booking, usage = attempt.booking, attempt.answer.usage
@@ -383,6 +398,10 @@ class CallMetrics:
             mine.output_tokens.value += usage.output_tokens
         if booking.first_token_s is not None:
             mine.ttft.observe(booking.first_token_s - delivery.arrived_s)
+
+    def _count_refusal(self, ending: Ending, code: str) -> None:
+        tenant = self.tenant_label(ending.tenant)
+        self._refusals.labels(tenant, ending.model, ending.path, str(ending.status), code).inc()
 
     def _count_slos(
         self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool

@@ -22,23 +22,22 @@ import structlog
 
 from plait.backends.errors import (
     AnswerTooLargeError,
-    CallerError,
-    ConflictError,
     EngineError,
-    LimitError,
+    GatewayStoppingError,
     NoEngineError,
     PlaitError,
 )
 from plait.gateway.answers.refusals import LackError
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.attempts import Attempts, most_useful, pause_s, tell_of_failure
-from plait.gateway.calls.call import CLIENT_CLOSED, Answer, Asked, Attempt, Ending, Outcome
+from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, Answer, Asked, Attempt, Ending, Outcome
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.holdings import Holdings, tell
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
+from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.request_faults import RequestFaults
 from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.calls.silent_streams import SilentStreams
@@ -71,6 +70,7 @@ class Relay:
         gate: Gate,
         metrics: CallMetrics,
         *,
+        records: CallRecords,
         objectives: ChangedObjectives,
         max_attempts: int,
         open_answers: OpenAnswers,
@@ -80,8 +80,10 @@ class Relay:
         self.open_answers = open_answers
         self.silent_streams = silent_streams
         self.holdings = Holdings(
-            gate, metrics, silent_streams=silent_streams, objectives=objectives, faults=faults, retries=router.retries
+            gate, records, silent_streams=silent_streams, objectives=objectives, faults=faults, retries=router.retries
         )
+        self.records = records
+        self.is_stopping = False  # calls end because the gateway stops, and not because their clients go
         self._attempts = Attempts(router, faults, metrics, recovery, max_attempts)
         self._upstream = Upstream(
             router, links, metrics.gaps, open_answers, faults, forward_client_key=forward_client_key
@@ -116,15 +118,6 @@ class Relay:
             raise failure
         assert delivery.ending is not None
         return delivery.ending
-
-    def no_call(self, tenant: str, error: PlaitError) -> None:
-        """A request of the tenant was refused before it was a call.
-
-        It counts for the tenant in metrics. If it was wrong, it counts for the rate of calls, too.
-        """
-        self._metrics.no_call(tenant, error.status)
-        if isinstance(error, CallerError) and not isinstance(error, LimitError | ConflictError):
-            self._gate.spend(tenant)
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         """Deliver a call whose client is told by others. Raises `PlaitError` if no engine can take it."""
@@ -217,7 +210,8 @@ class Relay:
         delivery.failures += ((attempt.engine_id, error),)
         tell_of_failure(delivery, attempt, error)
         if delivery.is_told:
-            return self._end(delivery, "failed", attempt.answer.status, problem=error)
+            status = attempt.answer.status if delivery.for_client else error.status
+            return self._end(delivery, "failed", status, problem=error)
         why = self._attempts.why_no_retry(delivery, attempt)
         if why is not None:
             self._metrics.not_retried(delivery.call.model, why)
@@ -249,15 +243,20 @@ class Relay:
 
     def _gone(self, delivery: Delivery) -> Step | None:
         """Nobody waits for the call any more."""
-        attempt = delivery.attempt
+        attempt, error = delivery.attempt, GatewayStoppingError() if self.is_stopping else None
+        unfinished: Outcome = "client_gone" if error is None else "refused"
         if attempt is not None and attempt.is_open:
+            is_told, answer = delivery.is_told, attempt.answer
             outcome = self._attempts.close(delivery, attempt, "client_gone")
-            return self._end(delivery, outcome, CLIENT_CLOSED, problem=attempt.answer.problem)
+            if outcome != "client_gone":
+                return self._end(delivery, outcome, CLIENT_CLOSED, problem=answer.problem)
+            status = CLIENT_CLOSED if error is None else answer.status if is_told else error.status
+            return self._end(delivery, unfinished, status, error=error, problem=answer.problem)
         if delivery.pause is not None:
             delivery.pause.cancel()
         if delivery.entry is not None:
             self._gate.gone(delivery.entry)
-        return self._end(delivery, "client_gone", CLIENT_CLOSED)
+        return self._end(delivery, unfinished, CLIENT_CLOSED if error is None else error.status, error=error)
 
     # Steps.
 
@@ -338,10 +337,17 @@ class Relay:
         if engine_id is None:
             latest = delivery.attempt
             engine_id = latest.engine_id if latest is not None else next((one for one, _ in delivery.failures[-1:]), "")
-        ending = Ending(outcome, status, engine_id, delivery.is_told, error, problem)
+        asked, call, code, message = delivery.asked, delivery.call, None, None
+        if error is not None or (problem is not None and outcome != "client_gone"):
+            code, message = _shown(error or problem)
+        ending = Ending(
+            outcome, status, engine_id, delivery.is_told, error, problem, call.call_id, asked.path, asked.tenant,
+            call.model, code, message, call.arrived_s, loop_time_s(),
+        )  # fmt: skip
         delivery.enter(DeliveryState.ENDED)
         delivery.ending = ending
-        delivery.holdings = iter(self.holdings.order)
+        follows = asked.begins_anew is not None and asked.begins_anew(ending)
+        delivery.holdings = iter(self.holdings.unrecorded if follows else self.holdings.order)
         return self._let_go
 
     def _let_go(self, delivery: Delivery) -> None:
@@ -349,6 +355,13 @@ class Relay:
         assert delivery.holdings is not None
         for let_go in delivery.holdings:
             let_go(delivery)
+
+
+def _shown(error: BaseException | str | None) -> tuple[str | None, str | None]:
+    """The code and the message of what ended a call; None for an engine's answer."""
+    if isinstance(error, PlaitError):
+        return error.shown_code, error.logged_message
+    return (DEFECT, None) if isinstance(error, BaseException) else (None, None)
 
 
 def _set(ended: asyncio.Future[BaseException | None], error: BaseException | None) -> None:

@@ -14,7 +14,15 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from plait.backends.errors import CallerError, EngineError, LimitError, NoEngineError, PlaitError, ValueTooLargeError
+from plait.backends.errors import (
+    CallerError,
+    EngineError,
+    GatewayStoppingError,
+    LimitError,
+    NoEngineError,
+    PlaitError,
+    ValueTooLargeError,
+)
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Headers, Sink
@@ -106,6 +114,8 @@ class ChainedCall(ABC):
     __slots__ = (
         "_after",
         "_has_ended",
+        "_is_begun_anew",
+        "_is_delivered",
         "_task",
         "_was_cut",
         "answer_bytes",
@@ -128,6 +138,8 @@ class ChainedCall(ABC):
         self._after: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
+        self._is_begun_anew = False
+        self._is_delivered = False  # to an engine, as a call that has a line of its own
         self._was_cut = False
 
     @abstractmethod
@@ -211,7 +223,7 @@ class ChainedCall(ABC):
         """
         self.promise.begin(asked)
         try:
-            attempts, failed = self.runner.executor.sessions.limits.max_attempts, list[Ending]()
+            failed = list[Ending]()
             while True:
                 try:
                     tried = await self._attempt(sink, failed)
@@ -222,8 +234,7 @@ class ChainedCall(ABC):
                 if tried.problem is None:
                     return tried.engine_id
                 failed.append(tried)
-                broke_off = isinstance(tried.problem, EngineError) and tried.is_told
-                if not broke_off or self.call.attempts >= attempts or not self.take_back():
+                if not self._is_begun_anew:
                     raise _broken(tried)
                 self.runner.executor.begin_anew(self.call)
                 self.runner.metrics.tried_again(asked.call.model, tried.engine_id)
@@ -242,10 +253,19 @@ class ChainedCall(ABC):
             output=None if output is None else output.variable,
             inputs_s=self.call.held_s,
             text=None if output is None else TextTap(self._on_text, self.space),
+            begins_anew=self._begins_anew,
         )
+        self._is_delivered, self._is_begun_anew = True, False
         ending = await self.runner.relay.run(asked, sink)
         self._was_cut = asked.text is not None and asked.text.was_cut
         return ending
+
+    def _begins_anew(self, ending: Ending) -> bool:
+        """Whether a delivery that has ended so is followed by another one."""
+        broke_off = isinstance(ending.problem, EngineError) and ending.is_told
+        attempts = self.runner.executor.sessions.limits.max_attempts
+        self._is_begun_anew = broke_off and self.call.attempts < attempts and self.take_back()
+        return self._is_begun_anew
 
     def _on_text(self, text: str) -> None:
         """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
@@ -269,7 +289,7 @@ class ChainedCall(ABC):
             self._fail(broken.cause, broken.problem, broken.error)
         except asyncio.CancelledError:
             stopped = "the gateway has stopped"
-            self._fail(FailureCause(message=stopped, transient=True), stopped, EngineError("The gateway has stopped."))
+            self._fail(FailureCause(message=stopped, transient=True), stopped, GatewayStoppingError())
             raise
         finally:
             if not self._has_ended:  # an unforeseen exception was raised

@@ -19,12 +19,13 @@ from starlette.types import Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
-from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, MessageSink
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
+from plait.gateway.calls.records import refused
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
 from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, without_keys
@@ -65,7 +66,7 @@ class HeldRequest(NamedTuple):
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
 
-    __slots__ = ("_asked", "_end", "answer", "streams")
+    __slots__ = ("_asked", "_end", "answer", "is_left", "streams")
 
     def __init__(
         self, runner: CallRunner, session: Session, path: str, asked: HeldRequest | None, *, streams: bool, keeps: bool
@@ -73,6 +74,8 @@ class AnsweredCall(ChainedCall):
         super().__init__(runner, session, path)
         self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
         self.streams = streams
+        self.is_left = False
+        """Whether a client has gone before its answer ended."""
         self._asked: HeldRequest | None = asked
         self._end: HeldEnd | None = None
         if keeps and session.record.stores:
@@ -143,8 +146,18 @@ class AnsweredCall(ChainedCall):
         return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
-        """Send the error to the clients."""
+        """Send the error to the clients. A call that no engine has had ends its request here."""
+        if not self._is_delivered:
+            self._is_delivered = True
+            self._record(error)
         self.answer.fail(error)
+
+    def _record(self, error: PlaitError) -> None:
+        relay, call = self.runner.relay, self.call
+        told = GatewayStoppingError() if relay.is_stopping else ClientGoneError() if self.is_left else error
+        tenant = self.session.tenant.name
+        ending = refused(call.call_id, self.path, tenant, call.model, arrived_s=call.arrived_s, error=told)
+        relay.records.no_call(ending)
 
 
 class ChainedCalls:
@@ -185,8 +198,10 @@ class ChainedCalls:
 
     async def take(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
-    ) -> AnsweredCall | None:
-        """The new call of a request that is part of a program, or the call that it repeats. None if it is part of none.
+    ) -> tuple[AnsweredCall, bool] | None:
+        """The new call of a request that is part of a program, or the call that it repeats, and whether it does.
+
+        None if it is part of none.
 
         Waits while a program enters the request's session. Raises `PlaitError` for a call that is refused.
         """
@@ -221,19 +236,19 @@ class ChainedCalls:
         session = self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
         return session is not None and session.objective is not None
 
-    def _entered(self, session: Session, asked: HeldRequest) -> AnsweredCall:
-        """The call of a request, which has entered its session."""
+    def _entered(self, session: Session, asked: HeldRequest) -> tuple[AnsweredCall, bool]:
+        """The call of a request, which has entered its session, and whether the request repeats it."""
         owner = _new_owner(self.runner, session, asked)
         first = repeated(session, owner.call)
         if first is None:
             self.executor.add(session, owner.call, asked.incoming.arrived_s)
-            return owner
+            return owner, False
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
         if not first.owner.answer.kept:
             message = "This call was sent before, and its answer was not kept; get the value of its output instead."
             raise ConflictError(message, code="double_producer", param="plait-output")
         first.add_client()
-        return first.owner
+        return first.owner, True
 
     async def answer(self, owner: AnsweredCall, send: Send) -> None:
         """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
@@ -243,6 +258,7 @@ class ChainedCalls:
     def left(self, owner: AnsweredCall) -> None:
         """One client of the call waits no more: it has the answer, or has gone, or the gateway is stopping."""
         if not (owner.answer.ended or owner.has_ended):
+            owner.is_left = True
             self.executor.leave([owner.call], loop_time_s())
 
     def refused(self, incoming: Incoming, error: PlaitError) -> None:

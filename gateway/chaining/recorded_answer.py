@@ -191,6 +191,8 @@ class RecordedAnswer(MessageSink):
 
     def __init__(self, ledger: Ledger, *, keeps: bool) -> None:
         super().__init__()
+        self.status = 200
+        """That of the answer, once it has begun."""
         self._window = AnswerWindow(ledger, keeps=keeps)
         self._held_back = False
         self._is_ahead = False  # a follower is too far behind
@@ -208,7 +210,8 @@ class RecordedAnswer(MessageSink):
         """Record a message of the response. Raises `PlaitError` if the tenant may not hold so much."""
         self._window.write(message)
         if message["type"] == "http.response.start":
-            self._held_back = message["status"] >= 500
+            self.status = message["status"]
+            self._held_back = self.status >= 500
         else:
             self._ended = not message.get("more_body", False)
         self._is_ahead = self.is_full

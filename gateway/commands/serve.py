@@ -170,7 +170,7 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
         body_timeout_s=server.body_timeout_s,
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
-    bounds = ClientBounds(limits, gateway.refusals.count, slow_clients, share=worker.share)
+    bounds = ClientBounds(limits, gateway.refusals.unread, slow_clients, share=worker.share)
     on_hangup = partial(gateway.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
     run_draining_server(gateway.app, worker.sockets, stops, max_connections=server.max_connections, bounds=bounds)

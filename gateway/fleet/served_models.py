@@ -121,6 +121,11 @@ class ServedModels:
             return model
         return next((other for other in self.given.fallbacks.get(model, ()) if self.takers.get(other)), model)
 
+    def shown(self, name: str) -> str:
+        """The model that a name stands for, as metrics and the log have it; empty if it belongs to none here."""
+        model = self.target(name)
+        return model if model in self.names or model in self.given.expected else ""
+
     def check(self, name: str) -> str:
         """The model that answers calls for `name`, for which some engine takes calls now.
 

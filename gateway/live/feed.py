@@ -150,10 +150,11 @@ class Feed:
         row.prefix = next(filter(None, on_path), None)
         self._changed(row)
 
-    def ended(self, delivery: Delivery, now_s: float) -> None:
+    def ended(self, delivery: Delivery) -> None:
         """The call has ended, however it did."""
         row, attempt, ending, usage = self._row_of(delivery), delivery.attempt, delivery.ending, delivery.usage
         assert ending is not None
+        now_s = ending.ended_s
         del self._open[delivery]
         row.state, row.status, row.outcome = "ended", ending.status, ending.outcome
         row.e2e_s = round(now_s - delivery.arrived_s, 4)

@@ -15,7 +15,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError
-from plait.gateway.asgi import WatchedReceive, id_of, send_error, send_whole
+from plait.gateway.asgi import OnRefused, WatchedReceive, id_of, send_error, send_whole
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.membership import OF_PEER
 from plait.gateway.peers.signatures import CHECKED, PEER_HEADER, PEER_KEY, Said, SignedForAnotherTimeError
@@ -26,10 +26,14 @@ log = structlog.get_logger(__name__)
 
 
 class PeerFront:
-    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`."""
+    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`.
 
-    def __init__(self, app: ASGIApp, forwarding: Forwarding) -> None:
+    `on_refused` gets the errors that are answered here.
+    """
+
+    def __init__(self, app: ASGIApp, forwarding: Forwarding, on_refused: OnRefused) -> None:
         self._app = app
+        self._on_refused = on_refused
         self._forwarding = forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,6 +43,7 @@ class PeerFront:
             said = self._said(header, scope)
         except SignedForAnotherTimeError as error:
             log.warning("a gateway's request is refused: the clocks differ", seconds=round(error.by_s))
+            self._on_refused(scope, error)
             await send_error(send, error, id_of(scope))
             return
         if said is not None:

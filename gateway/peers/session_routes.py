@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, PlaitError
 from plait.backends.protocol.surrogates import with_whole_pairs
-from plait.gateway.asgi import ClientGoneError, id_of, send_error
+from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, send_error
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.metrics import merged
@@ -59,7 +59,10 @@ class ResponsesHere(Protocol):
 
 
 class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks a request's key, `check_admin` whether it is an operator's."""
+    """ASGI middleware. `tenant_of` checks a request's key, `check_admin` whether it is an operator's.
+
+    `on_refused` gets the errors that are answered here.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class SessionRoutes:
         tenant_of: Callable[[Scope], str],
         check_admin: Callable[[Scope], None],
         responses: ResponsesHere,
+        on_refused: OnRefused,
     ) -> None:
         self._app = app
         self._forwarding = forwarding
@@ -77,6 +81,7 @@ class SessionRoutes:
         self._tenant_of = tenant_of
         self._check_admin = check_admin
         self._responses = responses
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -86,11 +91,10 @@ class SessionRoutes:
         try:
             await self._answer(scope, receive, send)
         except ClientGoneError:
-            log.info("client gone", path=scope["path"])
+            return
         except PlaitError as error:
-            request_id = id_of(scope)
-            log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
-            await send_error(send, error, request_id)
+            self._on_refused(scope, error)
+            await send_error(send, error, id_of(scope))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method, is_first = scope["path"], scope["method"], not is_of_peer(scope)

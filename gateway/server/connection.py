@@ -28,12 +28,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
-import structlog
 from starlette.types import ASGIApp
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.backends.http.connection import Deadline
-from plait.gateway.asgi import new_id, write_error
+from plait.gateway.asgi import OnRefused, id_of, write_error
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 from plait.gateway.server.request_reader import RequestReader
@@ -57,18 +56,17 @@ UNREAD: Final = {"http_version": "1.1", "method": ""}
 
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
-log = structlog.get_logger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """The bounds of a client. `on_refused` gets each error that is answered here. None: no client is too slow.
+    """The bounds of a client. `on_refused` gets each error that is answered here, with its request's scope, which has
+    no path if no head was read. None: no client is too slow.
 
     A `share` hands connections on to other workers.
     """
 
     limits: RequestLimits = field(default_factory=RequestLimits)
-    on_refused: Callable[[PlaitError], None] = lambda _error: None
+    on_refused: OnRefused = lambda _scope, _error: None
     slow_clients: SlowClients | None = None
     connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
     share: Share | None = None
@@ -300,14 +298,14 @@ class Connection(asyncio.Protocol):
                 first.keep_alive = False  # its answer is the last one
                 return
             self._first = None
+            first.is_refused = True
             first.gone()
         elif self._reader.latest is not None:  # which has its answer
             self._close()
             return
-        request_id = new_id()
-        log.info("refused", request_id=request_id, status=error.status, code=error.code, message=error.message)
-        self._of_client.on_refused(error)
-        write_error(ServedRequest(self, UNREAD, keep_alive=False), error, request_id)
+        scope = {**UNREAD, "headers": ()} if first is None else first.scope
+        self._of_client.on_refused(scope, error)
+        write_error(ServedRequest(self, UNREAD, keep_alive=False), error, id_of(scope))
 
     # Time, room and the end.
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.connection import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
-from plait.gateway.asgi import OnEnd, id_of, send_error, write_error
+from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
 from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage
 
 LAST_WORD_S = 1.5
@@ -37,11 +37,13 @@ class OpenRequests:
     """ASGI middleware around a whole application: the requests of our server that are being answered.
 
     A defect is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
-    connect elsewhere. The requests of other servers are passed on: who cuts them, and ends a broken stream, is theirs.
+    connect elsewhere. `on_refused` gets the errors that are answered here. The requests of other servers are passed on:
+    who cuts them, and ends a broken stream, is theirs.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_refused: OnRefused = lambda _scope, _error: None) -> None:
         self.stopping = False
+        self._on_refused = on_refused
         self._app = app
         self._begin: Begin | None = getattr(app, "begin", None)
         self._open: dict[ServedRequest, Cancellable | None] = {}
@@ -92,7 +94,6 @@ class OpenRequests:
         except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
             fault = GatewayStoppingError()
         except PlaitError as error:  # of an answer that had begun
-            log.info("refused", request_id=id_of(scope), status=error.status, code=error.code, message=error.message)
             fault = error
         except Exception as error:  # noqa: BLE001 - as above
             fault = _defect(scope, error)
@@ -102,9 +103,12 @@ class OpenRequests:
             fault = _defect(scope, RuntimeError("the application has not answered"))
         if task.cancelling():
             task.uncancel()
-        if fault is not None and request.answer_headers is not None:
+        if fault is None:
+            return
+        self._on_refused(scope, fault)
+        if request.answer_headers is not None:
             _tell(request, fault)
-        elif fault is not None:
+        else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
                     await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
@@ -124,6 +128,7 @@ class OpenRequests:
             if has_begun:
                 raise
             fault = _defect(scope, error)
+            self._on_refused(scope, fault)
             await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
 
     def cut(self) -> int:

@@ -8,13 +8,16 @@ from typing import Any, cast
 import httpx
 from starlette.applications import Starlette
 
-from plait.backends.errors import PlaitError
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
-from plait.gateway.api.error_answers import RefusalMetrics
+from plait.gateway.api.refusals import Refusals
 from plait.gateway.asgi import OnEnd, Sink
-from plait.gateway.calls.call import Asked
+from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import CallReader, PromptReader
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.gate import Gate
+from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import ChainedCalls
@@ -45,10 +48,6 @@ class FakeRelay:
         self.deliveries: list[Asked] = []
         self.error: Exception | None = None
         self.answer = b"done"
-        self.refused = list[int]()
-
-    def no_call(self, _tenant: str, error: PlaitError) -> None:
-        self.refused.append(error.status)
 
     async def deliver(self, asked: Asked, sink: Sink) -> None:
         self.deliveries.append(asked)
@@ -62,6 +61,27 @@ class FakeRelay:
         if self.error is None:
             sink.whole(200, [], self.answer)
         on_end(self.error)
+
+
+class NoCalls:
+    """Reads how requests ended that were no calls; `spent` has the tenants of those that were wrong."""
+
+    def __init__(self) -> None:
+        self.endings: list[Ending] = []
+        self.spent: list[str] = []
+
+    def ended(self, _delivery: Delivery) -> None:
+        raise AssertionError("the relay is no real one")
+
+    def no_call(self, ending: Ending) -> None:
+        self.endings.append(ending)
+
+    def spend(self, tenant: str) -> None:
+        self.spent.append(tenant)
+
+    @property
+    def statuses(self) -> list[int]:
+        return [ending.status for ending in self.endings]
 
 
 class Api:
@@ -81,10 +101,13 @@ class Api:
         self.executor = Executor(SessionsConfig(), reader.router.predicted_s, at_loop_time)
         self.bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
         chained = ChainedCalls(self.executor, reader, relay, metrics, self.bodies, keep_alive_s=5.0)
-        completions = CompletionApi(reader, relay, chained, Forwarding(ALONE))
+        self.no_calls = NoCalls()
+        gate, of_calls = cast("Gate", self.no_calls), CallMetrics(new_registry())
+        refusals = Refusals(CallRecords((self.no_calls,)), of_calls, gate, self.router.models, ring)
+        completions = CompletionApi(reader, relay, chained, Forwarding(ALONE), refusals)
         self.stored = StoredResponses(10_000, 60.0)
         forwarding = ForwardingApi(completions, self.stored)
-        self.app = CallApi(completions, forwarding, ring, self.bodies, RefusalMetrics(new_registry()), Starlette())
+        self.app = CallApi(completions, forwarding, ring, self.bodies, refusals, Starlette())
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

@@ -128,7 +128,7 @@ async def test_a_bad_request_never_reaches_an_engine(
     assert response.headers["x-request-id"] == "mine"
     assert response.headers.get("x-should-retry", "false") == "false"
     assert api.relay.deliveries == []
-    assert api.relay.refused == [response.status_code]
+    assert api.no_calls.statuses == [response.status_code]
 
 
 @pytest.mark.parametrize(

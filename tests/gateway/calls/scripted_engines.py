@@ -24,6 +24,7 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.outgoing import OutgoingBody
+from plait.gateway.calls.records import CallLog, CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
@@ -147,7 +148,7 @@ class Seen:
     def placed(self, delivery: Delivery) -> None:
         pass
 
-    def ended(self, delivery: Delivery, _now_s: float) -> None:
+    def ended(self, delivery: Delivery) -> None:
         self.ended_calls.append(delivery)
 
 
@@ -170,12 +171,14 @@ class Gateway:
         admission = Admission(self.router, at_loop_time, lambda _: UNLIMITED, max_wait_s=120.0)
         self.gate = Gate(admission, hold_s=60.0)
         self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)
+        metrics = CallMetrics(self.registry)
         self.relay = Relay(
             self.router,
             links,
             self.recovery,
             self.gate,
-            CallMetrics(self.registry),
+            metrics,
+            records=CallRecords((metrics, CallLog(str))),
             objectives=ChangedObjectives(self.router, admission, links, self.supervisor, self.registry),
             max_attempts=3,
             open_answers=self.open_answers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from plait.gateway.asgi import AsgiSink, Nowhere
 from plait.gateway.calls.call import NOWHERE
 from plait.gateway.calls.delivery import DELIVERY_TRANSITIONS, CallTransitionError, Delivery, DeliveryState
 from plait.gateway.calls.holdings import Holdings
+from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.records import CallLog, CallRecords
 from plait.gateway.calls.upstream import Exchange as UpstreamExchange
+from plait.gateway.metrics import new_registry
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     HASHES,
@@ -39,8 +42,8 @@ MACHINE = {f"gateway/calls/{name}.py" for name in ("delivery", "relay", "attempt
 
 RECORDS = {"delivery", "attempt", "answer"}
 HOLDINGS = (
-    "_leave_streams", "_leave_objectives", "_leave_doubts", "_leave_admission", "_leave_retries", "_count", "_log",
-    "_leave_watch",
+    "_leave_streams", "_leave_objectives", "_leave_doubts", "_leave_admission", "_leave_retries",
+    "CallMetrics.ended", "CallLog.ended", "_leave_watch",
 )  # fmt: skip
 
 
@@ -80,8 +83,14 @@ def test_only_the_machine_writes_the_state_of_a_call() -> None:
 
 def test_what_a_call_holds_is_let_go_of_in_one_order() -> None:
     parts: Any = None
-    order = Holdings(parts, parts, silent_streams=parts, objectives=parts, faults=parts, retries=parts).order
-    assert tuple(let_go.__name__ for let_go in order) == HOLDINGS
+    records = CallRecords((CallMetrics(new_registry()), CallLog(str)))
+    holdings = Holdings(parts, records, silent_streams=parts, objectives=parts, faults=parts, retries=parts)
+    assert tuple(named(holdings)) == HOLDINGS
+
+
+def named(holdings: Holdings) -> dict[str, Callable[[Delivery], None]]:
+    """What lets go of a call's parts, by name, in order."""
+    return {let_go.__qualname__.removeprefix("Holdings."): let_go for let_go in holdings.order}
 
 
 def has_let_go(made: Gateway) -> None:
@@ -102,14 +111,14 @@ async def test_a_part_that_fails_as_a_call_ends_keeps_no_other_from_being_let_go
     """The call has failed once, and is streamed, held, counted, logged and watched."""
     async with gateway(FakeHttp(LOST, Exchange(headers=JSON, pieces=[WHOLE]))) as made:
         holdings = made.relay.holdings
-        let_go = getattr(holdings, part)
+        let_go = named(holdings)[part]
 
         def defective(delivery: Delivery) -> None:
             let_go(delivery)
             raise DefectError(part)
 
         at = HOLDINGS.index(part)
-        holdings.order = (*holdings.order[:at], defective, *holdings.order[at + 1 :])  # type: ignore[assignment]
+        holdings.order = (*holdings.order[:at], defective, *holdings.order[at + 1 :])
         with structlog.testing.capture_logs() as lines, pytest.raises(DefectError, match=part):
             await made.relay.deliver(made.asked(handle="h"), AsgiSink(Client().send))
         has_let_go(made)
@@ -122,17 +131,18 @@ async def test_a_part_that_fails_as_a_call_ends_keeps_no_other_from_being_let_go
 async def test_all_parts_that_fail_are_passed_and_whoever_began_the_call_is_told_of_the_first(several: bool) -> None:
     async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))) as made:
         passed: list[str] = []
+        parts = named(made.relay.holdings)
 
         def defective(name: str, delivery: Delivery) -> None:
-            getattr(made.relay.holdings, name)(delivery)
+            parts[name](delivery)
             passed.append(name)
             raise DefectError(name)
 
-        def defect(name: str) -> Any:
+        def defect(name: str) -> Callable[[Delivery], None]:
             return lambda delivery: defective(name, delivery)
 
         failing = HOLDINGS if several else HOLDINGS[-1:]
-        order = tuple(defect(name) if name in failing else getattr(made.relay.holdings, name) for name in HOLDINGS)
+        order = tuple(defect(name) if name in failing else parts[name] for name in HOLDINGS)
         made.relay.holdings.order = order
         with pytest.raises(DefectError, match=failing[0]):
             await made.relay.deliver(made.asked(), AsgiSink(Client().send))
@@ -150,7 +160,7 @@ async def test_a_defect_is_raised_to_whoever_cancels_a_call() -> None:
             let_go(delivery)
             raise DefectError
 
-        made.relay.holdings.order = (defective, *others)  # type: ignore[assignment]
+        made.relay.holdings.order = (defective, *others)
         delivery = made.relay.begin(made.asked(), NOWHERE, ended.append)
         with pytest.raises(DefectError):
             made.relay.cancel(delivery)
@@ -234,6 +244,6 @@ async def test_a_leased_call_that_waits_and_is_sent_in_one_turn_of_the_loop_is_s
 
 
 class Leases:
-    async def take(self, _tenant: str, _tokens: int) -> bool:
+    async def take(self, _tenant: str, _tokens: int, _on_wait: object) -> bool:
         await asyncio.sleep(0)
         return True

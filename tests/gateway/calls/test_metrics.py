@@ -19,12 +19,20 @@ LABELS = 'engine="a",model="m"'
 
 
 def ended(
-    call: Call, attempt: Attempt | None, status: int = 200, outcome: Outcome = "ok", arrived_s: float = 9.0
+    call: Call,
+    attempt: Attempt | None,
+    status: int = 200,
+    outcome: Outcome = "ok",
+    arrived_s: float = 9.0,
 ) -> Delivery:
     """A call that has ended."""
     body, call = OutgoingBody(b"{}", CompletionRequest(model="m", prompt="x")), call._replace(arrived_s=arrived_s)
     delivery = Delivery(Asked(call, "/v1/completions", (), body, tenant="t"), call, NOWHERE, None)
-    delivery.attempt, delivery.ending = attempt, Ending(outcome, status, "a", is_told=True)
+    delivery.attempt = attempt
+    delivery.ending = Ending(
+        outcome, status, "a", is_told=status == 200, path="/v1/completions", tenant="t", model=call.model,
+        code="waiting" if status == 429 else None, arrived_s=arrived_s, ended_s=12.0,
+    )  # fmt: skip
     return delivery
 
 
@@ -67,8 +75,8 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
         booking = router.book(call, router.select(call, 10.0), 10.0)
         router.first_token(booking, 10.5)
         attempt = Attempt(booking, Answer(usage=CallUsage(65, 5, 0), finish=finish))
-        metrics.ended(ended(call, attempt, status), 12.0)
-    metrics.ended(ended(call, None, 429, "refused"), 12.0)
+        metrics.ended(ended(call, attempt, status))
+    metrics.ended(ended(call, None, 429, "refused"))
     found = samples(registry)
     labels = 'model="m",status="{}",finish_reason="{}",tenant="blue"'
     calls = {name: value for name, value in found.items() if name.startswith("plait_tenant_calls_total{")}
@@ -84,16 +92,20 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
     assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5
 
 
-def test_a_request_that_is_no_call_has_one_line() -> None:
+def test_a_request_that_is_no_call_counts_once_for_its_tenant_and_its_refusal() -> None:
     registry = new_registry()
     metrics = CallMetrics(registry, lambda _tenant: "blue")
     before = samples(registry)
+    ending = Ending("refused", 404, path="/v1/completions", tenant="t", code="model_not_found")
     for _ in range(3):
-        metrics.no_call("t", 404)
+        metrics.no_call(ending)
     found = samples(registry).items() - before.items()
-    (added,) = [sample for sample in found if sample[0].startswith("plait_")]  # the collector of garbage runs by itself
-    assert added[0].startswith("plait_tenant_calls_total{")
-    assert added[1] == 3
+    added = sorted(sample for sample in found if sample[0].startswith("plait_"))  # that of garbage runs by itself
+    assert [(name.partition("{")[0], count) for name, count in added] == [
+        ("plait_refusals_total", 3),
+        ("plait_tenant_calls_total", 3),
+    ]
+    assert 'path="/v1/completions"' in added[0][0]
 
 
 def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -> None:
@@ -106,7 +118,7 @@ def test_deduced_slos_count_apart_from_promised_ones_and_not_for_the_goodput() -
     for is_deduced, jct_s in ((False, 5.0), (False, 1.0), (True, 5.0), (True, 1.0), (True, 1.0)):
         call = Call("c", "m", 65, 64, [1], slo=Slo(jct_s=jct_s, is_deduced=is_deduced))
         booking = router.book(call, router.select(call, 10.0), 10.0)
-        metrics.ended(ended(booking.call, Attempt(booking, Answer(usage=CallUsage(65, 5, 0)))), 12.0)
+        metrics.ended(ended(booking.call, Attempt(booking, Answer(usage=CallUsage(65, 5, 0)))))
     found = samples(registry)
     counts = {
         (source, met): found[

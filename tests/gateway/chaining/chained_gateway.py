@@ -18,6 +18,7 @@ from plait.gateway.app import Gateway
 from plait.gateway.asgi import Sink
 from plait.gateway.calls.call import Asked, Ending, Outcome
 from plait.gateway.calls.open_answers import OpenAnswers
+from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config.file import parse_config
 from plait.policy.types import Call
@@ -41,6 +42,8 @@ class Engine:
         self.up = ["e", "f"]
         self.refined: list[tuple[str, Call]] = []
         self.open_answers = OpenAnswers(10**9)
+        self.is_stopping = False
+        self.records = CallRecords(())
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         if not self.up:
@@ -113,7 +116,11 @@ class Engine:
 
     async def _end(self, prompt: str, problem: EngineError | str | None, *, is_told: bool = True) -> None:
         outcome: Outcome = "ok" if problem is None else "failed" if isinstance(problem, EngineError) else "refused"
-        self.running[prompt][2].set_result(Ending(outcome, 200, self.places[prompt], is_told, None, problem))
+        asked, _, ended = self.running[prompt]
+        ending = Ending(outcome, 200, self.places[prompt], is_told, None, problem)
+        if asked.begins_anew is not None:
+            asked.begins_anew(ending)
+        ended.set_result(ending)
         await settle()
 
 
@@ -211,6 +218,7 @@ class Served:
         self.gateway = Gateway(parse_config(sections, "test"), b"a secret that stays" * 2)
         self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()
+        self.engine.records = self.gateway._relay.records
         chained = self.gateway._chained
         self.executor = chained.executor
         self.exchanges: list[Exchange] = []

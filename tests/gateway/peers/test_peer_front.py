@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Scope
 
+from plait.backends.errors import PlaitError
 from plait.gateway.asgi import id_of
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.peers.forwarding import Forwarding
@@ -25,8 +26,9 @@ class Front:
 
     def __init__(self, *, unsigned_until_s: float = 0.0) -> None:
         peers = Peers({"0": "", "1": ""}, "1", KEY, unsigned_until_unix_s=unsigned_until_s)
-        self.front = PeerFront(self._app, Forwarding(peers))
+        self.front = PeerFront(self._app, Forwarding(peers), lambda _scope, error: self.refused.append(error))
         self.seen: list[tuple[Scope, bytes, bool]] = []
+        self.refused: list[PlaitError] = []
 
     async def _app(self, scope: Scope, receive: Any, _send: Any) -> None:
         self.seen.append(

@@ -92,7 +92,9 @@ async def serving(
     limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0, application: ASGIApp = app
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
-    bounds = ClientBounds(limits, refused.append, connections=ConnectionBounds(3), idle_s=keep_alive_s)
+    bounds = ClientBounds(
+        limits, lambda _scope, error: refused.append(error), connections=ConnectionBounds(3), idle_s=keep_alive_s
+    )
     options: dict[str, Any] = {"port": 0, "lifespan": "off", "timeout_graceful_shutdown": grace_s}
     requests = OpenRequests(application)
     server = uvicorn.Server(new_config(requests, bounds, **options))

@@ -154,10 +154,9 @@ async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:
         assert receive.has_answer
         raise LimitError("no more")
 
-    made = connected()
-    with structlog.testing.capture_logs() as logged:
-        await served(OpenRequests(refusing), made)
-    assert [(line["event"], line["status"]) for line in logged] == [("refused", 429)]
+    made, refused = connected(), list[int]()
+    await served(OpenRequests(refusing, lambda _scope, error: refused.append(error.status)), made)
+    assert refused == [429]
     assert read(made).has_ended
     assert read(made).body.startswith(b'data: {"error":')
 

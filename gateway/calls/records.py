@@ -1,0 +1,145 @@
+"""How calls ended, and requests that were no calls: each is recorded exactly once, for all `Reader`s.
+
+`Holdings` lets the readers know of each call that has ended. A request to a call's route that was refused before it was
+a call has an `Ending` too, and no `Delivery`. Whatever has to read both (metrics, the log, a store) is a `Reader`: it
+is named where the gateway makes its `CallRecords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from plait.backends.errors import NoEngineError, PlaitError
+from plait.gateway.asgi import ClientGoneError
+from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, Ending, Outcome
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.timer import loop_time_s
+
+log = structlog.get_logger(__name__)
+
+
+class Reader(Protocol):
+    """Reads how calls end, and requests that were no calls."""
+
+    def ended(self, delivery: Delivery) -> None:
+        """A call has ended, as `delivery.ending` says. What it holds besides is let go of afterwards."""
+
+    def no_call(self, ending: Ending) -> None:
+        """A request to a call's route has ended that was no call of its own."""
+
+
+class CallRecords:
+    """All `readers`, in the order in which they read."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self.readers = tuple(readers)
+
+    def no_call(self, ending: Ending) -> None:
+        """Record a request that was no call of its own."""
+        for reader in self.readers:
+            reader.no_call(ending)
+
+
+def refused(
+    request_id: str,
+    path: str,
+    tenant: str,
+    model: str,
+    *,
+    arrived_s: float,
+    error: BaseException | None,
+    status: int = 200,
+) -> Ending:
+    """The ending of a request that was no call of its own: by an error, or with the answer of another request's call.
+
+    The answer has a `status`. An error that no client may see is a defect.
+    """
+    outcome: Outcome = "refused"
+    code, message = None, None
+    if error is None:
+        outcome = "ok" if status < 400 else "refused"
+    elif isinstance(error, ClientGoneError):
+        outcome, status = "client_gone", CLIENT_CLOSED
+    elif isinstance(error, PlaitError):
+        outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
+        status, code, message = error.status, error.shown_code, error.logged_message
+    else:
+        outcome, status, code = "defect", 500, DEFECT
+    return Ending(
+        outcome,
+        status,
+        error=error,
+        request_id=request_id,
+        path=path,
+        tenant=tenant,
+        model=model,
+        code=code,
+        message=message,
+        arrived_s=arrived_s,
+        ended_s=loop_time_s(),
+    )
+
+
+class CallLog:
+    """Writes one line for each. `tenant_label` turns a tenant into what operators read. Times are in seconds."""
+
+    def __init__(self, tenant_label: Callable[[str], str]) -> None:
+        self._tenant_label = tenant_label
+
+    def no_call(self, ending: Ending) -> None:
+        """A request has ended that was no call of its own."""
+        log.info(
+            "call",
+            request_id=ending.request_id,
+            path=ending.path,
+            status=ending.status,
+            code=ending.code,
+            message=ending.message,
+            tenant=self._tenant_label(ending.tenant),
+            model=ending.model,
+            outcome=ending.outcome,
+            e2e_s=round(ending.ended_s - ending.arrived_s, 4),
+        )
+
+    def ended(self, delivery: Delivery) -> None:
+        """A call has ended."""
+        asked, call, attempt, ending = delivery.asked, delivery.call, delivery.attempt, delivery.ending
+        assert ending is not None
+        tenant = self._tenant_label(ending.tenant)
+        usage, arrived_s, now_s = delivery.usage, ending.arrived_s, ending.ended_s
+        booking = None if attempt is None else attempt.booking
+        placement = booking and booking.placement
+        first_s = None if booking is None else booking.first_token_s
+        tpot_s = None  # the mean time of a token after the first, where they were timed
+        if usage is not None and first_s is not None and usage.output_tokens > 1:
+            tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
+        log.bind().info(  # `log.info` would raise an AttributeError and catch it, in each call
+            "call", request_id=ending.request_id, path=ending.path,
+            status=ending.status, code=ending.code, message=ending.message, outcome=ending.outcome,
+            stream=call.streamed, tenant=tenant, model=ending.model, session=asked.session, output=asked.output,
+            engine=placement and placement.engine_id,
+            placement=placement and placement.reason,
+            objective=call.objective,
+            slo_at_risk=(placement and placement.meets_slo is False) or None,
+            group=call.group and call.group.group_id.replace(asked.tenant, tenant, 1),
+            finish_reason=attempt and attempt.answer.finish,
+            failed_on=_failed_on(delivery) if delivery.failures else None,
+            prompt_tokens=call.prompt_tokens,
+            predicted_cached_tokens=placement and placement.cached_tokens,
+            cached_tokens=usage and usage.cached_tokens,
+            output_tokens=usage and usage.output_tokens,
+            held_s=asked.inputs_s and round(asked.inputs_s, 4),
+            placed_s=booking and round(booking.booked_s - arrived_s, 4),
+            waited_s=booking and round(booking.sent_s - arrived_s, 4),
+            waited_for=delivery.entry and delivery.entry.waiting.waits and delivery.entry.waiting.waited_for(now_s),
+            ttft_s=first_s and round(first_s - arrived_s, 4),
+            tpot_s=tpot_s,
+            e2e_s=round(now_s - arrived_s, 4),
+        )  # fmt: skip
+
+
+def _failed_on(delivery: Delivery) -> list[str]:
+    return [f"{engine_id}: {error.cause}" for engine_id, error in delivery.failures]

@@ -6,9 +6,17 @@ The gateway and the embedded engine answer with them. The code that calls a libr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+
+
+class ReachedLimit(NamedTuple):
+    """A limit that a request is above, by its name in the configuration: `most` is allowed, and so much was `used`."""
+
+    limit: str
+    most: float
+    used: float
 
 
 class PlaitError(Exception):
@@ -25,6 +33,9 @@ class PlaitError(Exception):
     kind: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
     is_stored: bool = True
+    reached: ReachedLimit | None = None
+    """The limit that was reached, for operators; None if there is none."""
+
     quotes: bool = True
     """Whether the message may have words of a prompt, a tool, a schema or an answer."""
 
@@ -36,6 +47,7 @@ class PlaitError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         quotes: bool | None = None,
+        reached: ReachedLimit | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -44,6 +56,7 @@ class PlaitError(Exception):
         self.retry_after_s = retry_after_s
         if quotes is not None:
             self.quotes = quotes
+        self.reached = reached
 
     @property
     def logged_message(self) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from plait.backends.errors import LimitError, OverloadedError, PlaitError
+from plait.backends.errors import LimitError, OverloadedError, PlaitError, ReachedLimit
 from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
 from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
@@ -129,7 +129,8 @@ class Queue:
             self.leave(victim, now_s)
             calls, wait_s = backlog.waiting(victim.tenant), backlog.tenant_wait_s(victim.tenant)
             text = f"{calls} calls of this tenant wait for this model, about {wait_s:.0f} s; send the call again later."
-            self.give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s)), now_s)
+            reached = ReachedLimit("max_wait_s", self._max_wait_s, wait_s)
+            self.give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s), reached=reached), now_s)
 
     def check_limit(self, call: Waiting, waiting: int) -> None:
         """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
@@ -137,10 +138,9 @@ class Queue:
         if waiting >= most and not call.is_back:
             backlog = self.backlogs.get(call.call.model)
             wait_s = backlog.tenant_wait_s(call.tenant) if backlog is not None and backlog.waiting(call.tenant) else 0.0
-            raise LimitError(
-                f"{most} calls of this tenant wait already, the most that may.",
-                code="too_many_waiting", retry_after_s=max(1.0, wait_s),
-            )  # fmt: skip
+            text = f"{most} calls of this tenant wait already, the most that may."
+            reached = ReachedLimit("max_waiting", most, waiting)
+            raise LimitError(text, code="too_many_waiting", retry_after_s=max(1.0, wait_s), reached=reached)
 
     def check(self, calls: Sequence[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""

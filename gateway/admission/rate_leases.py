@@ -175,8 +175,8 @@ def _tell(lease: _Lease, *, is_leased: bool) -> None:
 def _refusal(lease: _Lease, wanted: Amounts, drawn: Drawn) -> LimitError:
     """What a call is told that is beyond a rate: the one that takes longest to allow it."""
     waits = [
-        ((used + want - max(BURST_S * rate, want)) / rate if rate < inf else 0.0, rate, unit)
+        ((used + want - max(BURST_S * rate, want)) / rate if rate < inf else 0.0, rate, unit, used / BURST_S)
         for used, want, rate, unit in zip(drawn.used, wanted, lease.rates, ("calls", "tokens"), strict=True)
     ]
-    wait_s, rate, unit = max(waits)
-    return beyond_rate(rate, unit, wait_s)
+    wait_s, rate, unit, used_per_s = max(waits)
+    return beyond_rate(rate, unit, wait_s, used_per_s)

@@ -15,7 +15,7 @@ from math import inf
 from secrets import token_bytes
 from typing import Final
 
-from plait.backends.errors import LimitError
+from plait.backends.errors import LimitError, ReachedLimit
 from plait.gateway.config.sections import AdmissionConfig, TenantConfig
 
 IDENTITY_DIGITS: Final = 32
@@ -105,7 +105,7 @@ class TenantUse:
         ):
             over = used + more - max(BURST_S * rate, more) if rate < inf else 0.0
             if over > 0:
-                raise beyond_rate(rate, unit, over / rate)
+                raise beyond_rate(rate, unit, over / rate, used / BURST_S)
 
     def spend(self, limits: TenantLimits, now_s: float) -> None:
         """A request was refused that was no call: it counts as one without tokens, up to a whole burst."""
@@ -126,12 +126,13 @@ class TenantUse:
         self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
 
 
-def beyond_rate(rate: float, unit: str, wait_s: float) -> LimitError:
+def beyond_rate(rate: float, unit: str, wait_s: float, used_per_s: float) -> LimitError:
     """What a call is told that a rate of calls or tokens allows only in some seconds."""
     return LimitError(
         f"This tenant may use {rate:g} {unit} a second; send the call again later.",
         code=f"{unit}_per_second",
         retry_after_s=max(1.0, wait_s),
+        reached=ReachedLimit(f"{unit}_per_s", rate, used_per_s),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final, Self
 import msgspec
 from starlette.types import Receive, Scope
 
-from plait.backends.errors import BodyTooLargeError, LimitError
+from plait.backends.errors import BodyTooLargeError, LimitError, ReachedLimit
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
 from plait.gateway.intake.body_encodings import decoder_of
 from plait.gateway.intake.turns import LoopTurns
@@ -93,6 +93,7 @@ class OpenBodies:
                 "Send fewer or shorter ones at one time.",
                 code="too_many_open_bytes",
                 retry_after_s=1.0,
+                reached=ReachedLimit("max_open_body_bytes", self._max_tenant_bytes, held),
             )
         self._bytes[tenant] = held
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
@@ -132,27 +132,37 @@ class Cost(Protocol):
         ...
 
 
-class Rule(StrEnum):
-    """Why a call was not simply placed where it costs least, as the gateway's own policy says it."""
+Rule = Literal["only_engine", "least_delay", "ttft", "group", "continues", "hand_over", "moved", "after_failure"]
+"""Why a call was placed where it was, as the gateway's own policy says it.
 
-    ONLY_ENGINE = "only_engine"
-    LEAST_DELAY = "least_delay"
-    TTFT = "ttft"
-    """A cheaper engine would miss the TTFT or the JCT, or miss it by more."""
+- `only_engine`: no other takes it;
+- `least_delay`: it costs least there;
+- `ttft`: a cheaper engine would miss the TTFT or the JCT, or miss it by more;
+- `group`: the calls of a task group are divided so that all of them together cost least;
+- `continues`: the call that it continues ran there;
+- `hand_over`: an engine that drains hands its prefixes over, which leaves some engines out;
+- `moved`: it waited in another engine's line, and this one had room sooner;
+- `after_failure`: the attempt before it had failed.
 
-    GROUP = "group"
-    """The calls of a task group are divided so that all of them together cost least."""
-
-    HAND_OVER = "hand_over"
-    """An engine that drains hands its prefixes over, which leaves some engines out."""
+Strings, and no enumeration: reading a member costs Python 3.11 a call.
+"""
 
 
-class Candidate(Protocol):
-    """An engine that was looked at for a call."""
+class Identified(Protocol):
+    """An engine."""
 
     @property
     def engine_id(self) -> str:
-        """The engine's id."""
+        """Its id."""
+        ...
+
+
+class ComparedEngine(Protocol):
+    """An engine that was looked at for a call."""
+
+    @property
+    def engine(self) -> Identified:
+        """The engine."""
         ...
 
     @property
@@ -165,24 +175,46 @@ class Candidate(Protocol):
         """What the call would cost there."""
         ...
 
+    @property
+    def rank(self) -> tuple[float, float]:
+        """By how much it would miss its times there, and all of the cost, in seconds."""
+        ...
+
 
 class Compared(NamedTuple):
-    """What a policy has compared.
+    """What a policy has compared. The `rule` is a `Rule`, or the name of a policy that tells none.
 
     It chose from so many `engines` and looked at the `candidates`. No other engine costs less than `others_s`, which is
     infinite if there is none.
     """
 
-    rule: Rule
-    candidates: Sequence[Candidate]
-    engines: int
-    others_s: float
+    rule: str
+    candidates: Sequence[ComparedEngine] = ()
+    engines: int = 0
+    others_s: float = inf
 
-    def next_best(self, engine_id: str) -> Candidate | None:
+    def next_best(self, engine_id: str) -> ComparedEngine | None:
         """The cheapest engine beside this one; None if it is not known, or there is none."""
-        beside = [one for one in self.candidates if one.engine_id != engine_id]
-        best = min(beside, key=lambda one: one.cost.total_s, default=None)
-        return None if best is None or best.cost.total_s > self.others_s else best
+        best = None
+        for one in self.candidates:
+            if one.engine.engine_id != engine_id and (best is None or one.rank[1] < best.rank[1]):
+                best = one
+        return None if best is None or best.rank[1] > self.others_s else best
+
+
+class Margin(NamedTuple):
+    """What a placement costs, and how much more the next engine does, in seconds.
+
+    If it is not known which engine is the next one, no other costs less than the margin more. It is None where nothing
+    was compared.
+    """
+
+    cost_s: float | None = None
+    margin_s: float | None = None
+    next_engine: str | None = None
+
+
+NO_MARGIN: Final = Margin()
 
 
 class Placement(NamedTuple):
@@ -192,7 +224,8 @@ class Placement(NamedTuple):
     word in printable ASCII.
     `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
     promised for them, or the policy does not look. From its first token on, the call is expected to take `decode_s`
-    (0: not known). `compared` is None if the policy does not tell.
+    (0: not known). `compared` is None if the policy does
+    not tell: then the router names the policy.
     """
 
     engine_id: str
@@ -203,3 +236,21 @@ class Placement(NamedTuple):
     meets_slo: bool | None = None
     decode_s: float = 0.0
     compared: Compared | None = None
+
+    @property
+    def rule(self) -> str | None:
+        """Why it was placed so; None if that is not known."""
+        return None if self.compared is None else self.compared.rule
+
+    def margin(self) -> Margin:
+        """What it costs, and what the next engine would."""
+        cost, compared = self.cost, self.compared
+        if cost is None:
+            return NO_MARGIN
+        cost_s = cost.total_s
+        following = None if compared is None else compared.next_best(self.engine_id)
+        if following is not None:
+            return Margin(cost_s, following.rank[1] - cost_s, following.engine.engine_id)
+        if compared is None or compared.others_s == inf:
+            return Margin(cost_s)
+        return Margin(cost_s, compared.others_s - cost_s)

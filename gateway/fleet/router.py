@@ -35,7 +35,7 @@ from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.programs.group_outputs import GroupOutputs
-from plait.policy.types import Call, Placement, Rule
+from plait.policy.types import Call, Compared, Placement
 
 Route = str | None
 """A path that an engine needs; None: one that each engine has."""
@@ -59,8 +59,7 @@ class Router:
     `models` knows which models the fleet serves; `names` is what the operator says of them.
     `health` takes the news of the engines' health, and `comparisons` what they are not as the gateway takes them to be.
     `jitter` varies the pauses before probes. `wall_s` is the time since 1970, for people. Admission counts the calls
-    that are `waiting`. While there are some, `on_room` is called with each engine that may have room for one. For one
-    call in `compare_each` (0: for none) the best three engines are found.
+    that are `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class Router:
         self.comparisons = Comparisons(self.engines)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.waiting = 0
-        self.compare_each = 0
         self.policy = POLICIES[policy] if isinstance(policy, str) else policy
         self._fleet_pace = FleetPace()
         self._cost_models: dict[CostModel, CostModel] = {}
@@ -107,14 +105,14 @@ class Router:
         unable: Collection[str] = (),
         route: str | None = None,
         passed: Passed = NOTHING_PASSED,
-        compares: bool = False,
+        compares: int = 0,
     ) -> Placement:
         """Choose an engine that has `route`, and a context with room for the call. Changes nothing.
 
-        `prefer` is the engine that ran the call which this one continues. The call goes there if that engine takes
-        calls. It goes to an engine to `avoid` only if there is no other, never to one that is `unable` to take it, and
-        before the waiting calls `passed`. With `compares` the best three engines are known then. Raises `NotFoundError`
-        or `NoEngineError`.
+        `prefer` is the engine that ran the call which this one continues: the call goes there if that takes calls. It
+        goes to an engine to `avoid` only if there is no other, never to one that is `unable` to take it, and before the
+        waiting calls `passed`. So many of the best engines are known then as it `compares`. Raises `NotFoundError` or
+        `NoEngineError`.
         """
         assert call.block_tokens == self.block_tokens
         engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
@@ -128,17 +126,15 @@ class Router:
             engines = self.models.fitting(call, engines, route, unable)
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
-        situation = self.demand.situation(call, self.tree.match(call.block_hashes), engines, now_s, passed)
-        if compares or (self.compare_each and situation.turn % self.compare_each == 0):
-            situation = situation._replace(compares=True)
-        whole = situation
+        path = self.tree.match(call.block_hashes)
+        whole = situation = self.demand.situation(call, path, engines, now_s, passed, compares=compares)
         if self.hand_over.leaving:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
         placement = there or self.policy.place(call, situation)
-        if situation is not whole and placement.compared is not None:
-            return placement._replace(compared=placement.compared._replace(rule=Rule.HAND_OVER))
-        return placement
+        if placement.compared is not None and situation is whole:
+            return placement
+        return _with_rule(placement, self.policy.name if placement.compared is None else "hand_over")
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False, tenant: str = "") -> Booking:
         """Record a placement of a tenant's call. The engine is sent the call now, or (if it `waits`) at `send`.
@@ -343,6 +339,11 @@ class Router:
             self.on_room(booking.placement.engine_id)
         if self.health.trials:
             self.health.left(booking)
+
+
+def _with_rule(placement: Placement, rule: str) -> Placement:
+    """The placement, made by another rule."""
+    return placement._replace(compared=(placement.compared or Compared(rule))._replace(rule=rule))
 
 
 ACTIVE_SHARE = 0.2

@@ -136,11 +136,6 @@ class Offer:
     held_blocks: int
     cost: DelayCost
 
-    @property
-    def engine_id(self) -> str:
-        """The engine's id."""
-        return self.engine.engine_id
-
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
@@ -265,7 +260,10 @@ def change_gain_s(
     blocks = cached_blocks(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
-    return gain_s, asked.placed(here, blocks, cost)
+    return gain_s, asked.placed(here, blocks, cost, _MOVED)
+
+
+_MOVED: Final = Compared("moved")
 
 
 def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) -> float:

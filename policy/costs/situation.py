@@ -19,6 +19,9 @@ from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason,
 PRIOR_CALLS = 4.0
 """The expected output counts as so many calls until calls have ended."""
 
+COMPARED = 3
+"""So many of the best engines are known of a call that is compared."""
+
 ARRIVALS_S = 60.0
 """Calls of about the last minute say how many come a second."""
 
@@ -132,8 +135,8 @@ class Situation(NamedTuple):
     `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
     calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
     task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
-    `coming` returns the calls of its model that each engine has to expect. With `compares`, a policy that looks at few
-    engines goes on until it knows the best three.
+    `coming` returns the calls of its model that each engine has to expect. So many of the best
+    engines are to be known in the end as it `compares`: a policy that looks at few engines goes on until they are.
     """
 
     path: Sequence[Segment]
@@ -144,7 +147,7 @@ class Situation(NamedTuple):
     siblings: int = 0
     passed: Passed = NOTHING_PASSED
     coming: Callable[[], Coming] = nothing_comes
-    compares: bool = False
+    compares: int = 0
 
 
 class Demand:
@@ -152,10 +155,11 @@ class Demand:
 
     The calls of task groups have a mean output length of their own: the parts of a program are not as long as chat.
     `prior_output_tokens` is expected before calls have ended. A mean forgets over `window_s`. `active` counts the calls
-    of each model that are on engines.
+    of each model that are on engines. Of one call in `compare_each` (0: of none) the best `COMPARED` engines are found.
     """
 
     def __init__(self, window_s: float, prior_output_tokens: float) -> None:
+        self.compare_each = 0
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
         self._nothing = Traffic(window_s, prior_output_tokens)
@@ -207,18 +211,23 @@ class Demand:
         engines: Sequence[EngineView],
         now_s: float,
         passed: Passed = NOTHING_PASSED,
+        *,
+        compares: int = 0,
     ) -> Situation:
         """What a policy is told of the call, whose prompt matches `path`. `engines` are all that may take it."""
-        arrivals = self._arrivals.get(call.model)
+        arrivals, turn = self._arrivals.get(call.model), self._placed[call.model]
+        if self.compare_each and turn % self.compare_each == 0 and compares < COMPARED:
+            compares = COMPARED
         return Situation(
             path,
             engines,
-            self._placed[call.model],
+            turn,
             now_s,
             self._traffic.get((call.model, call.group is not None), self._nothing),
             0 if call.group is None else self.siblings(call.group),
             passed,
             nothing_comes if arrivals is None else partial(arrivals.coming, engines, now_s),
+            compares,
         )
 
     def siblings(self, group: TaskGroup) -> int:

@@ -67,41 +67,43 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     asked = CallToPlace.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
-    others_s, rule = inf, Rule.LEAST_DELAY
+    rule: Rule = "least_delay"
+    others_s = inf
     if situation.siblings and asked.ttft_s == inf:
         offers, others_s = _offers(asked, situation, engines)
-        best, rule = best_for_group(asked, situation.siblings, offers), Rule.GROUP
+        best, rule = best_for_group(asked, situation.siblings, offers), "group"
     elif len(engines) <= FEW:
         offers = with_copies(asked, situation, engines, list(map(partial(offer, asked, situation), engines)))
         best = min(offers, key=_rank)
     else:
         search = best_of_many(asked, situation, engines)
         best, offers, others_s = search.best, search.offers, search.others_s
-    compared = _compared(rule, best, offers, len(engines), others_s)
+    if len(offers) > FEW:
+        offers, dropped_s = _kept(best, offers, max(MOST_KEPT, situation.compares))
+        others_s = min(others_s, dropped_s)
+    if rule == "least_delay" and not asked.ttft_s == asked.jct_s == inf and _cheapest(offers) is not best:
+        rule = "ttft"
+    compared = Compared(rule, offers, len(engines), others_s)
     return asked.placed(best.engine, best.held_blocks, best.cost, compared)
 
 
-_ONLY_ENGINE: Final = Compared(Rule.ONLY_ENGINE, (), 1, inf)
+_ONLY_ENGINE: Final = Compared("only_engine", engines=1)
 
 MOST_KEPT: Final = 3
 """So many of the best offers are known afterwards, and the cheapest: a call that waits long refers to them."""
 
 
-def _compared(rule: Rule, best: Offer, offers: Sequence[Offer], engines: int, others_s: float) -> Compared:
-    """What was compared, without the worst of many offers."""
-    cheapest = min(offers, key=_total_s)
-    if rule is Rule.LEAST_DELAY and cheapest.cost.total_s < best.cost.total_s:
-        rule = Rule.TTFT
-    if len(offers) > FEW:
-        kept = nsmallest(MOST_KEPT, offers, key=_rank)
-        kept += [one for one in {id(best): best, id(cheapest): cheapest}.values() if all(one is not k for k in kept)]
-        others_s = min(others_s, *(one.cost.total_s for one in offers if all(one is not k for k in kept)), inf)
-        offers = kept
-    return Compared(rule, offers, engines, others_s)
+def _kept(best: Offer, offers: Sequence[Offer], count: int) -> tuple[Sequence[Offer], float]:
+    """The `best`, the cheapest, and so many of the others, the best first; and what all the rest cost at least."""
+    first = {id(best): best} | {id(one): one for one in nsmallest(count, offers, key=_rank)}
+    cheapest = _cheapest(offers)
+    kept = first | {id(cheapest): cheapest}
+    return list(kept.values()), min([one.cost.total_s for one in offers if id(one) not in kept], default=inf)
 
 
-def _total_s(offer: Offer) -> float:
-    return offer.cost.total_s
+def _cheapest(offers: Sequence[Offer]) -> Offer:
+    """The first of those that cost least, whatever they miss."""
+    return min(offers, key=lambda one: one.cost.total_s)
 
 
 def with_copies(
@@ -133,7 +135,7 @@ def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[Eng
             least_s[place] = inf  # looked at before
         search.over(zip(least_s, range(len(engines)), strict=True))
     if situation.compares:
-        search.compare(() if found is None else found.holders)
+        search.compare(situation.compares, () if found is None else found.holders)
     return search
 
 
@@ -182,14 +184,14 @@ class Search:
         self.best = best
         self._heaps.append(heap)
 
-    def compare(self, holders: Collection[int]) -> None:
-        """Look on until the best `MOST_KEPT` offers are known. The `holders` make no copy."""
+    def compare(self, count: int, holders: Collection[int]) -> None:
+        """Look on until the best `count` offers are known. The `holders` make no copy."""
         heap = [one for heap in self._heaps for one in heap if one[0] < inf]
         heapify(heap)
         self._heaps, copy = [heap], self.copy
         while heap:
-            known = nsmallest(MOST_KEPT, self.offers, key=_rank)
-            if len(known) == MOST_KEPT and not known[-1].rank[0] and heap[0][0] >= _rounded(known[-1].rank[1]):
+            known = nsmallest(count, self.offers, key=_rank)
+            if len(known) == count and not known[-1].rank[0] and heap[0][0] >= _rounded(known[-1].rank[1]):
                 break
             _, place = heappop(heap)
             self.copy = None if place in holders else copy

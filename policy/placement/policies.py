@@ -16,7 +16,7 @@ from plait.policy.costs.situation import Situation, cached_blocks, placed
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.prefix.prefix_tree import PrefixTree
-from plait.policy.types import Call, Placement, PlacementReason
+from plait.policy.types import Call, Compared, Placement, PlacementReason
 
 Groups = Callable[[], Sequence[Sequence[EngineView]]]
 """Returns the engines that take calls. Those of a group serve the same models."""
@@ -79,9 +79,13 @@ POLICIES: Final = by_name(
 """The policies that the gateway has. `gateway/config/placement_policy.py` takes those of one's own, too."""
 
 
+_CONTINUES: Final = Compared("continues")
+
+
 def continued(engine_id: str, call: Call, situation: Situation) -> Placement | None:
     """The placement of `call` on this engine; None if that is not among those of the situation."""
     for engine in situation.engines:
         if engine.engine_id == engine_id:
-            return placed(call, engine, PlacementReason.CONTINUE, cached_blocks(call, situation, engine))
+            held_blocks = cached_blocks(call, situation, engine)
+            return placed(call, engine, PlacementReason.CONTINUE, held_blocks, compared=_CONTINUES)
     return None

@@ -12,7 +12,7 @@ from plait.policy.costs.delay import CallToPlace, DelayCost, Offer, offer
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.least_delay import MOST_KEPT, ROUNDING, least_delay, with_copies
 from plait.policy.placement.policies import Policy
-from plait.policy.types import Call, Compared, Placement, Rule, Slo, TaskGroup
+from plait.policy.types import Call, Compared, Placement, Slo, TaskGroup
 
 CALLS = 250
 """At each of four fleets."""
@@ -45,7 +45,7 @@ class Checked:
     """Places by the least delay, and looks at what was compared."""
 
     def __init__(self) -> None:
-        self.rules: set[Rule] = set()
+        self.rules: set[str] = set()
         self.placements = 0
 
     def place(self, call: Call, situation: Situation) -> Placement:
@@ -55,16 +55,16 @@ class Checked:
         return found
 
     def check(self, call: Call, situation: Situation) -> None:
-        found, more = least_delay(call, situation), least_delay(call, situation._replace(compares=True))
+        found, more = least_delay(call, situation), least_delay(call, situation._replace(compares=MOST_KEPT))
         assert found[:-1] == more[:-1], "what is compared changes no choice"
         self.placements += 2
         assert found.compared is not None
         assert more.compared is not None
         self.rules.add(found.compared.rule)
-        if found.compared.rule is Rule.ONLY_ENGINE:
+        if found.compared.rule == "only_engine":
             assert len(situation.engines) == 1
             return
-        offers = {one.engine_id: one for one in all_offers(call, situation)}
+        offers = {one.engine.engine_id: one for one in all_offers(call, situation)}
         for compared in (found.compared, more.compared):
             check(compared, found, offers)
         if call.slo is None and call.group is None:
@@ -75,7 +75,7 @@ class Checked:
 def check(compared: Compared, found: Placement, offers: dict[str, Offer]) -> None:
     assert compared.engines == len(offers)
     costs_s = {engine_id: one.cost.total_s for engine_id, one in offers.items()}
-    looked = {one.engine_id: one.cost for one in compared.candidates}
+    looked = {one.engine.engine_id: one.cost for one in compared.candidates}
     assert found.engine_id in looked
     for engine_id, cost in looked.items():
         assert isinstance(cost, DelayCost)
@@ -84,7 +84,7 @@ def check(compared: Compared, found: Placement, offers: dict[str, Offer]) -> Non
     for engine_id in offers.keys() - looked.keys():
         assert compared.others_s <= costs_s[engine_id] * (1 + ROUNDING)
     is_cheapest = costs_s[found.engine_id] <= min(costs_s.values()) * (1 + ROUNDING)
-    assert is_cheapest or compared.rule in {Rule.TTFT, Rule.GROUP}
+    assert is_cheapest or compared.rule in {"ttft", "group"}
     runner_up = compared.next_best(found.engine_id)
     if runner_up is not None:
         others = [cost_s for engine_id, cost_s in costs_s.items() if engine_id != found.engine_id]
@@ -98,5 +98,5 @@ def test_the_parts_the_rule_and_the_bound_are_those_of_all_offers() -> None:
     for engines in (1, 4, 8, 64):
         records = simulate(replace(EXPERIMENT, engines=engines), workload, policy, 4.0 * engines, lambda *_: None)
         assert len(records) == CALLS
-    assert checked.rules == {Rule.ONLY_ENGINE, Rule.LEAST_DELAY, Rule.TTFT, Rule.GROUP}
+    assert checked.rules == {"only_engine", "least_delay", "ttft", "group"}
     assert checked.placements >= 5_000

@@ -9,6 +9,7 @@ always outstanding. One core; the minimum of several rounds counts, since other 
 
 from __future__ import annotations
 
+import argparse
 import gc
 import random
 import sys
@@ -16,12 +17,14 @@ import time
 import tracemalloc
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Final
 
+from benchmarks.placing import receipts
 from benchmarks.placing.full_line import FullLine
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish, table
@@ -30,7 +33,7 @@ from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.claim import Claim
-from plait.policy.types import Call
+from plait.policy.types import Call, Placement
 
 MODEL: Final = "m"
 BLOCK_TOKENS: Final = 64
@@ -104,7 +107,10 @@ def main() -> int:
     parser = timed_parser(__doc__, rounds=3)
     parser.add_argument("--policy", default="plait", help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=CALLS, help="measured in a round (default: %(default)s)")
+    parser.add_argument("--receipts", action="store_true", help="what it costs to keep what was compared, and no more")
     arguments = parser.parse_args()
+    if arguments.receipts:
+        return _with_receipts(arguments)
     rows = []
     for shape in (TOOLBENCH, VIDEO_QA):
         for engines in (8, 256):
@@ -121,6 +127,17 @@ def main() -> int:
         is_timed=True,
     )
     return finish("placement", report, arguments)
+
+
+def _with_receipts(arguments: argparse.Namespace) -> int:
+    """Measure, print, write; returns 1 if a claim fails."""
+    rows: list[receipts.ReceiptRow] = []
+    for shape in (TOOLBENCH, VIDEO_QA):
+        new = partial(Fleet, shape, policy=arguments.policy, reports=True)
+        rows += receipts.measure(shape.name, new, WARM_UP_PER_ENGINE, arguments.calls, arguments.rounds)
+    found = list(receipts.claims(rows))
+    report = Report(lines=list(receipts.markdown(rows)), claims=found, results=list(map(asdict, rows)), is_timed=True)
+    return finish("placement, with receipts", report, arguments)
 
 
 def measure(shape: Shape, engines: int, policy: str, calls: int, rounds: int, *, reports: bool) -> Row:
@@ -182,11 +199,15 @@ def _no_collections() -> Iterator[None]:
 
 
 class Fleet:
-    """A router with its engines, and the calls that come. `lengths` and `shared` describe the prompts."""
+    """A router with its engines, and the calls that come. `lengths` and `shared` describe the prompts.
+
+    `keep` takes each placement, in the time of `select`.
+    """
 
     def __init__(self, shape: Shape, engines: int, policy: str, seed: int, *, reports: bool) -> None:
         self.lengths: list[int] = []
         self.shared: list[float] = []
+        self.keep: Callable[[Placement], object] = _nothing
         profile = load_profile(PROFILE)
         self.router = Router(policy)
         for number in range(engines):
@@ -215,6 +236,7 @@ class Fleet:
             now_s = self._now_s
             began = clock()
             placement = router.select(call, now_s)
+            self.keep(placement)
             selected = clock()
             booking = router.book(call, placement, now_s)
             booked = clock()
@@ -267,6 +289,10 @@ class Fleet:
             removed=[], kv=KvState(20_000, 10_000, 5_000),
         )  # fmt: skip
         self.router.report(name, state, self._now_s)
+
+
+def _nothing(_placement: Placement) -> None:
+    """Keep nothing of a placement."""
 
 
 def _prompts(shape: Shape, seed: int) -> Iterator[tuple[Call, float]]:

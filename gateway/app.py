@@ -72,6 +72,10 @@ from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.session_routes import SessionRoutes
 from plait.gateway.peers.signatures import ADMIN_KEY, METRICS_KEY
 from plait.gateway.programs.executor import Executor
+from plait.gateway.receipts.explain import ExplainApi
+from plait.gateway.receipts.receipts import Receipts
+from plait.gateway.receipts.routes import ReceiptsApi
+from plait.gateway.receipts.told import ReceiptSink
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.metrics import StoreCollector
@@ -104,7 +108,7 @@ class Gateway:
         self._terms = self._new_terms()
         self._admin = self._new_access()
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
-        reader = self._new_reader()
+        self._reader = reader = self._new_reader()
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
         programs = ProgramMetrics(self._registry, self._tenants.label)
@@ -208,6 +212,8 @@ class Gateway:
                 *ResponsesApi(self._stored, self._keys).routes,
                 *live.routes,
                 *AdminApi(self.engines, self._admin, self._bodies).routes,
+                *ReceiptsApi(self._receipts, self._keys, self._admin, self._tenants.label, self._forwarding).routes,
+                *ExplainApi(self._reader, self._receipts, self._admin, self._bodies).routes,
                 UNKNOWN_PATH,
             ],
             exception_handlers=ANSWERS,
@@ -230,7 +236,9 @@ class Gateway:
 
     def _new_relay(self) -> Relay:
         metrics = CallMetrics(self._registry, self._tenants.label)
-        records = CallRecords((metrics, CallLog(self._tenants.label)))
+        self._receipts = Receipts(self.config.receipts.max_bytes)
+        kept = (self._receipts,) if self.config.receipts.max_bytes else ()
+        records = CallRecords((metrics, CallLog(self._tenants.label), *kept))
         self._admission = self._new_admission()
         self._gate = Gate(self._admission, self.config.admission.hold_s)
         relay = Relay(
@@ -245,7 +253,7 @@ class Gateway:
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
         )
-        self._silent_streams = relay.silent_streams
+        relay.receipt_sink = partial(ReceiptSink, receipts=self._receipts)
         self._feed = Feed(self.router, relay, self._tenants.label)
         self.refusals = Refusals(
             records, metrics, self._gate, self.router.models, self._keys, root_path=self.config.server.root_path
@@ -350,7 +358,7 @@ class Gateway:
         self.downloads.open()
         self._recovery.open()
         self._discovery.open()
-        self._supervisor.start("silent-streams", self._silent_streams.watch)
+        self._supervisor.start("silent-streams", self._relay.silent_streams.watch)
         self._supervisor.start("sessions-expire", self._chained.expire)
         if self._save_to is not None:
             found = FoundConfig(self.config, self.router, self.tokenizers.specification)
@@ -396,6 +404,7 @@ def build_router(config: Config) -> Router:
             fallbacks={model.name: model.fallbacks for model in config.models},
         ),
     )
+    router.demand.compare_each = config.receipts.compare if config.receipts.max_bytes else 0
     for engine in config.engines:
         enlist(router, config, engine)
     return router

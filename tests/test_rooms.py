@@ -29,7 +29,7 @@ ROOMS = {
         {"commands"},
         {"app", "simulation"},
         {"discovery", "found_config", "reloading", "server"},
-        {"live"},
+        {"live", "receipts"},
         {"api", "durability"},
         {"chaining"},
         {"calls"},

@@ -56,6 +56,9 @@ class Waiting(msgspec.Struct, eq=False):
     session: str = ""
     """The session that its client has named."""
 
+    compares: int = 0
+    """As for `Router.select`."""
+
     passes: bool = False
     """Whether it is never held for its session's sake."""
 

@@ -94,7 +94,9 @@ class Lines:
         self.room.active.came(call.tenant, now_s)
         self.room.conversations.came(call.tenant, call.conversation, now_s)
         passed = _passed(router, self._lines, call) if router.waiting else NOTHING_PASSED
-        placement = router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed)
+        placement = router.select(
+            asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed, compares=call.compares
+        )
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         if line:
             why = self._joining_waits_for(line, engine_id, call.tenant, now_s)

@@ -33,6 +33,7 @@ REQUEST_HEADERS: Final[dict[str, tuple[str, Json]]] = {
     ),
     "plait-objective": ("What the call's value is wanted for", _OBJECTIVE),
     "plait-session-objective": ("What the session's results are wanted for", _OBJECTIVE),
+    "plait-receipt": ("Whether the answer says why the call went where it went", {"type": "boolean"}),
     "plait-durable": ("Whether a new session outlives the gateway, if that has a store", {"type": "boolean"}),
     "plait-session": (
         "The session that the call is of",
@@ -125,6 +126,7 @@ _POSTS: Final = {
     "/v1/sessions/{session_id}/close": "Say that no more calls of a session come",
     "/admin/engines": "Add an engine",
     "/admin/engines/{name}": "Drain an engine, or give it calls again",
+    "/admin/explain": "What would be decided now for a call",
 }
 """POSTs without a body that the gateway's users would write. Those of the admin API need its key."""
 
@@ -155,6 +157,9 @@ _READS: Final = {
     "/v1/variables/{session_id}/{variable}": "A variable's value and its state",
     "/admin/engines": "The engines",
     "/admin/engines/{name}": "One engine",
+    "/v1/receipts/{request_id}": "Why a request went where it went, and what came of it",
+    "/admin/receipts": "The receipts of the newest or the worst requests",
+    "/admin/receipts/{request_id}": "The receipt of one request",
     "/admin/live": "The fleet and its calls, as server-sent events; needs the admin key",
     "/admin/": "The live view, a page that shows /admin/live",
     "/admin/app.js": "Its script",

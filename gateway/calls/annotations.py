@@ -48,7 +48,8 @@ class OutputVariable(msgspec.Struct, frozen=True):
 class Annotations(msgspec.Struct, frozen=True):
     """One call's annotations. A missing one is None or empty; a missing priority is 0 (lower runs first).
 
-    `durable` says whether the session, if it is new, is to outlive the gateway.
+    `durable` says whether the session, if it is new, is to outlive the gateway, and `receipt` whether the answer is to
+    say why the call went where it went.
     """
 
     session: str | None = None
@@ -60,6 +61,7 @@ class Annotations(msgspec.Struct, frozen=True):
     session_objective: Objective | None = None
     priority: int = 0
     durable: bool | None = None
+    receipt: bool = False
 
     @property
     def is_label(self) -> bool:
@@ -96,6 +98,7 @@ def read_annotations(
         session_objective=values.get("session_objective"),
         priority=values.get("priority", 0),
         durable=values.get("durable"),
+        receipt=values.get("receipt", False),
     )
 
 
@@ -247,8 +250,8 @@ def _seconds(raw: object) -> float | None:
     return seconds if 0 < seconds < float("inf") else None
 
 
-def read_durable(raw: object) -> bool | None:
-    """Whether a new session is to outlive the gateway, as a client wrote it; None if it is neither."""
+def _bool(raw: object) -> bool | None:
+    """Reads true or false, as text or as JSON has them."""
     return raw if isinstance(raw, bool) else {"true": True, "false": False}.get(raw) if isinstance(raw, str) else None
 
 
@@ -281,7 +284,8 @@ _READERS: dict[str, tuple[Callable[[object], Any], str]] = {
     "slo_tpot_ms": (_seconds, _MILLISECONDS),
     "slo_jct_ms": (_seconds, _MILLISECONDS),
     "priority": (_priority, "an integer from -2147483648 to 2147483647"),
-    "durable": (read_durable, "true or false"),
+    "durable": (_bool, "true or false"),
+    "receipt": (_bool, "true or false"),
 }
 _HEADER_KEYS = {_HEADER_PREFIX + key.replace("_", "-"): key for key in _READERS}
 

@@ -84,6 +84,9 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     route: str | None = None
     """Only engines that have this route may get the call."""
 
+    wants_receipt: bool = False
+    """Whether the answer says why the call went where it went."""
+
     turn_of: str = ""
     """Conversation id: `plait-session`, or the client's own header or field."""
 
@@ -131,6 +134,9 @@ class OpenExchange(Protocol):
 
     def close(self) -> None:
         """End it, or give it up."""
+
+    def keep(self) -> None:
+        """Keep what the engine has said of a stream so far: its tokens, and how it ended."""
 
     @property
     def has_last_event(self) -> bool:

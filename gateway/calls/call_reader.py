@@ -374,7 +374,8 @@ class CallReader:
         )  # fmt: skip
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
-            tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, turn_of=call.session,
+            tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, wants_receipt=annotations.receipt,
+            turn_of=call.session,
         )  # fmt: skip
 
     async def forwarded(
@@ -406,12 +407,12 @@ class CallReader:
         )  # fmt: skip
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
-        annotated = annotations != Annotations(session=annotations.session)
+        annotated = annotations != Annotations(session=annotations.session, receipt=annotations.receipt)
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt, annotated)
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, form=route.form, route=route.path,
-            turn_of=call.session,
+            wants_receipt=annotations.receipt, turn_of=call.session,
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:

@@ -20,7 +20,7 @@ from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.call import Asked, Attempt, Ending
 from plait.gateway.calls.commented_sink import CommentedSink
 from plait.gateway.calls.gate import Entry
-from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.policy.types import Call
 
 
@@ -99,6 +99,9 @@ class Delivery(msgspec.Struct, eq=False):
     failures: tuple[tuple[str, EngineError], ...] = ()
     """The engines of the attempts that failed, and how."""
 
+    tried: tuple[tuple[Booking, str], ...] = ()
+    """The attempts that failed, or were refused for what their engines lack, and why."""
+
     unable: frozenset[str] = frozenset()
     """Engines that never get the call: they lack what it needs."""
 
@@ -145,9 +148,24 @@ class Delivery(msgspec.Struct, eq=False):
         return None if self.attempt is None else self.attempt.answer.usage
 
     @property
+    def latest_engine_id(self) -> str:
+        """The engine of the latest attempt; empty if there was none."""
+        return self.attempt.engine_id if self.attempt is not None else self.failures[-1][0] if self.failures else ""
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the latest attempt came after another one."""
+        return bool(self.tried) and (self.attempt is None or self.tried[0][0] is not self.attempt.booking)
+
+    @property
     def failed_engines(self) -> frozenset[str]:
         """The engines of the attempts that failed."""
         return frozenset([engine_id for engine_id, _ in self.failures])
+
+    def failed(self, booking: Booking, error: EngineError) -> None:
+        """The engine of an attempt has failed it."""
+        self.failures += ((booking.placement.engine_id, error),)
+        self.tried += ((booking, error.cause),)
 
     def refine(self, call: Call) -> None:
         """The call has these objectives from now on."""

@@ -14,6 +14,7 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.calls.call import Asked
 from plait.gateway.timer import loop_time_s
+from plait.policy.costs.situation import COMPARED
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Counted for a call whose output limit is larger or absent, until it has ended."""
@@ -68,6 +69,7 @@ class Gate:
             avoid=asked.avoids,
             route=asked.route,
             session=asked.turn_of,
+            compares=COMPARED if asked.wants_receipt else 0,
             passes=asked.output is not None or asked.inputs_s is not None or call.group is not None,
         )
         entry = Entry(waiting, resume)

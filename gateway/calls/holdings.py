@@ -31,6 +31,7 @@ class Holdings:
         retries: RetryBudgets,
     ) -> None:
         self.watch: CallWatch | None = None
+        self.records = records
         self._silent_streams = silent_streams
         self._objectives = objectives
         self._faults = faults

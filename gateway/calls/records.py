@@ -17,6 +17,7 @@ from plait.gateway.asgi import ClientGoneError
 from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.timer import loop_time_s
+from plait.policy.types import NO_MARGIN
 
 log = structlog.get_logger(__name__)
 
@@ -111,8 +112,9 @@ class CallLog:
         tenant = self._tenant_label(ending.tenant)
         usage, arrived_s, now_s = delivery.usage, ending.arrived_s, ending.ended_s
         booking = None if attempt is None else attempt.booking
-        placement = booking and booking.placement
+        placement = None if booking is None else booking.placement
         first_s = None if booking is None else booking.first_token_s
+        margin = NO_MARGIN if placement is None else placement.margin()
         tpot_s = None  # the mean time of a token after the first, where they were timed
         if usage is not None and first_s is not None and usage.output_tokens > 1:
             tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
@@ -121,6 +123,10 @@ class CallLog:
             status=ending.status, code=ending.code, message=ending.message, outcome=ending.outcome,
             stream=call.streamed, tenant=tenant, model=ending.model, session=asked.session, output=asked.output,
             engine=placement and placement.engine_id,
+            rule=placement and ("after_failure" if delivery.is_retry else placement.rule),
+            cost_s=margin.cost_s and round(margin.cost_s, 4),
+            margin_s=margin.margin_s and round(margin.margin_s, 4),
+            next_engine=margin.next_engine,
             placement=placement and placement.reason,
             objective=call.objective,
             slo_at_risk=(placement and placement.meets_slo is False) or None,

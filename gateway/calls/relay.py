@@ -82,7 +82,7 @@ class Relay:
         self.holdings = Holdings(
             gate, records, silent_streams=silent_streams, objectives=objectives, faults=faults, retries=router.retries
         )
-        self.records = records
+        self.receipt_sink: Callable[[Sink, Delivery], Sink] | None = None
         self.is_stopping = False  # calls end because the gateway stops, and not because their clients go
         self._attempts = Attempts(router, faults, metrics, recovery, max_attempts)
         self._upstream = Upstream(
@@ -129,6 +129,8 @@ class Relay:
         If it is `for_client`, that is the error to tell the client: there is none once an answer has begun.
         """
         delivery = Delivery(asked, asked.call, sink, on_end, for_client)
+        if asked.wants_receipt and for_client and self.receipt_sink is not None:
+            delivery.sink = self.receipt_sink(sink, delivery)
         if for_client and asked.call.streamed:
             delivery.commented = self.silent_streams.begin(delivery)
         if asked.handle is not None:
@@ -193,6 +195,7 @@ class Relay:
         assert attempt is not None
         self._attempts.close(delivery, attempt, "refused")
         delivery.unable = lack.unable
+        delivery.tried += ((attempt.booking, lack.lack.value),)
         self._metrics.retried(delivery.call.model, attempt.engine_id, lack.lack)
         return self._place_again
 
@@ -207,7 +210,7 @@ class Relay:
                 return self._give_up(delivery, outcome)
             return self._end(delivery, outcome, error.status, error=error)
         self._attempts.close(delivery, attempt, "failed", error)
-        delivery.failures += ((attempt.engine_id, error),)
+        delivery.failed(attempt.booking, error)
         tell_of_failure(delivery, attempt, error)
         if delivery.is_told:
             status = attempt.answer.status if delivery.for_client else error.status
@@ -334,14 +337,11 @@ class Relay:
         engine_id: str | None = None,
     ) -> Step:
         """End the call, where its latest attempt was unless an `engine_id` is given."""
-        if engine_id is None:
-            latest = delivery.attempt
-            engine_id = latest.engine_id if latest is not None else next((one for one, _ in delivery.failures[-1:]), "")
-        asked, call, code, message = delivery.asked, delivery.call, None, None
-        if error is not None or (problem is not None and outcome != "client_gone"):
-            code, message = _shown(error or problem)
+        asked, call = delivery.asked, delivery.call
+        code, message = _shown(error or (None if outcome == "client_gone" else problem))
+        where = delivery.latest_engine_id if engine_id is None else engine_id
         ending = Ending(
-            outcome, status, engine_id, delivery.is_told, error, problem, call.call_id, asked.path, asked.tenant,
+            outcome, status, where, delivery.is_told, error, problem, call.call_id, asked.path, asked.tenant,
             call.model, code, message, call.arrived_s, loop_time_s(),
         )  # fmt: skip
         delivery.enter(DeliveryState.ENDED)

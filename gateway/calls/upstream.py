@@ -129,16 +129,21 @@ class Exchange(msgspec.Struct, eq=False):
 
     def close(self) -> None:
         """The exchange is over, whether or not the answer has ended. What the engine has said of itself is kept."""
-        response, stream, answer = self._response, self._stream, self._attempt.answer
+        response = self._response
         response.on_news = self._sink.on_room = self._attempt.booking.give_up = None
         if response.source is not None:  # more may come
             response.abort()
+        self.keep()
+        if self._held is not None:
+            self._held.end()
+
+    def keep(self) -> None:
+        """Keep what the engine has said of a stream so far: its tokens, and how it ended."""
+        stream, answer = self._stream, self._attempt.answer
         if stream is not None:
             answer.usage, answer.is_corrected, answer.finish = stream.usage, stream.usage_corrected, stream.finish
             if stream.problem is None:  # also if the client, which has the last event, goes before the engine's end
                 answer.outcome = "ok"
-        if self._held is not None:
-            self._held.end()
 
     # Events.
 

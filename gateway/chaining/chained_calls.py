@@ -157,7 +157,7 @@ class AnsweredCall(ChainedCall):
         told = GatewayStoppingError() if relay.is_stopping else ClientGoneError() if self.is_left else error
         tenant = self.session.tenant.name
         ending = refused(call.call_id, self.path, tenant, call.model, arrived_s=call.arrived_s, error=told)
-        relay.records.no_call(ending)
+        relay.holdings.records.no_call(ending)
 
 
 class ChainedCalls:

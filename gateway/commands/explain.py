@@ -1,25 +1,109 @@
-"""`plait explain CODE`: what the code of an error means, and what to do. It asks no gateway."""
+"""`plait explain`: what became of a request and why, what would be decided now, or what the code of an error means."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from plait.backends.error_codes import CODES, GROUPS
+from plait.gateway.receipts.words import sentences
 
 if TYPE_CHECKING:
     import argparse
 
+Fields = Mapping[str, Any]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("code", metavar="CODE", help="of an error, such as too_many_waiting")
+    parser.add_argument("what", metavar="ID|CODE", nargs="?", help="a request's x-request-id, or an error's code")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway (default: %(default)s)")
+    parser.add_argument("--key", default=os.environ.get("PLAIT_ADMIN_KEY"), help="default: PLAIT_ADMIN_KEY")
+    parser.add_argument("--api-key", default=os.environ.get("PLAIT_API_KEY"), help="a tenant's, for its own requests")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="read the request's line there, and ask no gateway")
+    parser.add_argument("--body", type=Path, metavar="FILE", help="what would be decided now for a call with this body")
+    parser.add_argument("--path", default="/v1/chat/completions", help="of that call (default: %(default)s)")
+    parser.add_argument("--without", metavar="ENGINE", help="as if this engine took no calls")
+    parser.add_argument("--json", action="store_true", help="the receipt itself")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print. Raises ValueError for a code that Plait does not have."""
-    print("\n".join(lines(arguments.code)))
+    """Print. Raises ValueError for what is not known, or a gateway that does not say."""
+    what = arguments.what
+    if arguments.body is None and what is None:
+        raise ValueError("give a request's id, an error's code, or --body FILE")
+    if arguments.body is None and arguments.log is None and (what in CODES or not (arguments.key or arguments.api_key)):
+        print("\n".join(lines(what)))
+        return
+    receipt = _receipt(arguments)
+    print(json.dumps(receipt, indent=2) if arguments.json else "\n".join(sentences(receipt)))
+
+
+def _receipt(arguments: argparse.Namespace) -> Fields:
+    """What is to be told."""
+    if arguments.body is not None:
+        given = {"path": arguments.path, "body": json.loads(arguments.body.read_bytes()), "without": arguments.without}
+        return _asked(arguments, "POST", "/admin/explain", given)
+    if arguments.log is not None:
+        return from_log(arguments.log, arguments.what)
+    route = "/admin/receipts" if arguments.key else "/v1/receipts"
+    return _asked(arguments, "GET", f"{route}/{quote(arguments.what, safe='')}")
+
+
+def _asked(arguments: argparse.Namespace, method: str, path: str, body: object = None) -> Fields:
+    """A gateway's answer. Raises ValueError for an error."""
+    import httpx  # noqa: PLC0415 - takes long to import
+
+    if path.startswith("/admin") and not arguments.key:
+        raise ValueError("give the gateway's admin key: --key, or PLAIT_ADMIN_KEY")
+    headers = {"authorization": f"Bearer {arguments.key or arguments.api_key}"}
+    try:
+        answer = httpx.request(method, f"{arguments.url.rstrip('/')}{path}", headers=headers, json=body, timeout=30.0)
+        found: Fields = answer.json()
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
+        raise ValueError(f"{arguments.url} does not answer as a gateway does: {error}") from error
+    if answer.status_code != 200:
+        raise ValueError(f"{arguments.url}: {found['error']['message']}")
+    return found
+
+
+def from_log(file: Path, request_id: str) -> Fields:
+    """The latest line of a request in a log in JSON, as a receipt. Raises ValueError if there is none."""
+    found: Fields | None = None
+    with file.open(encoding="utf-8", errors="replace") as rows:
+        for row in rows:
+            if request_id in row and (line := _line(row)).get("event") == "call" and line["request_id"] == request_id:
+                found = line
+    if found is None:
+        raise ValueError(f"{file} has no line of a call {request_id}")
+    cost_s, margin_s = found.get("cost_s"), found.get("margin_s")
+    attempt: Fields = {
+        "engine": found.get("engine"), "rule": found.get("rule"), "engines": None, "cost_s": cost_s,
+        "margin_s": margin_s, "next_engine": found.get("next_engine"), "candidates": [], "failed": None,
+        "others_cost_s": None if margin_s is None or cost_s is None else cost_s + margin_s, "meets_slo": None,
+    }  # fmt: skip
+    asked = dict.fromkeys(("model", "prompt_tokens", "output_tokens"))
+    return asked | dict(found) | {
+        "waits": [{"why": why, "for_s": for_s} for why, for_s in (found.get("waited_for") or {}).items()],
+        "moves": [],
+        "attempts": [attempt] if found.get("engine") else [],
+        "first_token_s": found.get("ttft_s"),
+        "late_s": {"first_token": None, "after": None},
+        "refusal": None,
+    }  # fmt: skip
+
+
+def _line(row: str) -> Fields:
+    try:
+        line = json.loads(row)
+    except ValueError:
+        return {}
+    return line if isinstance(line, dict) else {}
 
 
 def lines(code: str) -> list[str]:
@@ -28,7 +112,7 @@ def lines(code: str) -> list[str]:
     if row is None:
         near = difflib.get_close_matches(code, CODES, n=1)
         meant = f" Did you mean {near[0]}?" if near else " An engine's own codes pass through: see its documentation."
-        raise ValueError(f"Plait has no error code {code!r}.{meant}")
+        raise ValueError(f"Plait has no error code {code!r}.{meant} A request's id needs --key, or --log FILE.")
     return [
         f"{row.code}: HTTP {row.status}",
         f"  {row.meaning}",

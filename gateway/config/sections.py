@@ -249,6 +249,18 @@ class StoreConfig(Section, frozen=True, kw_only=True):
             raise ValueError("url: expected no path beside it; sessions are in one of the two")
 
 
+class ReceiptsConfig(Section, frozen=True, kw_only=True):
+    """`[receipts]`: what is kept in memory of each call, to say why it went where it went (docs/explain.md).
+
+    max_bytes: of memory, in each worker (default 16 MiB, some 25,000 calls; 0: none are kept). compare: of one call in
+    so many the three best engines are found, where that takes a longer search: with more than four engines (default 16;
+    0: of none but those that ask for it).
+    """
+
+    max_bytes: NotNegative = 16 * 2**20
+    compare: NotNegative = 16
+
+
 DEFAULT_PROFILE: Final = "a6000-mistral-7b"
 """Its costs are better than none, but the size of its KV cache says nothing of an engine."""
 
@@ -323,6 +335,7 @@ class Config(Section, frozen=True, kw_only=True):
     tenants: tuple[TenantConfig, ...] = ()
     sessions: SessionsConfig = SessionsConfig()
     store: StoreConfig = StoreConfig()
+    receipts: ReceiptsConfig = ReceiptsConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     services: tuple[ServiceConfig, ...] = ()

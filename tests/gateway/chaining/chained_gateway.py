@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -43,7 +44,7 @@ class Engine:
         self.refined: list[tuple[str, Call]] = []
         self.open_answers = OpenAnswers(10**9)
         self.is_stopping = False
-        self.records = CallRecords(())
+        self.holdings: Any = SimpleNamespace(records=CallRecords(()))
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         if not self.up:
@@ -218,7 +219,7 @@ class Served:
         self.gateway = Gateway(parse_config(sections, "test"), b"a secret that stays" * 2)
         self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()
-        self.engine.records = self.gateway._relay.records
+        self.engine.holdings = self.gateway._relay.holdings
         chained = self.gateway._chained
         self.executor = chained.executor
         self.exchanges: list[Exchange] = []

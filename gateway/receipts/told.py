@@ -1,0 +1,102 @@
+"""The receipt that a client gets with its answer: the decision in a header, and the end in a stream's last comment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from plait.gateway.asgi import Headers, Sink
+from plait.gateway.calls.delivery import Delivery
+from plait.gateway.receipts.receipts import Receipts
+from plait.gateway.receipts.view import Fields, shown
+
+HEADER: Final = b"plait-receipt"
+MOST_BYTES: Final = 2048
+"""Of the header. Proxies take 4 or 8 KB of headers in all."""
+
+
+class ReceiptSink:
+    """A `sink` of a call that has asked for its receipt."""
+
+    def __init__(self, sink: Sink, delivery: Delivery, receipts: Receipts) -> None:
+        self._sink = sink
+        self._delivery = delivery
+        self._receipts = receipts
+        self._has_told = False
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called when the client's sink has room."""
+        return self._sink.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._sink.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._sink.is_full
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self._sink.is_drained
+
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
+        """Send what is written."""
+        await self._sink.flush(until)
+
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """All of an answer."""
+        self._sink.whole(status, [*headers, (HEADER, in_header(self._fields()))], body)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """An answer begins."""
+        self._sink.start(status, [*headers, (HEADER, in_header(self._fields()))])
+
+    def write(self, body: bytes) -> None:
+        """A piece of its body."""
+        self._sink.write(self._with_comment(body))
+
+    def end(self, body: bytes = b"") -> None:
+        """The last piece of its body."""
+        self._sink.end(self._with_comment(body))
+
+    def _fields(self) -> Fields:
+        return shown(self._receipts.of(self._delivery))
+
+    def _with_comment(self, events: bytes) -> bytes:
+        """Events with the receipt as a comment before the last event of the stream."""
+        attempt = self._delivery.attempt
+        if self._has_told or attempt is None or attempt.exchange is None or not attempt.exchange.has_last_event:
+            return events
+        self._has_told = True
+        attempt.exchange.keep()
+        begins = events.rstrip(b"\r\n").rfind(b"\n\n") + 2
+        begins = begins if begins > 1 else 0
+        return b"%b: plait-receipt %b\n\n%b" % (events[:begins], _compact(self._fields()), events[begins:])
+
+
+def in_header(fields: Fields) -> bytes:
+    """A receipt in at most `MOST_BYTES`: the parts of costs, then all candidates are left out if it is longer."""
+    found = _compact(fields)
+    for left_out in (("parts", "cached_tokens"), ("candidates",), ("attempts",)):
+        if len(found) <= MOST_BYTES:
+            break
+        found = _compact(_without(fields, left_out))
+    return found
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(one, names) for name, one in value.items() if name not in names}
+    return [_without(one, names) for one in value] if isinstance(value, list) else value
+
+
+def _compact(fields: Fields) -> bytes:
+    """JSON in ASCII, without what is null or empty."""
+    kept = {name: value for name, value in fields.items() if value not in (None, [], {})}
+    return json.dumps(kept, separators=(",", ":")).encode()

@@ -1,0 +1,134 @@
+"""A receipt in sentences, from its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from plait.backends.error_codes import CODES
+
+Fields = Mapping[str, Any]
+
+ABOUT_AS_GOOD: Final = 0.5
+"""The next engine is about as good where the margin is below this part of the call's own cost: replayed, it is the
+better one every fifth time or so (`python -m benchmarks margins`).
+"""
+
+LEAST_S: Final = 0.0005
+"""Less than a millisecond is not told."""
+
+RULES: Final[Mapping[str, str]] = {
+    "only_engine": "no other engine could take it",
+    "least_delay": "it delays itself and others least there",
+    "ttft": "a cheaper engine was expected to miss its TTFT or its JCT",
+    "group": "its task group as a whole ends soonest so",
+    "continues": "the call that it continues ran there",
+    "hand_over": "an engine that drains hands its prefixes over",
+    "after_failure": "the attempt before it had failed",
+    "moved": "that engine had room sooner",
+}
+WAITS: Final[Mapping[str, str]] = {
+    "slot": "for a free slot of its engine",
+    "prompts": "because its engine had enough prompts to compute",
+    "turn": "for its turn, behind others",
+    "tenant_share": "because its tenant had more than its share",
+    "session": "until its session's context fitted into the caches",
+    "max_running": "for the end of another call of its tenant (max_running)",
+    "store": "for the store, which was asked for its tenant's rates",
+}
+PARTS: Final[Mapping[str, str]] = {
+    "queue": "waiting for prompts before it",
+    "prefill": "computing its prompt",
+    "later": "delaying prompts that come later",
+    "decode": "its answer",
+    "stall": "keeping other answers waiting",
+    "slow": "making other answers slower",
+    "evicted": "what the cache drops for it",
+    "repaid": "what a copy of its prefix saves others",
+}
+
+
+def sentences(receipt: Fields) -> Iterator[str]:
+    """What became of a call, a sentence each, in the order in which it happened."""
+    tokens = f" of {receipt['prompt_tokens']:,} prompt tokens" if receipt["prompt_tokens"] else ""
+    model = f" for {receipt['model']}" if receipt["model"] else ""
+    yield f"{receipt['request_id']}: a request to {receipt['path']}{model}{tokens}."
+    for wait in receipt["waits"]:
+        yield f"It waited {_s(wait['for_s'])} {WAITS.get(wait['why'], wait['why'])}."
+    for move in receipt["moves"]:
+        gain_s = move["gain_s"]
+        why = "which takes no calls now" if gain_s is None else f"to cost {_s(gain_s)} less"
+        yield f"After {_s(move['at_s'])} it went to {move['to']} from {move['from']}, {why}."
+    for attempt in receipt["attempts"]:
+        yield from _attempt(attempt)
+    yield from _end(receipt)
+
+
+def _attempt(attempt: Fields) -> Iterator[str]:
+    engines = f" of {attempt['engines']} engines" if attempt["engines"] and attempt["engines"] > 1 else ""
+    rule = RULES.get(attempt["rule"], f"by the policy {attempt['rule']}")
+    yield f"It was placed on {attempt['engine']}{engines}: {rule}."
+    if attempt["cost_s"] is not None:
+        yield from _costs(attempt)
+    if attempt["meets_slo"] is not None:
+        yield "Its times were expected to be met there." if attempt["meets_slo"] else "They were at risk there."
+    if attempt["failed"]:
+        yield f"{attempt['engine']} failed it: {attempt['failed']}."
+
+
+def _costs(attempt: Fields) -> Iterator[str]:
+    own = next((one for one in attempt["candidates"] if one["engine"] == attempt["engine"]), None)
+    parts = {} if own is None else own.get("parts", {})
+    weighed = {part: abs(one["s"] * one["weight"]) for part, one in parts.items() if abs(one["s"]) >= LEAST_S}
+    largest = sorted(weighed, key=lambda part: -weighed[part])[:3]
+    why = ", ".join(f"{_s(parts[part]['s'])} {PARTS[part]}" for part in largest)
+    yield f"It cost {_s(attempt['cost_s'])} there{f' ({why})' if why else ''}."
+    yield from better(attempt)
+
+
+def better(attempt: Fields) -> Iterator[str]:
+    """What another engine would have cost; nothing if there was none."""
+    margin_s, cost_s, following = attempt["margin_s"], attempt["cost_s"], attempt["next_engine"]
+    if margin_s is None:
+        return
+    if margin_s <= -LEAST_S:
+        yield f"{following or 'Another engine'} would have cost {_s(-margin_s)} less."
+    elif following is None:
+        yield f"No other engine costs less than {_s(attempt['others_cost_s'])}."
+    elif margin_s < LEAST_S:
+        yield f"{following} would have cost as much."
+    elif margin_s < ABOUT_AS_GOOD * cost_s:
+        yield f"{following} would have been about as good ({_s(margin_s)} more)."
+    else:
+        yield f"{following} would have cost {_s(margin_s)} more."
+
+
+def _end(receipt: Fields) -> Iterator[str]:
+    late = receipt["late_s"]
+    if receipt["first_token_s"] is not None:
+        said = f"The first token came after {_s(receipt['first_token_s'])}"
+        if late["first_token"] is not None:
+            said += f", {_s(abs(late['first_token']))} {'later' if late['first_token'] > 0 else 'sooner'} than expected"
+        yield f"{said}."
+    code, refusal = receipt["code"], receipt["refusal"]
+    if receipt["outcome"] == "running":
+        yield "It has not ended."
+    elif receipt["outcome"] == "explained":
+        yield "Nothing was sent."
+    elif receipt["outcome"] == "client_gone":
+        yield f"Its client left after {_s(receipt['e2e_s'])}."
+    elif code is None:
+        output = f" with {receipt['output_tokens']:,} tokens" if receipt["output_tokens"] else ""
+        yield f"It was answered with {receipt['status']}{output} after {_s(receipt['e2e_s'])}."
+    else:
+        known = CODES.get(code)
+        yield f"It was refused with {receipt['status']} {code}{f': {known.meaning}' if known else ''}"
+    if refusal is not None and refusal["limit"] is not None:
+        yield f"The limit {refusal['limit']} is {refusal['most']:g}; {refusal['used']:g} were used."
+    if refusal is not None and refusal["retry_after_s"] is not None:
+        yield f"It was told to come again in {_s(refusal['retry_after_s'])}."
+
+
+def _s(seconds: float) -> str:
+    """Seconds to three digits."""
+    return f"{seconds:.3g} s" if abs(seconds) < 100 else f"{seconds:.0f} s"

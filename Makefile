@@ -178,6 +178,7 @@ nightly: test
 		e2e-sglang e2e-sglang-versions e2e-llamacpp release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 	$(BIN)/python -m benchmarks mission
+	$(BIN)/python -m benchmarks margins
 	$(MAKE) results-long
 
 clean:

@@ -56,6 +56,8 @@ from plait.gateway.found_config import FoundConfig
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.live.feed import Feed
 from plait.gateway.live.routes import LiveApi
+from plait.gateway.live.signs import SeenFleet
+from plait.gateway.live.status import StatusApi, Watched
 from plait.gateway.log.events import LogCollector
 from plait.gateway.membership.engine_requests import identity
 from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
@@ -105,8 +107,9 @@ class Gateway:
         self.router = build_router(config)
         self._tenants = TenantIds(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
-        self._terms = self._new_terms()
-        self._admin = self._new_access()
+        self._terms = new_terms(config, self._tenants, self._forwarding.peers)
+        admin = KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY)
+        self._admin = AdminAccess(admin, config.server.admin_port)
         self._links = {engine.name: new_link(config, engine) for engine in config.engines}
         self._reader = reader = self._new_reader()
         self._registry = new_registry()
@@ -126,7 +129,7 @@ class Gateway:
             config, self.engines, self._keys, self._admin.keys, self._terms, registry=self._registry
         )
         self._relay = relay = self._new_relay()
-        self._bodies = self._new_bodies()
+        self._bodies = new_bodies(config, self._forwarding.peers)
         self._chained = ChainedCalls(
             executor, reader, relay, programs, self._bodies, keep_alive_s=config.sessions.keep_alive_s
         )
@@ -162,26 +165,11 @@ class Gateway:
         self._registry.register(SessionCollector(executor.sessions, executor.variables.counts))
         return executor
 
-    def _new_access(self) -> AdminAccess:
-        server = self.config.server
-        return AdminAccess(KeyRing(filter(None, [server.admin_key]), name=ADMIN_KEY), server.admin_port)
-
     def _new_stored(self) -> StoredResponses:
         limits = self.config.sessions
         stored = StoredResponses(limits.max_response_bytes, limits.ttl_s, self._durability)
         self._registry.register(ResponsesCollector(stored))
         return stored
-
-    def _new_bodies(self) -> OpenBodies:
-        """Workers, who share a machine's memory, each have a part of it; a body always fits."""
-        server, peers = self.config.server, self._forwarding.peers
-        workers = 1 if peers.share else peers.count
-        return OpenBodies(server.max_body_bytes, max(server.max_body_bytes, server.max_open_body_bytes // workers))
-
-    def _new_terms(self) -> TenantTerms:
-        """What tenants may use here: several gateways share it."""
-        config, peers = self.config, self._forwarding.peers
-        return TenantTerms(config.admission, self._tenants, config.tenants, gateways=peers.count, index=peers.index)
 
     def _new_routes(self, completions: CompletionApi) -> ASGIApp:
         """All routes. Calls go straight to the data path, all other requests through Starlette."""
@@ -212,6 +200,7 @@ class Gateway:
                 *ResponsesApi(self._stored, self._keys).routes,
                 *live.routes,
                 *AdminApi(self.engines, self._admin, self._bodies).routes,
+                *StatusApi(self._watched, self._admin, self._forwarding).routes,
                 *ReceiptsApi(self._receipts, self._keys, self._admin, self._tenants.label, self._forwarding).routes,
                 *ExplainApi(self._reader, self._receipts, self._admin, self._bodies).routes,
                 UNKNOWN_PATH,
@@ -255,10 +244,23 @@ class Gateway:
         )
         relay.receipt_sink = partial(ReceiptSink, receipts=self._receipts)
         self._feed = Feed(self.router, relay, self._tenants.label)
+        self._watched = self._new_watched(metrics)
         self.refusals = Refusals(
             records, metrics, self._gate, self.router.models, self._keys, root_path=self.config.server.root_path
         )
         return relay
+
+    def _new_watched(self, metrics: CallMetrics) -> Watched:
+        store, models = self._durability, [model.name for model in self.config.models]
+        watched = Watched(
+            SeenFleet(
+                self.router, self._admission, metrics, self._tenants.label, models,
+                store_problem=lambda: (None if store is None else store.log.problem) or "",
+                reload_refused=lambda: self._reloading.is_refused,
+            )
+        )  # fmt: skip
+        self._registry.register(watched)
+        return watched
 
     def _new_admission(self) -> Admission:
         config = self.config.admission
@@ -359,6 +361,7 @@ class Gateway:
         self._recovery.open()
         self._discovery.open()
         self._supervisor.start("silent-streams", self._relay.silent_streams.watch)
+        self._supervisor.start("problems", self._watched.watch)
         self._supervisor.start("sessions-expire", self._chained.expire)
         if self._save_to is not None:
             found = FoundConfig(self.config, self.router, self.tokenizers.specification)
@@ -386,6 +389,17 @@ class Gateway:
         await self._supervisor.close()
         self.tokenizers.close()
         await self.engines.aclose()
+
+
+def new_terms(config: Config, tenants: TenantIds, peers: Peers) -> TenantTerms:
+    """What tenants may use here: several gateways share it."""
+    return TenantTerms(config.admission, tenants, config.tenants, gateways=peers.count, index=peers.index)
+
+
+def new_bodies(config: Config, peers: Peers) -> OpenBodies:
+    """Workers, who share a machine's memory, each have a part of it; a body always fits."""
+    server, workers = config.server, 1 if peers.share else peers.count
+    return OpenBodies(server.max_body_bytes, max(server.max_body_bytes, server.max_open_body_bytes // workers))
 
 
 def build_router(config: Config) -> Router:

@@ -110,6 +110,7 @@ class Reloading:
         registry: CollectorRegistry,
     ) -> None:
         self.config = config
+        self.is_refused = False  # the file as it was read last
         self._engines = engines
         self._keys = keys
         self._admin_keys = admin_keys
@@ -132,10 +133,12 @@ class Reloading:
             after = load()
         except ConfigError as error:
             self._reloads.labels("refused").inc()
+            self.is_refused = True
             problems = str(error).splitlines()
             log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
             return
         self._reloads.labels("applied").inc()
+        self.is_refused = False
         self.apply(after)
 
     def apply(self, after: Config) -> ConfigChange:

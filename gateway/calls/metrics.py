@@ -233,6 +233,21 @@ class _OfEngine(NamedTuple):
     mispredicted: Count
 
 
+class ModelTotals(NamedTuple):
+    """What was counted of a model: tokens, and calls with a promised time."""
+
+    prompt_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    slo_calls: float = 0.0
+    slo_missed: float = 0.0
+
+
+NO_TOTALS: Final = ModelTotals()
+
+BY_ENGINES: Final = frozenset(("500", "502", "504"))
+"""Statuses of calls that engines have failed."""
+
+
 class _OfTenant(NamedTuple):
     """The metrics of one tenant's calls for a model that ended alike, and what operators call the tenant."""
 
@@ -402,6 +417,33 @@ class CallMetrics:
     def _count_refusal(self, ending: Ending, code: str) -> None:
         tenant = self.tenant_label(ending.tenant)
         self._refusals.labels(tenant, ending.model, ending.path, str(ending.status), code).inc()
+
+    def of_models(self) -> dict[str, ModelTotals]:
+        """What was counted of each model since the start."""
+        found: dict[str, ModelTotals] = {}
+        prompt, reported = (
+            self._tokens[list(TOKENS).index(name)] for name in ("prompt_tokens", "cached_tokens_reported")
+        )
+        for (model, _), count in prompt.of.items():
+            known = found.get(model, NO_TOTALS)
+            found[model] = known._replace(prompt_tokens=known.prompt_tokens + count.value)
+        for (model, _), count in reported.of.items():
+            known = found.get(model, NO_TOTALS)
+            found[model] = known._replace(cached_tokens=known.cached_tokens + count.value)
+        for (model, _, _, _, source, met), count in self._slo.of.items():
+            known = found.get(model, NO_TOTALS)
+            if source == "promised":
+                missed = known.slo_missed + (count.value if met == "no" else 0.0)
+                found[model] = known._replace(slo_calls=known.slo_calls + count.value, slo_missed=missed)
+        return found
+
+    def of_tenants(self) -> dict[str, tuple[float, float]]:
+        """By tenant as operators read it: its calls that ended since the start, and those that engines failed."""
+        found: dict[str, tuple[float, float]] = {}
+        for (tenant, _, status, _), count in self._tenant_calls.of.items():
+            calls, failed = found.get(tenant, (0.0, 0.0))
+            found[tenant] = calls + count.value, failed + (count.value if status in BY_ENGINES else 0.0)
+        return found
 
     def _count_slos(
         self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool

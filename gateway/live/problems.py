@@ -1,0 +1,312 @@
+"""What is wrong with a fleet now: each problem is named once, since when it is there, in one sentence.
+
+A pure function of what is seen of the fleet (`Signs`) and of a few minutes' memory. Looked at about once a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+
+class EngineSigns(NamedTuple):
+    """What is seen of an engine. `health_since` counts from 1970. It owes answers and sends nothing for `silent_s`."""
+
+    takes_calls: bool
+    draining: bool
+    health: str
+    cause: str
+    health_since: float
+    slowness: float
+    owed: int
+    silent_s: float
+    differs: str | None
+
+
+class ModelSigns(NamedTuple):
+    """What is seen of a model. Tokens and calls with an SLO are counted since the gateway has started."""
+
+    engines_up: int
+    waiting: int
+    wait_s: float
+    held_sessions: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    slo_calls: int = 0
+    slo_missed: int = 0
+
+
+class TenantSigns(NamedTuple):
+    """What is seen of a tenant: its calls that wait, and all calls and those that engines failed, since the start."""
+
+    waiting: int
+    calls: int
+    failed: int
+
+
+class Signs(NamedTuple):
+    """What is seen of a fleet at a time, in seconds of the event loop and since 1970.
+
+    `loop_late` is the part of the latest ten seconds for which the event loop stood still.
+    """
+
+    now_s: float
+    wall_s: float
+    engines: Mapping[str, EngineSigns]
+    models: Mapping[str, ModelSigns]
+    tenants: Mapping[str, TenantSigns]
+    loop_late: float = 0.0
+    resident_bytes: int = 0
+    log_dropped: int = 0
+    store_problem: str = ""
+    reload_refused: bool = False
+
+
+class Threshold(NamedTuple):
+    """From when on something is a problem: it has lasted `for_s`. `part` of docs/oncall.md says what to do."""
+
+    for_s: float
+    part: str
+
+
+THRESHOLDS: Final[Mapping[str, Threshold]] = {
+    "no_engine": Threshold(2.0, "no-engine"),
+    "engine_out": Threshold(2.0, "an-engine-is-out"),
+    "engine_flaps": Threshold(0.0, "an-engine-is-out"),
+    "engine_slow": Threshold(10.0, "an-engine-is-slow"),
+    "engine_stuck": Threshold(5.0, "an-engine-is-stuck"),
+    "engine_differs": Threshold(5.0, "an-engine-is-not-what-it-seems"),
+    "hit_rate_fallen": Threshold(10.0, "the-hit-rate-has-fallen"),
+    "queue_long": Threshold(10.0, "everything-queues"),
+    "tenant_floods": Threshold(10.0, "a-tenant-floods"),
+    "slo_missed": Threshold(5.0, "slos-are-missed"),
+    "sessions_held": Threshold(60.0, "sessions-are-held"),
+    "requests_break_engines": Threshold(0.0, "requests-break-engines"),
+    "loop_late": Threshold(5.0, "the-gateway-is-late"),
+    "memory_grows": Threshold(10.0, "memory-grows"),
+    "log_dropped": Threshold(0.0, "the-log-drops-lines"),
+    "store_failing": Threshold(2.0, "the-store-is-down"),
+    "reload_refused": Threshold(0.0, "a-reload-was-refused"),
+}
+SLOW: Final = 1.5
+"""Times the fleet's pace."""
+FLAPS, FLAPS_S = 3, 600.0
+"""So often an engine went out, in so long."""
+SILENT_S: Final = 10.0
+LONG_WAIT_S: Final = 30.0
+FALLEN: Final = 0.5
+"""Of the hit rate before."""
+LEAST_HIT_RATE: Final = 0.1
+LEAST_TOKENS: Final = 20_000
+"""Of prompts, for a hit rate."""
+FLOOD, FLOOD_TIMES = 20, 5
+"""So many calls of a tenant wait, and so many times those of all others."""
+MISSED, LEAST_SLO_CALLS = 0.05, 20
+BREAKING, LEAST_FAILED = 0.8, 5
+"""Of all calls that engines failed, such a part is one tenant's, and so many."""
+LATE: Final = 0.05
+GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
+CLEAR_S: Final = 15.0
+"""A problem is over once nothing was seen of it for so long."""
+SAMPLE_S: Final = 5.0
+BEFORE_S: Final = 60.0
+"""Between two entries of the memory, and of the older one."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is wrong with `about`: an engine, a model, a tenant, or "" for the gateway."""
+
+    code: str
+    about: str
+    since: float
+    sentence: str
+    part: str
+
+
+class Finding(NamedTuple):
+    """What is wrong at one look, before it has lasted."""
+
+    code: str
+    about: str
+    sentence: str
+    since_wall_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A finding, since when in both times, and when it was last there."""
+
+    finding: Finding
+    since_s: float
+    since_wall_s: float
+    seen_s: float
+
+
+class Problems:
+    """Names what is wrong. Changes of a rate are judged over `memory_s`, against `usual_s` before.
+
+    `on_change` is told of each problem that begins (True) or is over.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[Problem, bool], object] = lambda _problem, _begins: None,
+        *,
+        memory_s: float = 120.0,
+        usual_s: float = 3600.0,
+    ) -> None:
+        self.now: tuple[Problem, ...] = ()
+        self._on_change = on_change
+        self._memory_s = memory_s
+        self._usual_s = usual_s
+        self._samples: deque[Signs] = deque()  # of the latest `memory_s`, without engines
+        self._before: deque[Signs] = deque()  # older ones, without tenants
+        self._outs: dict[str, deque[float]] = {}
+        self._were_out = set[str]()
+        self._open: dict[tuple[str, str], _Open] = {}
+
+    def look(self, signs: Signs) -> tuple[Problem, ...]:
+        """The problems of now, the oldest first."""
+        self._remember(signs)
+        for finding in self._findings(signs):
+            key = finding.code, finding.about
+            known = self._open.get(key)
+            if known is None:
+                wall_s = signs.wall_s if finding.since_wall_s is None else finding.since_wall_s
+                self._open[key] = _Open(finding, signs.now_s, wall_s, signs.now_s)
+            else:
+                known.finding, known.seen_s = finding, signs.now_s
+        self._open = {key: one for key, one in self._open.items() if signs.now_s - one.seen_s <= CLEAR_S}
+        named = [one for one in self._open.values() if one.seen_s - one.since_s >= THRESHOLDS[one.finding.code].for_s]
+        before = {(one.code, one.about): one for one in self.now}
+        self.now = tuple(sorted(map(_problem, named), key=lambda one: one.since))
+        after = {(one.code, one.about): one for one in self.now}
+        for key in after.keys() - before.keys():
+            self._on_change(after[key], True)
+        for key in before.keys() - after.keys():
+            self._on_change(before[key], False)
+        return self.now
+
+    def _remember(self, signs: Signs) -> None:
+        out = {name for name, engine in signs.engines.items() if _is_out(engine)}
+        for name in out - self._were_out:
+            self._outs.setdefault(name, deque()).append(signs.now_s)
+        self._were_out = out
+        for times in self._outs.values():
+            while times and times[0] < signs.now_s - FLAPS_S:
+                times.popleft()
+        self._outs = {name: times for name, times in self._outs.items() if times and name in signs.engines}
+        if not self._samples or signs.now_s - self._samples[-1].now_s >= SAMPLE_S:
+            self._samples.append(signs._replace(engines={}))
+        while self._samples[0].now_s < signs.now_s - self._memory_s:
+            old = self._samples.popleft()
+            if not self._before or old.now_s - self._before[-1].now_s >= BEFORE_S:
+                self._before.append(old._replace(tenants={}))
+        while self._before and self._before[0].now_s < signs.now_s - self._memory_s - self._usual_s:
+            self._before.popleft()
+
+    def _findings(self, signs: Signs) -> Iterator[Finding]:
+        for name, engine in signs.engines.items():
+            yield from _of_engine(name, engine)
+            if len(self._outs.get(name, ())) >= FLAPS:
+                yield Finding("engine_flaps", name, f"{name} went out {len(self._outs[name])} times in ten minutes.")
+        recent = self._samples[0]
+        first = self._before[0] if self._before else recent
+        for name, model in signs.models.items():
+            yield from _of_model(name, model)
+            yield from _of_rates(name, first, recent, signs)
+        yield from _of_tenants(signs, recent)
+        yield from _of_gateway(signs, recent)
+
+
+def _problem(one: _Open) -> Problem:
+    finding = one.finding
+    part = THRESHOLDS[finding.code].part
+    return Problem(finding.code, finding.about, round(one.since_wall_s, 3), finding.sentence, part)
+
+
+def _is_out(engine: EngineSigns) -> bool:
+    return not engine.takes_calls and not engine.draining and engine.health != "untried"
+
+
+def _of_engine(name: str, engine: EngineSigns) -> Iterator[Finding]:
+    if _is_out(engine):
+        cause = f" ({engine.cause})" if engine.cause else ""
+        yield Finding("engine_out", name, f"{name} takes no calls: it is {engine.health}{cause}.", engine.health_since)
+        return
+    if engine.slowness >= SLOW:
+        yield Finding("engine_slow", name, f"{name} computes {engine.slowness:.1f} times slower than the others.")
+    if engine.owed and engine.silent_s >= SILENT_S:
+        yield Finding("engine_stuck", name, f"{name} has {engine.owed} calls and sends nothing to any of them.")
+    if engine.differs is not None:
+        yield Finding("engine_differs", name, f"{name} is not what the gateway takes it for: {engine.differs}.")
+
+
+def _of_model(name: str, model: ModelSigns) -> Iterator[Finding]:
+    if not model.engines_up:
+        yield Finding("no_engine", name, f"No engine takes calls for {name}.")
+    if model.wait_s >= LONG_WAIT_S:
+        waits = f"{model.waiting} calls wait for {name}, {model.wait_s:.0f} s by prediction"
+        yield Finding("queue_long", name, f"{waits}: the fleet is too small, or engines are out.")
+    if model.held_sessions:
+        held = f"{model.held_sessions} sessions of {name} are held"
+        yield Finding("sessions_held", name, f"{held}: their contexts do not fit into the engines' caches.")
+
+
+def _of_rates(name: str, first: Signs, recent: Signs, signs: Signs) -> Iterator[Finding]:
+    """What has changed of late in a model's rates."""
+    none = ModelSigns(0, 0, 0.0, 0)
+    at_first, before, now = (one.models.get(name, none) for one in (first, recent, signs))
+    calls, missed = now.slo_calls - before.slo_calls, now.slo_missed - before.slo_missed
+    if calls >= LEAST_SLO_CALLS and missed >= MISSED * calls:
+        yield Finding("slo_missed", name, f"{missed} of {calls} calls for {name} missed what they were promised.")
+    usual, rate = _hit_rate(at_first, before), _hit_rate(before, now)
+    if usual is not None and rate is not None and usual >= LEAST_HIT_RATE and rate < FALLEN * usual:
+        yield Finding(
+            "hit_rate_fallen", name, f"{rate:.0%} of prompt tokens for {name} are cached, before {usual:.0%}."
+        )
+
+
+def _hit_rate(before: ModelSigns, now: ModelSigns) -> float | None:
+    """The share of prompt tokens that were cached between two times; None for too few."""
+    tokens = now.prompt_tokens - before.prompt_tokens
+    return None if tokens < LEAST_TOKENS else (now.cached_tokens - before.cached_tokens) / tokens
+
+
+def _of_tenants(signs: Signs, recent: Signs) -> Iterator[Finding]:
+    none = TenantSigns(0, 0, 0)
+    lately = {name: _since(recent.tenants.get(name, none), tenant) for name, tenant in signs.tenants.items()}
+    waiting, calls, failed = (sum(counts) for counts in zip(*lately.values(), strict=True)) if lately else (0, 0, 0)
+    for name, tenant in lately.items():
+        others = waiting - tenant.waiting
+        if len(lately) > 1 and tenant.waiting >= max(FLOOD, FLOOD_TIMES * others):
+            yield Finding("tenant_floods", name, f"{tenant.waiting} of the {waiting} calls that wait are of {name}.")
+        is_most = tenant.failed >= max(LEAST_FAILED, BREAKING * failed)
+        if is_most and calls - tenant.calls >= LEAST_FAILED:
+            sentence = f"{tenant.failed} of the {failed} calls that engines failed are of {name}."
+            yield Finding("requests_break_engines", name, sentence)
+
+
+def _since(before: TenantSigns, now: TenantSigns) -> TenantSigns:
+    """What waits now, and what was counted since."""
+    return TenantSigns(now.waiting, now.calls - before.calls, now.failed - before.failed)
+
+
+def _of_gateway(signs: Signs, recent: Signs) -> Iterator[Finding]:
+    if signs.loop_late >= LATE:
+        late = f"The gateway stood still for {signs.loop_late:.0%} of the last ten seconds"
+        yield Finding("loop_late", "", f"{late}: it needs more CPU.")
+    grown = signs.resident_bytes - recent.resident_bytes
+    if grown >= LEAST_GROWN_BYTES and signs.resident_bytes >= GROWN * recent.resident_bytes:
+        yield Finding("memory_grows", "", f"The gateway's memory has grown by {grown / 2**20:.0f} MiB.")
+    dropped = signs.log_dropped - recent.log_dropped
+    if dropped:
+        yield Finding("log_dropped", "", f"{dropped} lines of the log were dropped: whoever reads it is too slow.")
+    if signs.store_problem:
+        yield Finding("store_failing", "", f"The store cannot be written: {signs.store_problem}.")
+    if signs.reload_refused:
+        yield Finding("reload_refused", "", "The configuration file is not valid: the old configuration stays.")

@@ -1,0 +1,108 @@
+"""What is seen of a gateway's fleet, from which its problems are told (`problems`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from resource import getpagesize
+from time import time
+from typing import Final
+
+from plait.gateway.admission.admission import Admission
+from plait.gateway.calls.metrics import NO_TOTALS, CallMetrics
+from plait.gateway.fleet.engine import FleetEngine, degradation
+from plait.gateway.fleet.router import Router
+from plait.gateway.live.problems import EngineSigns, ModelSigns, Signs, TenantSigns
+from plait.gateway.log.events import dropped_lines
+
+LATE_WITHIN_S: Final = 10.0
+_STATM: Final = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFleet:
+    """What is seen of the `router`'s fleet. `configured` are the models that the file names.
+
+    `label` turns a tenant into what operators read. The store's problem is empty while it can be written.
+    """
+
+    router: Router
+    admission: Admission
+    metrics: CallMetrics
+    label: Callable[[str], str]
+    configured: Collection[str]
+    store_problem: Callable[[], str]
+    reload_refused: Callable[[], bool]
+
+    def signs(self, now_s: float) -> Signs:
+        """All of it now."""
+        lag = self.router.health.lag
+        return Signs(
+            now_s,
+            time(),
+            {name: _engine(engine, now_s) for name, engine in self.router.engines.items()},
+            self._models(),
+            self._tenants(),
+            lag.since(now_s - LATE_WITHIN_S, now_s) / LATE_WITHIN_S,
+            _resident_bytes(),
+            sum(dropped_lines().values()),
+            self.store_problem(),
+            self.reload_refused(),
+        )
+
+    def _models(self) -> dict[str, ModelSigns]:
+        backlogs, gates = self.admission.queue.backlogs, self.admission.sessions.gates
+        totals, found = self.metrics.of_models(), {}
+        for model in sorted(self.router.models.names | set(self.configured)):
+            backlog, gate, total = backlogs.get(model), gates.get(model), totals.get(model, NO_TOTALS)
+            found[model] = ModelSigns(
+                self.router.models.serving(model),
+                0 if backlog is None else backlog.length,
+                0.0 if backlog is None else backlog.wait_s,
+                0 if gate is None else len(gate.held),
+                *map(round, total),
+            )
+        return found
+
+    def _tenants(self) -> dict[str, TenantSigns]:
+        waiting: dict[str, int] = {}
+        for backlog in self.admission.queue.backlogs.values():
+            for tenant in backlog.tenants():
+                label = self.label(tenant)
+                waiting[label] = waiting.get(label, 0) + backlog.waiting(tenant)
+        totals = self.metrics.of_tenants()
+        return {
+            name: TenantSigns(waiting.get(name, 0), *map(round, totals.get(name, (0.0, 0.0))))
+            for name in totals.keys() | waiting.keys()
+        }
+
+
+def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:
+    view, report = engine.view, engine.cache.last_report
+    owed = view.outstanding - view.queue.held
+    silent_s = now_s - engine.progress.owes_since_s(now_s)
+    if engine.stalled:
+        silent_s = inf
+    elif report is None or report.queue.running or not report.queue.waiting:
+        silent_s = 0.0  # it computes, as far as it says
+    return EngineSigns(
+        engine.takes_calls,
+        engine.draining,
+        engine.health.state.value,
+        engine.health.cause,
+        engine.health_since,
+        view.slowness,
+        owed,
+        silent_s,
+        degradation(engine),
+    )
+
+
+def _resident_bytes() -> int:
+    """The memory of this process; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * getpagesize()
+    except OSError:
+        return 0

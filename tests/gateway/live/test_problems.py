@@ -1,0 +1,134 @@
+"""What is wrong: each problem is named in its time, once, and is over once it is mended; a healthy fleet has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from plait.gateway.live.problems import (
+    CLEAR_S,
+    THRESHOLDS,
+    EngineSigns,
+    ModelSigns,
+    Problem,
+    Problems,
+    Signs,
+    TenantSigns,
+)
+from plait.gateway.live.status import PART_OF_OTHERS
+from tests.source_tree import ROOT
+
+WELL = EngineSigns(
+    takes_calls=True, draining=False, health="up", cause="", health_since=100.0, slowness=1.0, owed=3, silent_s=0.1,
+    differs=None,
+)  # fmt: skip
+MIB = 2**20
+WALL_S = 1e9
+
+Change = Callable[[float], Mapping[str, Any]]
+"""What is seen in a fleet that is well but for one thing, by the seconds since that began."""
+
+
+def signs(now_s: float, **changes: Any) -> Signs:
+    """A fleet under a steady load: 1,000 prompt tokens a second, of which 60 % are cached."""
+    rate = max(0.0, now_s)
+    model = ModelSigns(
+        engines_up=2, waiting=2, wait_s=0.5, held_sessions=0, prompt_tokens=round(1000 * rate),
+        cached_tokens=round(600 * rate), slo_calls=round(rate), slo_missed=round(0.01 * rate),
+    )  # fmt: skip
+    model = model._replace(**changes.pop("model", {}))
+    engine = WELL._replace(**changes.pop("engine", {}))
+    tenant = TenantSigns(1, round(2 * rate), 0)
+    tenants = {"blue": tenant, "red": tenant._replace(**changes.pop("red", {}))}
+    return Signs(now_s, WALL_S + now_s, {"a": WELL, "b": engine}, {"m": model}, tenants, **changes)
+
+
+def constant(**changes: Any) -> Change:
+    return lambda _since_s: changes
+
+
+BEGAN_S = 400.0
+
+WRONG: Mapping[str, tuple[str, Change]] = {
+    "no_engine": ("m", constant(model={"engines_up": 0})),
+    "engine_out": ("b", constant(engine={"takes_calls": False, "health": "ejected", "cause": "status_500"})),
+    "engine_flaps": ("b", lambda at_s: {"engine": {"takes_calls": at_s % 10 < 5, "health": "ejected"}}),
+    "engine_slow": ("b", constant(engine={"slowness": 1.8})),
+    "engine_stuck": ("b", constant(engine={"silent_s": 12.0})),
+    "engine_differs": ("b", constant(engine={"differs": "its tokenizer differs"})),
+    "hit_rate_fallen": ("m", lambda at_s: {"model": {"cached_tokens": round(600 * BEGAN_S + 100 * at_s)}}),
+    "queue_long": ("m", constant(model={"wait_s": 45.0, "waiting": 90})),
+    "tenant_floods": ("red", constant(red={"waiting": 40})),
+    "slo_missed": ("m", lambda at_s: {"model": {"slo_missed": round(4 + 0.3 * at_s)}}),
+    "sessions_held": ("m", constant(model={"held_sessions": 4})),
+    "requests_break_engines": ("red", lambda at_s: {"red": {"failed": round(at_s)}}),
+    "loop_late": ("", constant(loop_late=0.2)),
+    "memory_grows": ("", lambda at_s: {"resident_bytes": 300 * MIB + round(5 * MIB * at_s)}),
+    "log_dropped": ("", lambda at_s: {"log_dropped": round(at_s)}),
+    "store_failing": ("", constant(store_problem="the disk is full")),
+    "reload_refused": ("", constant(reload_refused=True)),
+}
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_it_is_named_in_its_time_and_over_once_it_is_mended(code: str) -> None:
+    about, change = WRONG[code]
+    changes: list[tuple[str, str, bool]] = []
+
+    def changed(problem: Problem, begins: bool) -> None:
+        changes.append((problem.code, problem.about, begins))
+
+    problems, named_s, over_s = Problems(changed), 0.0, 0.0
+    for second in range(1300):
+        wrong = BEGAN_S <= second < BEGAN_S + 200
+        usual = {"resident_bytes": 300 * MIB} if code == "memory_grows" else {}
+        found = problems.look(signs(second, **(change(second - BEGAN_S) if wrong else usual)))
+        if any(one.code == code for one in found):
+            assert second >= BEGAN_S
+            named_s = named_s or second - BEGAN_S
+            over_s = second - BEGAN_S - 200
+    beside = {("engine_out", about)} if code == "engine_flaps" else set()
+    assert {one[:2] for one in changes} == {(code, about), *beside}, "and nothing else"
+    assert changes.count((code, about, True)) == 1
+    assert changes.count((code, about, False)) == 1
+    slow = {"hit_rate_fallen": 90, "memory_grows": 90, "sessions_held": 62}
+    assert named_s <= slow.get(code, 30)
+    memory = {"hit_rate_fallen", "slo_missed", "memory_grows", "log_dropped", "requests_break_engines"}
+    flaps_s = 600.0 if code == "engine_flaps" else 0.0
+    assert over_s <= CLEAR_S + 1 + flaps_s + (125 if code in memory else 0)
+
+
+def test_each_code_has_a_case_and_a_part() -> None:
+    assert WRONG.keys() == THRESHOLDS.keys()
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_a_healthy_fleet_and_an_idle_one_have_no_problem(is_idle: bool) -> None:
+    problems = Problems()
+    for second in range(3000):
+        assert problems.look(signs(0.0 if is_idle else second)._replace(now_s=float(second))) == ()
+
+
+def test_an_engine_that_drains_or_was_never_tried_is_not_out() -> None:
+    problems = Problems()
+    for second in range(30):
+        assert not problems.look(signs(second, engine={"takes_calls": False, "draining": True}))
+        assert not problems.look(signs(second, engine={"takes_calls": False, "health": "untried"}))
+
+
+def test_a_problem_says_since_when_and_where_to_read_on() -> None:
+    problems, out = Problems(), {"takes_calls": False, "health": "ejected", "cause": "status_500"}
+    for second in range(10):
+        found = problems.look(signs(second, engine=out))
+    assert found == (
+        Problem("engine_out", "b", 100.0, "b takes no calls: it is ejected (status_500).", "an-engine-is-out"),
+    )
+
+
+def test_each_part_is_a_heading_of_the_page() -> None:
+    page = (ROOT / "docs" / "oncall.md").read_text(encoding="utf-8")
+    headings = {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
+    assert {threshold.part for threshold in THRESHOLDS.values()} | {PART_OF_OTHERS} == headings
+    assert all(f"`{code}`" in page for code in THRESHOLDS)

@@ -25,9 +25,10 @@ COMMANDS = {
     "check-config": "say whether a configuration file can be used",
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
+    "status": "say what is wrong with a gateway now",
     "live": "watch a gateway in the terminal: engines, prefixes and calls",
     "profile": "fit a cost profile from a live engine",
-    "explain": "say what the code of an error means, and what to do",
+    "explain": "say what became of a request and why, or what the code of an error means",
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 

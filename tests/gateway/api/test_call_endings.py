@@ -3,126 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 import structlog
-import uvicorn
 from structlog.testing import capture_logs
 
-from plait.gateway.app import Gateway
-from plait.gateway.config.file import parse_config
-from plait.gateway.server.connection import ClientBounds
-from plait.gateway.server.http_server import new_config
-from plait.gateway.server.request_bounds import RequestLimits
-from tests.gateway.exposed import samples
-
-CHAT = "/v1/chat/completions"
-SECRET = "the words of a prompt"
-ANSWER = {
-    "id": "c",
-    "object": "chat.completion",
-    "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": SECRET}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
-}
-LIMITS = RequestLimits(header_timeout_s=1.0, body_timeout_s=0.3)
-
-
-class Served:
-    """A gateway on a port, with one engine, which says nothing while its `answer` is None."""
-
-    def __init__(self) -> None:
-        self.answer: tuple[int, dict[str, Any]] | None = (200, ANSWER)
-        self.asked = asyncio.Event()
-        self.gateway: Gateway
-        self.port = 0
-
-    async def engine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        await reader.readexactly(int(lengths[0].split(b":")[1]))
-        self.asked.set()
-        if self.answer is None:
-            await reader.read()
-        else:
-            status, fields = self.answer
-            body = json.dumps(fields).encode()
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n" % status)
-            writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-        writer.close()
-
-    async def send(self, data: bytes, *, answered: bool = True) -> bytes:
-        """Send a request on a connection of its own. Without `answered`, the client goes once it is under way."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        got = b""
-        if answered:
-            got = await asyncio.wait_for(reader.read(), 10.0)
-        else:
-            await asyncio.sleep(0.1)
-        writer.close()
-        return got
-
-    @property
-    def counted(self) -> int:
-        found = samples(self.gateway._registry)
-        return round(sum(count for name, count in found.items() if name.startswith("plait_tenant_calls_total{")))
-
-    @property
-    def refusals(self) -> list[str]:
-        found = samples(self.gateway._registry)
-        return [
-            name
-            for name, count in found.items()
-            if name.startswith("plait_refusals_total{")
-            for _ in range(round(count))
-        ]
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[Served]:
-    made = Served()
-    engine = await asyncio.start_server(made.engine, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
-    sections = {
-        "engines": [{"name": "a", "url": url}],
-        "server": {"api_keys": ["one"], "max_body_bytes": 100_000},
-        "sessions": {"gone_grace_s": 0.0},
-    }
-    made.gateway = gateway = Gateway(parse_config(sections, "test"))
-    gateway.router.health.answered("a", {"m": None})
-    bounds = ClientBounds(LIMITS, gateway.refusals.unread)
-    server = uvicorn.Server(new_config(gateway.app, bounds, port=0, lifespan="off", timeout_graceful_shutdown=1))
-    task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
-    while not server.started:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
-    made.port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield made
-    finally:
-        server.should_exit = True
-        await task
-        engine.close()
-
-
-def request(
-    fields: dict[str, Any] | bytes | None = None,
-    *headers: str,
-    method: str = "POST",
-    path: str = CHAT,
-    key: str = "one",
-    length: int | None = None,
-) -> bytes:
-    """A request with these fields beside the usual ones, or with this body, perhaps of another length than it says."""
-    given = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
-    body = fields if isinstance(fields, bytes) else json.dumps({**given, **(fields or {})}).encode()
-    lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", f"authorization: Bearer {key}", *headers]
-    lines.append(f"content-length: {len(body) if length is None else length}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
+from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request, serving
 
 
 async def answered(made: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import inf
 from time import time
@@ -9,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from plait.backends.errors import EngineError, PlaitError
+from plait.backends.errors import EngineStatusError, PlaitError
 from plait.gateway.admission.waits import Wait
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.call import Asked, Ending
@@ -27,7 +28,7 @@ MOST_ID: Final = 128
 """A longer request id is cut."""
 
 MOST_MESSAGE: Final = 200
-"""Characters of an error, which may quote a request."""
+"""Characters of an error. What an engine says may quote a request."""
 
 RUNNING: Final = "running"
 """The outcome of a call that has not ended."""
@@ -35,6 +36,7 @@ RUNNING: Final = "running"
 EXPLAINED: Final = "explained"
 """The outcome of a call that was only asked about."""
 
+_TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Receipt)
 
@@ -167,10 +169,12 @@ def _waits(waits: list[Wait], until_s: float) -> tuple[EndedWait, ...]:
 
 
 def _message(error: object) -> str | None:
-    """What an error says, an engine's own words included."""
-    if isinstance(error, EngineError | PlaitError):
-        return error.message[:MOST_MESSAGE]
-    return error[:MOST_MESSAGE] if isinstance(error, str) else None
+    """What an error says: what an engine answered, and what the gateway says if that quotes nothing."""
+    if isinstance(error, PlaitError):
+        said = error.message if isinstance(error, EngineStatusError) else error.logged_message
+    else:
+        said = error if isinstance(error, str) else None
+    return said and said[:MOST_MESSAGE]
 
 
 def _limit(error: object) -> Limit | None:
@@ -182,6 +186,6 @@ def _trace_id(headers: Headers) -> str:
     """The trace of a request, by its `traceparent` header (W3C Trace Context); empty without one."""
     for name, value in headers:
         if name == b"traceparent":
-            parts = value.split(b"-")
-            return parts[1].decode("ascii", "replace") if len(parts) >= 4 and len(parts[1]) == 32 else ""
+            found = _TRACE.match(value)
+            return "" if found is None else found[1].decode()
     return ""

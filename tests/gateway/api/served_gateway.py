@@ -65,14 +65,14 @@ class Served:
     async def send(self, data: bytes, *, answered: bool = True) -> bytes:
         """Send a request on a connection of its own. Without `answered`, the client goes once it is under way."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        got = b""
-        if answered:
-            got = await asyncio.wait_for(reader.read(), 10.0)
-        else:
+        try:
+            writer.write(data)
+            if answered:
+                return await asyncio.wait_for(reader.read(), 10.0)
             await asyncio.sleep(0.1)
-        writer.close()
-        return got
+            return b""
+        finally:
+            writer.close()
 
     @property
     def counted(self) -> int:

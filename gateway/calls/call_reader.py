@@ -278,6 +278,7 @@ class CallReader:
     """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes.
 
     Long prompts are tokenized on `threads`, those whose chat template another process renders on `template_threads`.
+    If not `tells_router`, the router learns nothing of the prompts: the calls are not meant to be sent.
     """
 
     router: Router
@@ -285,6 +286,7 @@ class CallReader:
     isolate_tenants: bool = False
     threads: TurnThreads = field(default_factory=lambda: TurnThreads(TOKENIZER_THREADS, "tokenize"))
     template_threads: TurnThreads = field(default_factory=lambda: TurnThreads(TEMPLATE_THREADS, "render"))
+    tells_router: bool = True
 
     @classmethod
     def of(cls, router: Router, prompts: PromptReader, config: ServerConfig) -> Self:
@@ -358,7 +360,7 @@ class CallReader:
             each = context_tokens if limit is None else min(context_tokens, limit)
             bounds = UsageBounds(context_tokens * prompts, each * prompts * choices)
         is_told = is_exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
-        if is_told and self.router.answers.answered.prompts:
+        if is_told and self.router.answers.answered.prompts and self.tells_router:
             self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
         call = Call(
             incoming.request_id, request.model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,

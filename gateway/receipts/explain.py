@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ class ExplainApi:
     """The route of this module, for those with `access`."""
 
     def __init__(self, calls: CallReader, receipts: Receipts, access: AdminAccess, bodies: OpenBodies) -> None:
-        self._calls = calls
+        self._calls = replace(calls, tells_router=False)
         self._receipts = receipts
         self._access = access
         self._bodies = bodies

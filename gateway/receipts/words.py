@@ -117,6 +117,8 @@ def _end(receipt: Fields) -> Iterator[str]:
         yield "Nothing was sent."
     elif receipt["outcome"] == "client_gone":
         yield f"Its client left after {_s(receipt['e2e_s'])}."
+    elif code is None and receipt["outcome"] == "refused":
+        yield f"Its engine refused it with {receipt['status']} after {_s(receipt['e2e_s'])}."
     elif code is None:
         output = f" with {receipt['output_tokens']:,} tokens" if receipt["output_tokens"] else ""
         yield f"It was answered with {receipt['status']}{output} after {_s(receipt['e2e_s'])}."

@@ -102,6 +102,11 @@ def test_a_refusal_names_its_limit() -> None:
     assert "The limit max_waiting is 3; 3 were used. It was told to come again in 2 s." in text
 
 
+def test_a_refusal_of_an_engine_is_no_answer() -> None:
+    text = told(receipt(choice(OWN), status=422, outcome="refused", first_s=None, output_tokens=None))
+    assert text.endswith("Its engine refused it with 422 after 1.5 s.")
+
+
 def test_a_header_has_two_kilobytes_at_most() -> None:
     many = [candidate(f"engine-{number}-{'x' * 60}", queue=number) for number in range(40)]
     short = in_header(shown(receipt(choice(OWN, FAR))))

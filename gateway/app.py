@@ -190,7 +190,10 @@ class Gateway:
         return calls if forwarding.is_alone else PeerFront(calls, forwarding, self.refusals.unread)
 
     def _new_rest(self) -> Starlette:
-        live = LiveApi(self.router, self._admission, self._feed, self._admin, lambda: self._requests.stopping)
+        live = LiveApi(
+            self.router, self._admission, self._feed, self._admin,
+            problems=self._watched.problems, is_stopping=lambda: self._requests.stopping,
+        )  # fmt: skip
         rest = Starlette(
             routes=[
                 *SemanticApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
@@ -251,14 +254,11 @@ class Gateway:
         return relay
 
     def _new_watched(self, metrics: CallMetrics) -> Watched:
-        store, models = self._durability, [model.name for model in self.config.models]
-        watched = Watched(
-            SeenFleet(
-                self.router, self._admission, metrics, self._tenants.label, models,
-                store_problem=lambda: (None if store is None else store.log.problem) or "",
-                reload_refused=lambda: self._reloading.is_refused,
-            )
-        )  # fmt: skip
+        models, reloading = [model.name for model in self.config.models], self._reloading
+        seen = SeenFleet(
+            self.router, self._admission, metrics, self._tenants.label, models, reloading, self._durability
+        )
+        watched = Watched(seen)
         self._registry.register(watched)
         return watched
 

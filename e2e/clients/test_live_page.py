@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -127,3 +128,25 @@ def test_a_page_that_nobody_reads_does_not_hold_the_gateway(served: Served) -> N
     )
     assert answer.status_code == 200
     thread.join()
+
+
+def test_it_names_what_is_wrong_until_it_is_mended(served: Served, page: Page) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.querySelectorAll('#engines li').length === 4")
+    page.eventually(is_hidden("problem-section"))  # the gateway stood still in an earlier test
+    engine_id = process_of("engine-3")
+    os.kill(engine_id, signal.SIGSTOP)
+    try:
+        page.eventually("document.getElementById('problems').innerText.includes('engine_out')")
+        assert "engine-3 takes no calls" in page.evaluate("document.getElementById('problems').innerText")
+        assert not page.evaluate(is_hidden("problem-section"))
+        assert page.complaints == []
+    finally:
+        os.kill(engine_id, signal.SIGCONT)
+    page.eventually(is_hidden("problem-section"))
+
+
+def process_of(engine: str) -> int:
+    """The process of an engine, which this one has started."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return next(int(pid) for pid in children if f"--name={engine}" in Path(f"/proc/{pid}/cmdline").read_text())

@@ -8,7 +8,7 @@ from itertools import takewhile
 import msgspec
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.waits import LineChange, Wait, WaitReason, seconds_by_reason
+from plait.gateway.admission.waits import MOST_WAITS, LineChange, Wait, WaitReason, seconds_by_reason
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
@@ -126,7 +126,7 @@ class Waiting(msgspec.Struct, eq=False):
             return
         if waits[-1].since_s >= now_s:
             waits.pop()
-        if not waits or waits[-1].why != why:
+        if not waits or (waits[-1].why != why and len(waits) < MOST_WAITS):
             waits.append(Wait(why, now_s))
 
     def wait_for_all(self, waits: Iterable[Wait]) -> None:

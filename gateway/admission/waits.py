@@ -21,6 +21,10 @@ Strings, and no enumeration: each look at an engine would read a member, which c
 """
 
 
+MOST_WAITS: Final = 64
+"""So many are noted of a call. What it waits for then counts as the last one."""
+
+
 class Wait(NamedTuple):
     """A call waits for this from `since_s` on: until its next wait, or until it is sent or given up."""
 
@@ -54,7 +58,7 @@ class Firsts:
         first, waits = self._waits.get(engine_id, _NOBODY)
         if first != tenant:
             self._waits[engine_id] = tenant, [Wait(why, now_s)]
-        elif waits[-1].why != why:
+        elif waits[-1].why != why and len(waits) < MOST_WAITS:
             waits.append(Wait(why, now_s))
 
     def taken(self, engine_id: str, tenant: str) -> Iterable[Wait]:

@@ -8,10 +8,11 @@ from math import inf
 from pathlib import Path
 from resource import getpagesize
 from time import time
-from typing import Final
+from typing import Final, Protocol
 
 from plait.gateway.admission.admission import Admission
 from plait.gateway.calls.metrics import NO_TOTALS, CallMetrics
+from plait.gateway.durability.durability import Durability
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.problems import EngineSigns, ModelSigns, Signs, TenantSigns
@@ -21,11 +22,18 @@ LATE_WITHIN_S: Final = 10.0
 _STATM: Final = Path("/proc/self/statm")
 
 
+class Reloads(Protocol):
+    """Who reads the configuration file."""
+
+    is_refused: bool
+    """Whether the file was not valid when it was read last."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeenFleet:
     """What is seen of the `router`'s fleet. `configured` are the models that the file names.
 
-    `label` turns a tenant into what operators read. The store's problem is empty while it can be written.
+    `label` turns a tenant into what operators read.
     """
 
     router: Router
@@ -33,8 +41,8 @@ class SeenFleet:
     metrics: CallMetrics
     label: Callable[[str], str]
     configured: Collection[str]
-    store_problem: Callable[[], str]
-    reload_refused: Callable[[], bool]
+    reloads: Reloads
+    store: Durability | None
 
     def signs(self, now_s: float) -> Signs:
         """All of it now."""
@@ -48,8 +56,8 @@ class SeenFleet:
             lag.since(now_s - LATE_WITHIN_S, now_s) / LATE_WITHIN_S,
             _resident_bytes(),
             sum(dropped_lines().values()),
-            self.store_problem(),
-            self.reload_refused(),
+            (self.store and self.store.problem) or "",
+            self.reloads.is_refused,
         )
 
     def _models(self) -> dict[str, ModelSigns]:

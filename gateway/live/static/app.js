@@ -41,6 +41,7 @@ function sized(parent, count, make) {
 
 const seconds = (value) =>
   value == null ? "–" : value < 0.9995 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(2)} s`;
+const duration = (value) => (value < 120 ? `${Math.round(value)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${Math.round(value / 3600)} h`);
 const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
 const tokens = (value) => (value < 10_000 ? number.format(value) : `${(value / 1000).toFixed(1)}k`);
 
@@ -142,7 +143,23 @@ function showPrefixes(prefixes, engines) {
   });
 }
 
+function newProblem() {
+  return element("li", "", element("strong"), " ", element("span"), " ", element("small"));
+}
+
+function showProblems(problems, now) {
+  by("problem-section").hidden = !problems.length;
+  const items = sized(by("problems"), problems.length, newProblem);
+  problems.forEach((problem, i) => {
+    const [code, sentence, since] = items[i].children;
+    setText(code, problem.code);
+    setText(sentence, problem.sentence);
+    setText(since, `since ${duration(Math.max(0, now - problem.since))}`);
+  });
+}
+
 function showFleet(fleet) {
+  showProblems(fleet.problems, fleet.at);
   const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
   setText(by("calls_per_s"), fleet.calls_per_s.toFixed(1));
   setText(by("hit_rate"), percent(fleet.hit_rate));

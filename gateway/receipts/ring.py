@@ -24,6 +24,7 @@ class Ring:
 
     def add(self, key: int, entry: bytes) -> None:
         """Keep an entry. The oldest ones go."""
+        entry = bytes(memoryview(entry))  # what an encoder returns takes half as much again, which it has not used
         self._newest[key] = entry
         self._entries.append((key, entry))
         self._bytes += len(entry) + OVERHEAD_BYTES

@@ -1,6 +1,4 @@
-"""Prometheus metrics of calls: tokens, times, outcomes, promises, and parity; and what they are counted with.
-
-Each call updates a dozen of them, and each piece of a stream one, so their counters and histograms have no locks.
+"""Prometheus metrics of calls: tokens, times, outcomes, promises, and parity.
 
 Parity says whether engines find in their caches what the gateway predicts. The gateway predicts from its own token ids.
 If those are not the engine's, blocks never match and placement is blind.
@@ -8,21 +6,20 @@ If those are not the engine's, blocks never match and placement is blind.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator
 from math import exp
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.errors import PlaitError
 from plait.gateway.calls.call import Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.metrics import MOST_LABEL_SETS, Buckets, Count, FastCounter, FastHistogram
 from plait.policy.types import NO_SLO
 
 MEMORY_S = 300.0
@@ -61,96 +58,6 @@ FINISHES: Final = frozenset(
 """Why answers end, in the words of the three APIs. Anything else counts as `other`: an engine may say what it likes."""
 
 log = structlog.get_logger(__name__)
-
-
-class Buckets:
-    """One histogram's samples, counted by bucket. Observing costs a bisection: it happens for every piece of a stream.
-
-    prometheus_client's own histogram takes a lock and a linear search for each sample.
-    """
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a sample."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
-        """The samples up to each bound, as Prometheus counts them, and their sum."""
-        bounds = [*map(str, self._bounds), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
-
-
-class Count:
-    """One counter's value. It only grows."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def inc(self, amount: float = 1.0) -> None:
-        """Count so much more."""
-        self.value += amount
-
-
-_Counted = TypeVar("_Counted")
-
-
-class _ByLabels(dict[tuple[str, ...], _Counted]):
-    """What is counted for each combination of label values. It is made when it is looked up first, and has no lock."""
-
-    def __init__(self, new: Callable[[], _Counted]) -> None:
-        super().__init__()
-        self._new = new
-
-    def __missing__(self, values: tuple[str, ...]) -> _Counted:
-        found = self[values] = self._new()
-        return found
-
-
-class FastHistogram(Collector):
-    """A histogram by labels, whose samples are observed through `of`."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self.of = _ByLabels(lambda: Buckets(bounds))
-
-    def collect(self) -> Iterator[Metric]:
-        """All samples so far."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, buckets in self.of.items():
-            counts, total = buckets.cumulative()
-            family.add_metric(values, counts, total)
-        yield family
-
-
-class FastCounter(Collector):
-    """A counter by labels, counted through `of`. It shows what prometheus_client's own counter shows.
-
-    That one takes a lock for each count and for each look-up of labels, and every call makes a dozen of them.
-    """
-
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
-        self.of = _ByLabels(Count)
-
-    def collect(self) -> Iterator[Metric]:
-        """All counts so far."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, count in self.of.items():
-            family.add_metric(values, count.value)
-        yield family
 
 
 class _Drift:
@@ -281,10 +188,12 @@ class CallMetrics:
         self._count_retries(registry)
         self._measure_times(registry)
         self._count_tenants(registry)
-        self._refusals = Counter(
-            "plait_refusals", "Requests that the gateway answered with an error, by the route of a call",
-            ["tenant", "model", "path", "status", "code"], registry=registry,
-        )  # fmt: skip
+        self._refusals = FastCounter(
+            "plait_refusals",
+            "Requests that the gateway answered with an error, by the route of a call",
+            ["tenant", "model", "path", "status", "code"],
+        )
+        registry.register(self._refusals)
 
     def _count_retries(self, registry: CollectorRegistry) -> None:
         by_engine = ["model", "engine"]
@@ -381,7 +290,7 @@ class CallMetrics:
 
     def refused(self, error: PlaitError) -> None:
         """A request to another route, or to none that could be read, is answered with an error."""
-        self._refusals.labels("", "", "", str(error.status), error.shown_code).inc()
+        self._refusals.of["", "", "", str(error.status), error.shown_code].value += 1
 
     def no_call(self, ending: Ending) -> None:
         """A request has ended that was no call of its own."""
@@ -416,7 +325,7 @@ class CallMetrics:
 
     def _count_refusal(self, ending: Ending, code: str) -> None:
         tenant = self.tenant_label(ending.tenant)
-        self._refusals.labels(tenant, ending.model, ending.path, str(ending.status), code).inc()
+        self._refusals.of[tenant, ending.model, ending.path, str(ending.status), code].value += 1
 
     def of_models(self) -> dict[str, ModelTotals]:
         """What was counted of each model since the start."""
@@ -470,6 +379,8 @@ class CallMetrics:
 
     def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
         tenant, model, status, finish = self.tenant_label(key[0]), *key[1:]
+        if len(self._by_tenant) >= MOST_LABEL_SETS:
+            self._by_tenant.clear()  # nothing is lost: these are looked up again
         found = self._by_tenant[key] = _OfTenant(
             tenant,
             self._tenant_calls.of[tenant, model, str(status), finish or ""],

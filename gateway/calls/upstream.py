@@ -31,12 +31,12 @@ from plait.gateway.asgi import UNBUFFERED, Headers, Sink, presented_keys
 from plait.gateway.calls.answer_headers import answer_headers, passed
 from plait.gateway.calls.call import Attempt
 from plait.gateway.calls.delivery import Delivery, DeliveryState
-from plait.gateway.calls.metrics import Buckets, FastHistogram
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
 from plait.gateway.fleet.booking import Progress
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
+from plait.gateway.metrics import Buckets, FastHistogram
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20

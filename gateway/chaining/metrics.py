@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from plait.gateway.calls.metrics import FastHistogram
+from plait.gateway.metrics import FastCounter, FastHistogram
 from plait.gateway.programs.consequences import Job
 from plait.gateway.programs.sessions import Sessions
 from plait.policy.types import Slo
@@ -45,12 +45,10 @@ class ProgramMetrics:
             buckets=JCT_BUCKETS_S,
             registry=registry,
         )
-        self._jobs = Counter(
-            "plait_slo_jobs",
-            "Jobs with a JCT objective, by whether it was met",
-            ["tenant", "met"],
-            registry=registry,
+        self._jobs = FastCounter(
+            "plait_slo_jobs", "Jobs with a JCT objective, by whether it was met", ["tenant", "met"]
         )
+        registry.register(self._jobs)
 
     def job_ended(self, job: Job) -> None:
         """Record a job that ended with its value."""
@@ -59,7 +57,7 @@ class ProgramMetrics:
         self._jct.labels(objective).observe(job.seconds)
         if times is not None and times.jct_s is not None:
             met = "yes" if job.seconds <= times.jct_s else "no"
-            self._jobs.labels(self._tenant_label(job.tenant), met).inc()
+            self._jobs.of[self._tenant_label(job.tenant), met].value += 1
 
     def held(self, hold_s: float) -> None:
         """Record how long a call was held until its inputs had values."""

@@ -5,11 +5,11 @@ from prometheus_client import CollectorRegistry, Counter
 from plait.backends.protocol.openai import CompletionRequest
 from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
-from plait.gateway.calls.metrics import CallMetrics, FastCounter
+from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import exposition, new_registry
+from plait.gateway.metrics import FastCounter, exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Slo
 from tests.gateway.exposed import samples

@@ -52,6 +52,10 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
         "Calls on the engine that this gateway has not sent, as it reports or counts",
         lambda engine: engine.view.reported + engine.view.others,
     ),
+    "slowness": (
+        "Observed over predicted times against what is usual in the fleet; 1 while it is like the others",
+        lambda engine: engine.view.slowness,
+    ),
     "window_seconds": (
         "Engine time of the calls placed within the window",
         lambda engine: engine.view.ledger.window_cost_s(),

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
+
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.gateway.fleet.metrics import FleetCollector
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from tests.gateway.exposed import samples
 from tests.gateway.fleet.lettered_prompts import new_router, report
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -37,3 +40,16 @@ def test_a_figure_that_an_older_adapter_leaves_out_is_not_shown() -> None:
     text = exposition(registry).decode()
     assert 'plait_engine_running_calls{engine="a"} 0.0' in text
     assert "plait_engine_slots{" not in text
+
+
+def test_an_engine_that_is_slower_than_the_others() -> None:
+    router, registry = Router(), new_registry()
+    registry.register(FleetCollector(router))
+    for engine_id, ratio in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
+        router.add_engine(engine_id, COSTS)
+        router.engines[engine_id].view.pace.observe(ratio * 100.0, 100.0, 10.0)
+    for engine in router.engines.values():
+        engine.view.refresh(10.0)
+    found = samples(registry)
+    slowness = [found[f'plait_engine_slowness{{engine="{engine_id}"}}'] for engine_id in "abc"]
+    assert slowness == pytest.approx([1.0, 1.0, 3.0], rel=0.05)

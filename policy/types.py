@@ -223,9 +223,9 @@ class Placement(NamedTuple):
     The `plait-placement` header, the log and the metrics show the `reason`: a `PlacementReason`, or a policy's own
     word in printable ASCII.
     `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
-    promised for them, or the policy does not look. From its first token on, the call is expected to take `decode_s`
-    (0: not known). `compared` is None if the policy does
-    not tell: then the router names the policy.
+    promised for them, or the policy does not look. The first token is expected `first_token_s` after the placement, and
+    the last one `decode_s` after the first (0: not known). `compared` is None if the policy does not tell: then the
+    router names the policy.
     """
 
     engine_id: str
@@ -234,6 +234,7 @@ class Placement(NamedTuple):
     missed_tokens: int
     cost: Cost | None = None
     meets_slo: bool | None = None
+    first_token_s: float = 0.0
     decode_s: float = 0.0
     compared: Compared | None = None
 

@@ -16,7 +16,7 @@ from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, U
 from plait.gateway.asgi import Headers, Nowhere, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
-from plait.policy.types import Call
+from plait.policy.types import Call, Margin
 
 CLIENT_CLOSED: Final = 499
 """The status of a call whose client went before its answer, as nginx has it."""
@@ -159,10 +159,18 @@ class Attempt(msgspec.Struct, eq=False):
     is_open: bool = True
     """Whether its booking has still to be settled, released or failed."""
 
+    margin: Margin | None = None
+    """None until `find_margin` has found it."""
+
     @property
     def engine_id(self) -> str:
         """The engine's id."""
         return self.booking.placement.engine_id
+
+    def find_margin(self) -> Margin:
+        """Find the margin of its placement, for all that read it."""
+        found = self.margin = self.booking.placement.margin()
+        return found
 
 
 class Ending(msgspec.Struct, frozen=True, eq=False):

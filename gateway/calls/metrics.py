@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.errors import PlaitError
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.calls.call import Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.fleet.booking import CallUsage
@@ -39,6 +40,9 @@ CAUSES = (
 )
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TENANT_TTFT_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TENANT_E2E_BUCKETS_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+WAITED_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+FIRST_TOKEN_RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10)
 E2E_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 TOKENS = {
@@ -131,6 +135,7 @@ class _OfEngine(NamedTuple):
 
     ok: Count
     ttft: Buckets
+    first_token_ratio: Buckets
     tpot: Buckets
     e2e: Buckets
     prompt_tokens: Count
@@ -156,13 +161,20 @@ BY_ENGINES: Final = frozenset(("500", "502", "504"))
 
 
 class _OfTenant(NamedTuple):
-    """The metrics of one tenant's calls for a model that ended alike, and what operators call the tenant."""
+    """The metrics of one tenant's calls for a model that ended alike, and what operators call the tenant.
+
+    `compared` and `margin_s` are those of the model.
+    """
 
     label: str
     calls: Count
     prompt_tokens: Count
+    cached_tokens: Count
     output_tokens: Count
     ttft: Buckets
+    e2e: Buckets
+    compared: Count
+    margin_s: Count
 
 
 class CallMetrics:
@@ -188,6 +200,7 @@ class CallMetrics:
         self._count_retries(registry)
         self._measure_times(registry)
         self._count_tenants(registry)
+        self._count_margins(registry)
         self._refusals = FastCounter(
             "plait_refusals",
             "Requests that the gateway answered with an error, by the route of a call",
@@ -214,13 +227,26 @@ class CallMetrics:
     def _measure_times(self, registry: CollectorRegistry) -> None:
         by_engine = ["model", "engine"]
         self._ttft = FastHistogram("plait_ttft_seconds", "Arrival to first token", by_engine, TTFT_BUCKETS_S)
+        self._first_token_ratio = FastHistogram(
+            "plait_first_token_ratio",
+            "Time from placement to first token over what was predicted then",
+            ["engine"],
+            FIRST_TOKEN_RATIO_BUCKETS,
+        )
         self._tpot = FastHistogram(
             "plait_tpot_seconds", "Mean time per output token after the first", by_engine, ITL_BUCKETS_S
         )
         self._e2e = FastHistogram("plait_e2e_seconds", "Arrival to last token", by_engine, E2E_BUCKETS_S)
         self.gaps = FastHistogram("plait_itl_seconds", "Time between two pieces of a stream", by_engine, ITL_BUCKETS_S)
+        self._waited = FastHistogram(
+            "plait_waited_seconds",
+            "Time that a call waited in the gateway for this, of those that did",
+            ["model", "why"],
+            WAITED_BUCKETS_S,
+        )
         self._parity = Parity()
-        for collector in (self._ttft, self._tpot, self._e2e, self.gaps, self._parity):
+        of_engines = (self._ttft, self._first_token_ratio, self._tpot, self._e2e, self.gaps, self._parity)
+        for collector in (*of_engines, self._waited):
             registry.register(collector)
 
     def _count_tenants(self, registry: CollectorRegistry) -> None:
@@ -231,9 +257,15 @@ class CallMetrics:
             [*by_tenant, "status", "finish_reason"],
         )  # fmt: skip
         self._tenant_prompt = FastCounter("plait_tenant_prompt_tokens", "Prompt tokens of answered calls", by_tenant)
+        self._tenant_cached = FastCounter(
+            "plait_tenant_cached_tokens", "Prompt tokens of answered calls that the engine found cached", by_tenant
+        )
         self._tenant_output = FastCounter("plait_tenant_output_tokens", "Tokens generated", by_tenant)
         self._tenant_ttft = FastHistogram(
             "plait_tenant_ttft_seconds", "Arrival to first token", by_tenant, TENANT_TTFT_BUCKETS_S
+        )
+        self._tenant_e2e = FastHistogram(
+            "plait_tenant_e2e_seconds", "Arrival to last token, also of whole answers", by_tenant, TENANT_E2E_BUCKETS_S
         )
         self._slo = FastCounter(
             "plait_slo_calls",
@@ -243,10 +275,19 @@ class CallMetrics:
         self._good = FastCounter(
             "plait_good_calls", "Calls that met all that they were promised: the rate is the goodput", by_objective
         )
-        of_tenants = (self._tenant_calls, self._tenant_prompt, self._tenant_output, self._tenant_ttft)
-        for collector in (*of_tenants, self._slo, self._good):
+        tokens = (self._tenant_prompt, self._tenant_cached, self._tenant_output)
+        times = (self._tenant_ttft, self._tenant_e2e)
+        for collector in (self._tenant_calls, *tokens, *times, self._slo, self._good):
             registry.register(collector)
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
+
+    def _count_margins(self, registry: CollectorRegistry) -> None:
+        self._compared = FastCounter("plait_compared_calls", "Calls whose next best engine is known", ["model"])
+        self._margin_s = FastCounter(
+            "plait_margin_seconds", "Sum of what these calls would cost more on their next best engines", ["model"]
+        )
+        for collector in (self._compared, self._margin_s):
+            registry.register(collector)
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed, or refused for what it lacks, is tried again."""
@@ -272,6 +313,9 @@ class CallMetrics:
             self._failures.labels(model, engine_id, cause).inc()
         if first_s is not None:
             mine.ttft.observe(first_s - arrived_s)
+            predicted_s = booking.placement.first_token_s
+            if predicted_s:
+                mine.first_token_ratio.observe((first_s - booking.booked_s) / predicted_s)
         if attempt.answer.is_corrected:
             self._corrected.labels(model, engine_id).inc()
         if usage is None or outcome != "ok":
@@ -308,20 +352,29 @@ class CallMetrics:
         mine.calls.value += 1
         if ending.code is not None and not ending.is_told:
             self._count_refusal(ending, ending.code)
+        if delivery.entry is not None and delivery.entry.waiting.waits:
+            self._count_waits(model, delivery.entry.waiting, now_s)
         if attempt is None:
             return
+        margin = attempt.margin or attempt.find_margin()
+        if margin.next_engine is not None and margin.margin_s is not None:
+            mine.compared.value += 1
+            # A call may be where it costs more, for its times or its group: a counter never falls.
+            mine.margin_s.value += max(0.0, margin.margin_s)
         booking, usage = attempt.booking, attempt.answer.usage
         if ending.outcome in {"ok", "failed", "defect"}:
             met, objective = ending.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):
                 met = self._count_slos(delivery, attempt, mine.label, objective, now_s, answered=met)
-            if met:
-                self._good.of[model, mine.label, objective].value += 1
+            self._good.of[model, mine.label, objective].value += met
         if usage is not None:
             mine.prompt_tokens.value += usage.prompt_tokens
             mine.output_tokens.value += usage.output_tokens
+            mine.cached_tokens.value += usage.cached_tokens or 0
         if booking.first_token_s is not None:
-            mine.ttft.observe(booking.first_token_s - delivery.arrived_s)
+            mine.ttft.observe(booking.first_token_s - ending.arrived_s)
+        if ending.outcome == "ok":
+            mine.e2e.observe(now_s - ending.arrived_s)
 
     def _count_refusal(self, ending: Ending, code: str) -> None:
         tenant = self.tenant_label(ending.tenant)
@@ -354,6 +407,11 @@ class CallMetrics:
             found[tenant] = calls + count.value, failed + (count.value if status in BY_ENGINES else 0.0)
         return found
 
+    def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
+        """Count what a call has waited for, once for each reason."""
+        for why, waited_s in (waiting.waited_for(now_s) or {}).items():
+            self._waited.of[model, why].observe(waited_s)
+
     def _count_slos(
         self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool
     ) -> bool:
@@ -371,6 +429,7 @@ class CallMetrics:
         found = self._by_engine[model, engine_id] = _OfEngine(
             self._calls.of[model, engine_id, "ok"],
             self._ttft.of[model, engine_id],
+            self._first_token_ratio.of[(engine_id,)],
             self._tpot.of[model, engine_id],
             self._e2e.of[model, engine_id],
             *(counter.of[model, engine_id] for counter in self._tokens),
@@ -385,8 +444,12 @@ class CallMetrics:
             tenant,
             self._tenant_calls.of[tenant, model, str(status), finish or ""],
             self._tenant_prompt.of[tenant, model],
+            self._tenant_cached.of[tenant, model],
             self._tenant_output.of[tenant, model],
             self._tenant_ttft.of[tenant, model],
+            self._tenant_e2e.of[tenant, model],
+            self._compared.of[(model,)],
+            self._margin_s.of[(model,)],
         )
         return found
 

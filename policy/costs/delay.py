@@ -117,9 +117,16 @@ class CallToPlace:
     ) -> Placement:
         """The placement on `engine`, which has `held_blocks` of the prompt, and whether its times are met there."""
         meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
-        decode_s = cost.decode_s
         return placed(
-            self.call, engine, None, held_blocks, cost, meets_slo=meets_slo, decode_s=decode_s, compared=compared
+            self.call,
+            engine,
+            None,
+            held_blocks,
+            cost,
+            meets_slo=meets_slo,
+            first_token_s=cost.queue_s + cost.prefill_s,  # `cost.first_token_s` would be a call for each placement
+            decode_s=cost.decode_s,
+            compared=compared,
         )
 
 

@@ -259,6 +259,7 @@ def placed(
     cost: Cost | None = None,
     *,
     meets_slo: bool | None = None,
+    first_token_s: float = 0.0,
     decode_s: float = 0.0,
     compared: Compared | None = None,
 ) -> Placement:
@@ -270,4 +271,6 @@ def placed(
     if reason is None:
         reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     missed_tokens = call.prompt_tokens - cached_tokens
-    return Placement(engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, decode_s, compared)
+    return Placement(
+        engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, first_token_s, decode_s, compared
+    )

@@ -74,8 +74,8 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
         call = Call("c", "m", 65, 64, [1])
         booking = router.book(call, router.select(call, 10.0), 10.0)
         router.first_token(booking, 10.5)
-        attempt = Attempt(booking, Answer(usage=CallUsage(65, 5, 0), finish=finish))
-        metrics.ended(ended(call, attempt, status))
+        attempt = Attempt(booking, Answer(usage=CallUsage(65, 5, 64 if finish else None), finish=finish))
+        metrics.ended(ended(call, attempt, status, "ok" if finish else "client_gone"))
     metrics.ended(ended(call, None, 429, "refused"))
     found = samples(registry)
     labels = 'model="m",status="{}",finish_reason="{}",tenant="blue"'
@@ -88,7 +88,9 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
     assert [counted(200, "stop"), counted(200, "other"), counted(499, ""), counted(429, "")] == [2, 1, 1, 1]
     of_tenant = 'model="m",tenant="blue"'
     assert found[f"plait_tenant_prompt_tokens_total{{{of_tenant}}}"] == 4 * 65
+    assert found[f"plait_tenant_cached_tokens_total{{{of_tenant}}}"] == 3 * 64
     assert found[f"plait_tenant_output_tokens_total{{{of_tenant}}}"] == 20
+    assert found[f"plait_tenant_e2e_seconds_sum{{{of_tenant}}}"] == 3 * 3.0
     assert found[f"plait_tenant_ttft_seconds_sum{{{of_tenant}}}"] == 4 * 1.5
 
 

@@ -47,6 +47,7 @@ def prometheus(binary: Path, folder: Path, target: str) -> Iterator[Prometheus]:
     shipped = (SHIPPED / "prometheus.yml").read_text()
     assert shipped.count(f'"{TARGET}"') == shipped.count(SCRAPE_INTERVAL) == 1
     config, log, port = folder / "prometheus.yml", folder / "prometheus.log", free_port()
+    (folder / "rules.yml").write_bytes((SHIPPED / "rules.yml").read_bytes())
     config.write_text(shipped.replace(TARGET, target).replace(SCRAPE_INTERVAL, "scrape_interval: 250ms"))
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command = [str(binary), *options, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]

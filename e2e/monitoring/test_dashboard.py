@@ -104,6 +104,13 @@ def test_every_query_of_the_dashboard_has_data(binary: Path, fleet: Fleet, tmp_p
         assert not without_data(server, since_s)
 
 
+def test_each_alert_fires_in_its_time_and_is_silent_else(binary: Path) -> None:
+    promtool = binary.with_name("promtool")
+    for options in (("check", "rules", "rules.yml"), ("test", "rules", "rules.test.yml")):
+        ran = subprocess.run([promtool, *options], cwd=SHIPPED, capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stdout.decode() + ran.stderr.decode()
+
+
 def test_promtool_takes_the_configuration_and_the_metrics(binary: Path, fleet: Fleet) -> None:
     promtool = binary.with_name("promtool")
     subprocess.run([promtool, "check", "config", SHIPPED / "prometheus.yml"], check=True, capture_output=True)

@@ -104,6 +104,9 @@ class Waiting(msgspec.Struct, eq=False):
     booking: Booking | None = None
     """Set in `lines` while it is placed."""
 
+    released: Booking | None = None
+    """The latest booking that was undone before it was sent, set in `lines`."""
+
     is_sent: bool = False
     """Whether it is to be sent, or is: set in `lines`."""
 

@@ -165,7 +165,7 @@ class Lines:
     def _release(self, call: Waiting, now_s: float) -> None:
         assert call.booking is not None
         self._router.release(call.booking, now_s, delivered=False)
-        call.booking = None
+        call.released, call.booking = call.booking, None
 
     def _on_earlier(self, tenant: str) -> None:
         for line in self._lines.values():

@@ -141,7 +141,7 @@ class Receipts:
         attempt, entry, tried = delivery.attempt, delivery.entry, delivery.tried
         last = None if attempt is None else attempt.booking
         if last is None and not tried and entry is not None:
-            last = entry.waiting.booking  # it was placed, and never sent
+            last = entry.waiting.released  # it was placed, and never sent
         if not tried:
             return () if last is None else (_choice(call, last),)
         bookings = [(booking, cause) for booking, cause in tried if booking is not last]

@@ -27,6 +27,7 @@ WRITERS = {
     "turn": {"gateway/admission/admission.py"},
     "line_changes": {"gateway/admission/lines.py"},
     "booking": {"gateway/admission/lines.py"},
+    "released": {"gateway/admission/lines.py"},
     "is_sent": {"gateway/admission/lines.py"},
     "error": {"gateway/admission/queue.py"},
 }

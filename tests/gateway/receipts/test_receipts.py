@@ -208,6 +208,15 @@ async def test_a_limit_that_is_reached(code: str) -> None:
     assert all(one["sent_s"] is None for one in found["attempts"])
 
 
+async def test_a_call_that_waits_for_an_engine_and_is_never_sent() -> None:
+    async with fleet("a", "b", admission={"ahead_s": 1e-6, "hold_s": 0.05}) as made:
+        found = await _refused_behind(made, LONG, 6)
+    (attempt,) = found["attempts"]
+    assert found["code"] == "waiting"
+    assert [wait["why"] for wait in found["waits"]] == ["prompts"]
+    assert (attempt["rule"], attempt["sent_s"], attempt["failed"]) == ("least_delay", None, None)
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

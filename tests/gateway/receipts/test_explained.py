@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.api.served_gateway import CHAT, SECRET, Reply, Served, request
 from tests.gateway.exposed import samples
-from tests.gateway.receipts.test_receipts import PREFIX, answer, fleet, reply, said
+from tests.gateway.receipts.asked_gateway import PREFIX, answer, fleet, reply, said
 
 BODY: dict[str, Any] = {"model": "m", **said(PREFIX)}
 ENGINES = ("a", "b", "c", "d", "e", "f")

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from plait.gateway.metrics import exposition
 from plait.gateway.receipts.view import shown
 from tests.gateway.api.served_gateway import ANSWER, CHAT, EngineAnswer, Reply, Served, request
-from tests.gateway.receipts.test_receipts import fleet, get
+from tests.gateway.receipts.asked_gateway import fleet, get
 
 MARK: Final = f"marker-{secrets.token_hex(8)}"
 TEXT: Final = [{"role": "user", "content": "hello"}]

@@ -175,6 +175,8 @@ GATEWAYS: Final = (
               "Look at the disk or at PostgreSQL; see docs/durability.md."),
     ErrorCode("internal_error", 500, NOW, "A defect in Plait.", "Report it, with the log's traceback."),
     ErrorCode("engine_exists", 409, CHANGED, "There is an engine with this name or URL.", "Use another name."),
+    ErrorCode("receipt_not_found", 404, CHANGED, "No receipt of this request id is kept for the tenant.",
+              "See docs/explain.md; the log has the request's line."),
     ErrorCode("engine_not_found", 404, CHANGED, "There is no engine with this name.", "Ask `GET /admin/engines`."),
     ErrorCode("engine_busy", 409, AFTER, "The engine has calls, takes calls, or is being removed.", "Drain it first."),
 )  # fmt: skip

@@ -42,7 +42,7 @@ _NAMED = msgspec.json.Decoder(_ModelNamed)
 
 
 class Refusals:
-    """CallRecords requests that are no calls, each once. A path may begin with `root_path`."""
+    """Records requests that are no calls, each once. A path may begin with `root_path`."""
 
     def __init__(
         self,

@@ -105,6 +105,20 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
         return self.call.arrived_s
 
 
+FINISHES: Final = frozenset(
+    (
+        "stop", "length", "tool_calls", "function_call", "content_filter", "end_turn", "max_tokens", "stop_sequence",
+        "tool_use", "refusal", "pause_turn", "completed", "incomplete",
+    )
+)  # fmt: skip
+"""Why answers end, in the words of the three APIs. Anything else is `other`: an engine may say what it likes."""
+
+
+def known_finish(finish: str | None) -> str | None:
+    """Why an answer ended, as the gateway tells it."""
+    return finish if finish is None or finish in FINISHES else "other"
+
+
 class Answer(msgspec.Struct, eq=False):
     """An engine's answer to one attempt, as far as it has come. The attempt's exchange writes it."""
 
@@ -120,7 +134,7 @@ class Answer(msgspec.Struct, eq=False):
     """Whether the engine's usage was out of bounds."""
 
     finish: str | None = None
-    """Why the first choice ended."""
+    """Why the first choice ended: one of `FINISHES`, or `other`."""
 
     problem: EngineError | str | None = None
     """The fault in the answer: a text if the caller is at fault, an error if an engine is; None without one."""

@@ -6,7 +6,8 @@ If those are not the engine's, blocks never match and placement is blind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from math import exp
 from typing import Final, NamedTuple
 
@@ -52,14 +53,6 @@ TOKENS = {
     "cached_tokens_reported": "Prompt tokens the engine found cached",
     "cached_tokens_mispredicted": "Sum over calls of the difference between predicted and reported cached tokens",
 }
-
-FINISHES: Final = frozenset(
-    (
-        "stop", "length", "tool_calls", "function_call", "content_filter", "end_turn", "max_tokens", "stop_sequence",
-        "tool_use", "refusal", "pause_turn", "completed", "incomplete",
-    )
-)  # fmt: skip
-"""Why answers end, in the words of the three APIs. Anything else counts as `other`: an engine may say what it likes."""
 
 log = structlog.get_logger(__name__)
 
@@ -155,9 +148,6 @@ class ModelTotals(NamedTuple):
 
 
 NO_TOTALS: Final = ModelTotals()
-
-BY_ENGINES: Final = frozenset(("500", "502", "504"))
-"""Statuses of calls that engines have failed."""
 
 
 class _OfTenant(NamedTuple):
@@ -279,6 +269,7 @@ class CallMetrics:
         times = (self._tenant_ttft, self._tenant_e2e)
         for collector in (self._tenant_calls, *tokens, *times, self._slo, self._good):
             registry.register(collector)
+        self._failed = defaultdict[str, int](int)  # calls that engines failed, by tenant
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
 
     def _count_margins(self, registry: CollectorRegistry) -> None:
@@ -347,7 +338,7 @@ class CallMetrics:
         attempt, ending = delivery.attempt, delivery.ending
         assert ending is not None
         finish, model, now_s = None if attempt is None else attempt.answer.finish, ending.model, ending.ended_s
-        key = (ending.tenant, model, ending.status, finish if finish in FINISHES else finish and "other")
+        key = (ending.tenant, model, ending.status, finish)
         mine = self._by_tenant.get(key) or self._new_of_tenant(key)
         mine.calls.value += 1
         if ending.code is not None and not ending.is_told:
@@ -362,6 +353,7 @@ class CallMetrics:
             # A call may be where it costs more, for its times or its group: a counter never falls.
             mine.margin_s.value += max(0.0, margin.margin_s)
         booking, usage = attempt.booking, attempt.answer.usage
+        self._failed[mine.label] += ending.outcome == "failed"
         if ending.outcome in {"ok", "failed", "defect"}:
             met, objective = ending.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):
@@ -399,13 +391,15 @@ class CallMetrics:
                 found[model] = known._replace(slo_calls=known.slo_calls + count.value, slo_missed=missed)
         return found
 
-    def of_tenants(self) -> dict[str, tuple[float, float]]:
-        """By tenant as operators read it: its calls that ended since the start, and those that engines failed."""
-        found: dict[str, tuple[float, float]] = {}
+    def of_tenants(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """By tenant as operators read it: calls that were answered since the start, and those that engines failed."""
+        answered = defaultdict[str, int](int)
         for (tenant, _, status, _), count in self._tenant_calls.of.items():
-            calls, failed = found.get(tenant, (0.0, 0.0))
-            found[tenant] = calls + count.value, failed + (count.value if status in BY_ENGINES else 0.0)
-        return found
+            if status < "400":
+                answered[tenant] += round(count.value)
+        for tenant, failed in self._failed.items():  # a stream that broke off had its status
+            answered[tenant] = max(0, answered[tenant] - failed)
+        return answered, self._failed
 
     def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
         """Count what a call has waited for, once for each reason."""

@@ -29,7 +29,7 @@ from plait.gateway.answers.error_texts import error_text
 from plait.gateway.answers.refusals import Lack, LackError, lack_of
 from plait.gateway.asgi import UNBUFFERED, Headers, Sink, presented_keys
 from plait.gateway.calls.answer_headers import answer_headers, passed
-from plait.gateway.calls.call import Attempt
+from plait.gateway.calls.call import Attempt, known_finish
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
@@ -141,7 +141,8 @@ class Exchange(msgspec.Struct, eq=False):
         """Keep what the engine has said of a stream so far: its tokens, and how it ended."""
         stream, answer = self._stream, self._attempt.answer
         if stream is not None:
-            answer.usage, answer.is_corrected, answer.finish = stream.usage, stream.usage_corrected, stream.finish
+            answer.usage, answer.is_corrected = stream.usage, stream.usage_corrected
+            answer.finish = known_finish(stream.finish)
             if stream.problem is None:  # also if the client, which has the last event, goes before the engine's end
                 answer.outcome = "ok"
 
@@ -255,7 +256,8 @@ class Exchange(msgspec.Struct, eq=False):
         self._upstream.faults.convict(delivery, loop_time_s())
         answer = attempt.answer
         answer.outcome = "ok"
-        answer.usage, answer.is_corrected, answer.problem, answer.finish = read
+        answer.usage, answer.is_corrected, answer.problem, finish = read
+        answer.finish = known_finish(finish)
         if asked.text is not None:
             asked.text.whole(body)
             answer.problem = answer.problem or asked.text.problem

@@ -87,7 +87,7 @@ def from_log(file: Path, request_id: str) -> Fields:
         "margin_s": margin_s, "next_engine": found.get("next_engine"), "candidates": [], "failed": None,
         "others_cost_s": None if margin_s is None or cost_s is None else cost_s + margin_s, "meets_slo": None,
     }  # fmt: skip
-    asked = dict.fromkeys(("model", "prompt_tokens", "output_tokens"))
+    asked = dict.fromkeys(("model", "prompt_tokens", "output_tokens", "code", "status", "outcome", "e2e_s", "path"))
     return asked | dict(found) | {
         "waits": [{"why": why, "for_s": for_s} for why, for_s in (found.get("waited_for") or {}).items()],
         "moves": [],

@@ -109,10 +109,9 @@ class Router:
     ) -> Placement:
         """Choose an engine that has `route`, and a context with room for the call. Changes nothing.
 
-        `prefer` is the engine that ran the call which this one continues: the call goes there if that takes calls. It
-        goes to an engine to `avoid` only if there is no other, never to one that is `unable` to take it, and before the
-        waiting calls `passed`. So many of the best engines are known then as it `compares`. Raises `NotFoundError` or
-        `NoEngineError`.
+        It goes to the engine that it may `prefer`, which ran the call before it, if that takes calls; to one to `avoid`
+        only if there is no other, never to one that is `unable`; and before the waiting calls `passed`. So many of the
+        best engines are known then as it `compares`. Raises `NotFoundError` or `NoEngineError`.
         """
         assert call.block_tokens == self.block_tokens
         engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
@@ -132,9 +131,10 @@ class Router:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)
         placement = there or self.policy.place(call, situation)
-        if placement.compared is not None and situation is whole:
+        is_handed_over = there is None and situation is not whole
+        if placement.compared is not None and not is_handed_over:
             return placement
-        return _with_rule(placement, self.policy.name if placement.compared is None else "hand_over")
+        return _with_rule(placement, "hand_over" if is_handed_over else self.policy.name)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False, tenant: str = "") -> Booking:
         """Record a placement of a tenant's call. The engine is sent the call now, or (if it `waits`) at `send`.

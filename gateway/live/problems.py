@@ -41,10 +41,12 @@ class ModelSigns(NamedTuple):
 
 
 class TenantSigns(NamedTuple):
-    """What is seen of a tenant: its calls that wait, and all calls and those that engines failed, since the start."""
+    """What is seen of a tenant with a name: its calls that wait, and those that were answered, and
+    that engines have failed, since the start.
+    """
 
     waiting: int
-    calls: int
+    answered: int
     failed: int
 
 
@@ -101,13 +103,15 @@ LONG_WAIT_S: Final = 30.0
 FALLEN: Final = 0.5
 """Of the hit rate before."""
 LEAST_HIT_RATE: Final = 0.1
-LEAST_TOKENS: Final = 20_000
-"""Of prompts, for a hit rate."""
+LEAST_TOKENS: Final = 200_000
+"""Of prompts, for a hit rate: of many calls."""
 FLOOD, FLOOD_TIMES = 20, 5
 """So many calls of a tenant wait, and so many times those of all others."""
-MISSED, LEAST_SLO_CALLS = 0.05, 20
-BREAKING, LEAST_FAILED = 0.8, 5
-"""Of all calls that engines failed, such a part is one tenant's, and so many."""
+MISSED, LEAST_MISSED = 0.05, 5
+BREAKING, LEAST_FAILED, OTHERS = 0.8, 5, 0.2
+"""Of all calls that engines failed, such a part is one tenant's, and so many. Of the others' calls so many would have
+failed at the same rate, and such a part of them did at most.
+"""
 LATE: Final = 0.05
 GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
 CLEAR_S: Final = 15.0
@@ -167,6 +171,7 @@ class Problems:
         self._before: deque[Signs] = deque()  # older ones, without tenants
         self._outs: dict[str, deque[float]] = {}
         self._were_out = set[str]()
+        self._began_s: float | None = None
         self._open: dict[tuple[str, str], _Open] = {}
 
     def look(self, signs: Signs) -> tuple[Problem, ...]:
@@ -192,6 +197,7 @@ class Problems:
         return self.now
 
     def _remember(self, signs: Signs) -> None:
+        self._began_s = signs.now_s if self._began_s is None else self._began_s
         out = {name for name, engine in signs.engines.items() if _is_out(engine)}
         for name in out - self._were_out:
             self._outs.setdefault(name, deque()).append(signs.now_s)
@@ -221,6 +227,8 @@ class Problems:
             yield from _of_rates(name, first, recent, signs)
         yield from _of_tenants(signs, recent)
         yield from _of_gateway(signs, recent)
+        if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at first
+            yield from _of_memory(signs, recent)
 
 
 def _problem(one: _Open) -> Problem:
@@ -239,7 +247,9 @@ def _of_engine(name: str, engine: EngineSigns) -> Iterator[Finding]:
         yield Finding("engine_out", name, f"{name} takes no calls: it is {engine.health}{cause}.", engine.health_since)
         return
     if engine.slowness >= SLOW:
-        yield Finding("engine_slow", name, f"{name} computes {engine.slowness:.1f} times slower than the others.")
+        yield Finding(
+            "engine_slow", name, f"{name} computes {engine.slowness:.1f} times slower than is usual in the fleet."
+        )
     if engine.owed and engine.silent_s >= SILENT_S:
         yield Finding("engine_stuck", name, f"{name} has {engine.owed} calls and sends nothing to any of them.")
     if engine.differs is not None:
@@ -262,8 +272,8 @@ def _of_rates(name: str, first: Signs, recent: Signs, signs: Signs) -> Iterator[
     none = ModelSigns(0, 0, 0.0, 0)
     at_first, before, now = (one.models.get(name, none) for one in (first, recent, signs))
     calls, missed = now.slo_calls - before.slo_calls, now.slo_missed - before.slo_missed
-    if calls >= LEAST_SLO_CALLS and missed >= MISSED * calls:
-        yield Finding("slo_missed", name, f"{missed} of {calls} calls for {name} missed what they were promised.")
+    if missed >= max(LEAST_MISSED, MISSED * calls):
+        yield Finding("slo_missed", name, f"{missed} of {calls} promised times of calls for {name} were missed.")
     usual, rate = _hit_rate(at_first, before), _hit_rate(before, now)
     if usual is not None and rate is not None and usual >= LEAST_HIT_RATE and rate < FALLEN * usual:
         yield Finding(
@@ -280,29 +290,35 @@ def _hit_rate(before: ModelSigns, now: ModelSigns) -> float | None:
 def _of_tenants(signs: Signs, recent: Signs) -> Iterator[Finding]:
     none = TenantSigns(0, 0, 0)
     lately = {name: _since(recent.tenants.get(name, none), tenant) for name, tenant in signs.tenants.items()}
-    waiting, calls, failed = (sum(counts) for counts in zip(*lately.values(), strict=True)) if lately else (0, 0, 0)
+    waiting, answered, failed = (sum(counts) for counts in zip(*lately.values(), strict=True)) if lately else (0, 0, 0)
     for name, tenant in lately.items():
-        others = waiting - tenant.waiting
-        if len(lately) > 1 and tenant.waiting >= max(FLOOD, FLOOD_TIMES * others):
+        others_wait, others_failed = waiting - tenant.waiting, failed - tenant.failed
+        others_calls = answered - tenant.answered + others_failed
+        if (others_wait or others_calls) and tenant.waiting >= max(FLOOD, FLOOD_TIMES * others_wait):
             yield Finding("tenant_floods", name, f"{tenant.waiting} of the {waiting} calls that wait are of {name}.")
-        is_most = tenant.failed >= max(LEAST_FAILED, BREAKING * failed)
-        if is_most and calls - tenant.calls >= LEAST_FAILED:
+        if tenant.failed < max(LEAST_FAILED, BREAKING * failed):
+            continue
+        expected = others_calls * tenant.failed / (tenant.answered + tenant.failed)  # if it were the engines' fault
+        if expected >= LEAST_FAILED and others_failed <= OTHERS * expected:
             sentence = f"{tenant.failed} of the {failed} calls that engines failed are of {name}."
             yield Finding("requests_break_engines", name, sentence)
 
 
 def _since(before: TenantSigns, now: TenantSigns) -> TenantSigns:
     """What waits now, and what was counted since."""
-    return TenantSigns(now.waiting, now.calls - before.calls, now.failed - before.failed)
+    return TenantSigns(now.waiting, now.answered - before.answered, now.failed - before.failed)
+
+
+def _of_memory(signs: Signs, recent: Signs) -> Iterator[Finding]:
+    grown = signs.resident_bytes - recent.resident_bytes
+    if grown >= LEAST_GROWN_BYTES and signs.resident_bytes >= GROWN * recent.resident_bytes:
+        yield Finding("memory_grows", "", f"The gateway's memory has grown by {grown / 2**20:.0f} MiB.")
 
 
 def _of_gateway(signs: Signs, recent: Signs) -> Iterator[Finding]:
     if signs.loop_late >= LATE:
         late = f"The gateway stood still for {signs.loop_late:.0%} of the last ten seconds"
         yield Finding("loop_late", "", f"{late}: it needs more CPU.")
-    grown = signs.resident_bytes - recent.resident_bytes
-    if grown >= LEAST_GROWN_BYTES and signs.resident_bytes >= GROWN * recent.resident_bytes:
-        yield Finding("memory_grows", "", f"The gateway's memory has grown by {grown / 2**20:.0f} MiB.")
     dropped = signs.log_dropped - recent.log_dropped
     if dropped:
         yield Finding("log_dropped", "", f"{dropped} lines of the log were dropped: whoever reads it is too slow.")

@@ -80,11 +80,9 @@ class SeenFleet:
             for tenant in backlog.tenants():
                 label = self.label(tenant)
                 waiting[label] = waiting.get(label, 0) + backlog.waiting(tenant)
-        totals = self.metrics.of_tenants()
-        return {
-            name: TenantSigns(waiting.get(name, 0), *map(round, totals.get(name, (0.0, 0.0))))
-            for name in totals.keys() | waiting.keys()
-        }
+        answered, failed = self.metrics.of_tenants()
+        named = (waiting.keys() | answered.keys() | failed.keys()) - {""}
+        return {name: TenantSigns(waiting.get(name, 0), answered[name], failed[name]) for name in named}
 
 
 def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:
@@ -96,7 +94,7 @@ def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:
     elif report is None or report.queue.running or not report.queue.waiting:
         silent_s = 0.0  # it computes, as far as it says
     return EngineSigns(
-        engine.takes_calls,
+        engine.health.takes_calls,
         engine.draining,
         engine.health.state.value,
         engine.health.cause,

@@ -74,12 +74,12 @@ class StatusApi:
         asked = Forwarded("GET", PATH, request.scope["headers"], Checked(ADMIN_KEY), port=port)
         told = await self._forwarding.ask_all(asked, MOST_BYTES)
         code = "peer_stale" if self._forwarding.peers.share else "worker_down"
-        found = list(own)
+        found = [_of(self._forwarding.peers.own, one) for one in own]
         for name, answer in told.items():
-            if answer is None or answer.status != 200:
+            if answer is None:
                 found.append(_unheard(code, name))
-            else:
-                found += _ANSWER.decode(answer.body).problems
+            elif answer.status == 200:  # else it is of an earlier version
+                found += [_of(name, one) for one in _ANSWER.decode(answer.body).problems]
         oldest: dict[tuple[str, str], Problem] = {}
         for one in sorted(found, key=lambda one: one.since):
             oldest.setdefault((one.code, one.about), one)
@@ -93,6 +93,11 @@ class Status(msgspec.Struct):
 
 
 _ANSWER: Final = msgspec.json.Decoder(Status)
+
+
+def _of(name: str, problem: Problem) -> Problem:
+    """A problem of a gateway of several, which says of which if it is about that one."""
+    return problem if problem.about else msgspec.structs.replace(problem, about=name)
 
 
 def _unheard(code: str, name: str) -> Problem:

@@ -25,6 +25,8 @@ WEIGHTS: Final[Mapping[str, float]] = {
 """How a part's seconds count: those before a first token twice."""
 
 _SECONDS: Final = Struct("<8f")
+ROUNDING_S: Final = 1e-4
+"""Costs are kept with seven digits: equal ones may differ by less."""
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +78,9 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     def next_best(self) -> Candidate | None:
         """The cheapest other engine; None if there is none, or it is not known."""
         best = min(self.candidates[1:], key=lambda one: one.cost_s, default=None)
-        return best if best is not None and (self.others_s is None or best.cost_s <= self.others_s) else None
+        return (
+            best if best is not None and (self.others_s is None or best.cost_s <= self.others_s + ROUNDING_S) else None
+        )
 
     @property
     def margin_s(self) -> float | None:

@@ -76,11 +76,8 @@ class Receipts:
     def find(self, tenant: str, request_id: str) -> Receipt | None:
         """The newest receipt of a tenant's request; None if it is not kept."""
         key = hash((tenant, request_id[:MOST_ID]))
-        for ring in (self._calls, self._refusals):
-            entry = ring.get(key)
-            if entry is not None:
-                return _DECODER.decode(entry)
-        return None
+        entries = [entry for ring in (self._calls, self._refusals) if (entry := ring.get(key)) is not None]
+        return max(map(_DECODER.decode, entries), key=lambda receipt: receipt.at, default=None)
 
     def newest(self, containing: bytes = b"") -> Iterator[Receipt]:
         """The receipts of now in which these bytes are: calls first, the newest first."""
@@ -92,10 +89,10 @@ class Receipts:
         asked, call, attempt, ending = delivery.asked, delivery.call, delivery.attempt, delivery.ending
         now_s = loop_time_s() if ending is None else ending.ended_s
         usage = first_s = finish = None
-        outcome = RUNNING
+        outcome, status = RUNNING, 200
         if attempt is not None:
             answer, first_s = attempt.answer, attempt.booking.first_token_s
-            usage, finish, outcome = answer.usage, answer.finish, answer.outcome or RUNNING
+            usage, finish, outcome, status = answer.usage, answer.finish, answer.outcome or RUNNING, answer.status
         error = None if ending is None else ending.error or ending.problem
         waiting = None if delivery.entry is None else delivery.entry.waiting
         arrived_s = call.arrived_s
@@ -106,7 +103,7 @@ class Receipts:
             time() - now_s + arrived_s,
             asked.path,
             call.model,
-            200 if ending is None else ending.status,
+            status if ending is None else ending.status,
             outcome if ending is None else ending.outcome,
             None if ending is None else ending.code,
             None if error is None else _message(error),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from heapq import nlargest
+from heapq import heappush, heappushpop, nlargest
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -76,9 +76,15 @@ class ReceiptsApi:
         """A receipt of any tenant: the newest of this request id."""
         self._access.check(request)
         request_id = request.path_params["request_id"]
-        for receipt in self._receipts.newest(request_id[:128].encode(errors="replace")):
-            if receipt.request_id == request_id[:128]:
-                return _json(shown(receipt, self._label))
+        found = None
+        containing = self._receipts.newest(request_id[:128].encode(errors="replace")) if request_id else ()
+        for looked, receipt in enumerate(containing):
+            if looked % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if receipt.request_id == request_id[:128] and (found is None or receipt.at > found.at):
+                found = receipt
+        if found is not None:
+            return _json(shown(found, self._label))
         target = f"{ADMIN_PATH}/{quote(request_id, safe='')}"
         for body in await self._elsewhere(request, target, Checked(ADMIN_KEY)):
             return Response(body, media_type="application/json")
@@ -94,7 +100,7 @@ class ReceiptsApi:
         worst, limit = asked.get("worst"), asked.get("limit", f"{LISTED}")
         if worst is not None and worst not in WORST:
             raise CallerError("worst: expected wait or late.", param="worst")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MOST_LISTED:
+        if len(limit) > 3 or not limit.isdecimal() or not 1 <= int(limit) <= MOST_LISTED:
             raise CallerError(f"limit: expected a number from 1 to {MOST_LISTED}.", param="limit")
         found = [
             (WORST[worst](receipt) if worst else receipt.at, shown(receipt, self._label))
@@ -114,7 +120,8 @@ class ReceiptsApi:
         self, tenant: str | None, engine: str | None, code: str | None, worst: str | None, limit: int
     ) -> Sequence[Receipt]:
         """The receipts here that are asked for: the newest, or the worst by a measure."""
-        found, looked = [], 0
+        found: list[tuple[float, int, Receipt]] = []
+        measure, looked = WORST[worst] if worst else _at, 0
         for receipt in self._receipts.newest((engine or code or "").encode()):
             looked += 1
             if looked % AT_ONCE == 0:
@@ -124,8 +131,8 @@ class ReceiptsApi:
             if engine is not None and all(choice.engine != engine for choice in receipt.choices):
                 continue
             if code is None or receipt.code == code:
-                found.append(receipt)
-        return nlargest(limit, found, key=WORST[worst] if worst else lambda receipt: receipt.at)
+                (heappushpop if len(found) == limit else heappush)(found, (measure(receipt), -looked, receipt))
+        return [receipt for *_, receipt in sorted(found, reverse=True)]
 
     async def _elsewhere(self, request: Request, target: str, checked: Checked) -> Sequence[bytes]:
         """What the other gateways answer that have it."""
@@ -135,6 +142,10 @@ class ReceiptsApi:
         asked = Forwarded("GET", target, request.scope["headers"], checked, port=port)
         told = await self._forwarding.ask_all(asked, MOST_BYTES)
         return [answer.body for answer in told.values() if answer is not None and answer.status == 200]
+
+
+def _at(receipt: Receipt) -> float:
+    return receipt.at
 
 
 def _unknown(request_id: str) -> NotFoundError:

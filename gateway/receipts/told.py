@@ -81,19 +81,18 @@ class ReceiptSink:
 
 
 def in_header(fields: Fields) -> bytes:
-    """A receipt in at most `MOST_BYTES`: the parts of costs, then all candidates are left out if it is longer."""
-    found = _compact(fields)
-    for left_out in (("parts", "cached_tokens"), ("candidates",), ("attempts",)):
-        if len(found) <= MOST_BYTES:
-            break
-        found = _compact(_without(fields, left_out))
-    return found
+    """A receipt in at most `MOST_BYTES`. What is left out of a longer one is left out of all of it, the parts first."""
+    for left_out in ("", "parts", "candidates", "attempts", "moves", "waits"):
+        fields = {name: _without(value, left_out) for name, value in fields.items() if name != left_out}
+        if len(found := _compact(fields)) <= MOST_BYTES:
+            return found
+    return _compact({"request_id": fields["request_id"]})
 
 
-def _without(value: Any, names: tuple[str, ...]) -> Any:
+def _without(value: Any, name: str) -> Any:
     if isinstance(value, dict):
-        return {name: _without(one, names) for name, one in value.items() if name not in names}
-    return [_without(one, names) for one in value] if isinstance(value, list) else value
+        return {key: _without(one, name) for key, one in value.items() if key != name}
+    return [_without(one, name) for one in value] if isinstance(value, list) else value
 
 
 def _compact(fields: Fields) -> bytes:

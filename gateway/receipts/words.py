@@ -36,6 +36,7 @@ WAITS: Final[Mapping[str, str]] = {
     "max_running": "for the end of another call of its tenant (max_running)",
     "store": "for the store, which was asked for its tenant's rates",
 }
+ENDS: Final[Mapping[str, str]] = {"running": "It has not ended.", "explained": "Nothing was sent."}
 PARTS: Final[Mapping[str, str]] = {
     "queue": "waiting for prompts before it",
     "prefill": "computing its prompt",
@@ -110,25 +111,30 @@ def _end(receipt: Fields) -> Iterator[str]:
         if late["first_token"] is not None:
             said += f", {_s(abs(late['first_token']))} {'later' if late['first_token'] > 0 else 'sooner'} than expected"
         yield f"{said}."
-    code, refusal = receipt["code"], receipt["refusal"]
-    if receipt["outcome"] == "running":
-        yield "It has not ended."
-    elif receipt["outcome"] == "explained":
-        yield "Nothing was sent."
-    elif receipt["outcome"] == "client_gone":
-        yield f"Its client left after {_s(receipt['e2e_s'])}."
-    elif code is None and receipt["outcome"] == "refused":
-        yield f"Its engine refused it with {receipt['status']} after {_s(receipt['e2e_s'])}."
-    elif code is None:
-        output = f" with {receipt['output_tokens']:,} tokens" if receipt["output_tokens"] else ""
-        yield f"It was answered with {receipt['status']}{output} after {_s(receipt['e2e_s'])}."
-    else:
-        known = CODES.get(code)
-        yield f"It was refused with {receipt['status']} {code}{f': {known.meaning}' if known else ''}"
+    yield _outcome(receipt)
+    refusal = receipt["refusal"]
     if refusal is not None and refusal["limit"] is not None:
         yield f"The limit {refusal['limit']} is {refusal['most']:g}; {refusal['used']:g} were used."
     if refusal is not None and refusal["retry_after_s"] is not None:
         yield f"It was told to come again in {_s(refusal['retry_after_s'])}."
+
+
+def _outcome(receipt: Fields) -> str:
+    outcome, code, status = receipt["outcome"], receipt["code"], receipt["status"]
+    if outcome in ENDS:
+        return ENDS[outcome]
+    after = f"after {_s(receipt['e2e_s'])}"
+    if outcome == "client_gone":
+        return f"Its client left {after}."
+    if outcome in {"failed", "defect"} and status < 400:
+        return f"Its answer broke off {after}: {code}."
+    if code is not None:
+        known = CODES.get(code)
+        return f"It was refused with {status} {code}{f': {known.meaning}' if known else ''}"
+    if outcome == "refused":
+        return f"Its engine refused it with {status} {after}."
+    output = f" with {receipt['output_tokens']:,} tokens" if receipt["output_tokens"] else ""
+    return f"It was answered with {status}{output} {after}."
 
 
 def _s(seconds: float) -> str:

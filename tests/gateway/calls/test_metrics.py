@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 from plait.backends.protocol.openai import CompletionRequest
-from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending, Outcome
+from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending, Outcome, known_finish
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
@@ -74,7 +74,8 @@ def test_calls_are_counted_by_tenant_status_and_finish_reason() -> None:
         call = Call("c", "m", 65, 64, [1])
         booking = router.book(call, router.select(call, 10.0), 10.0)
         router.first_token(booking, 10.5)
-        attempt = Attempt(booking, Answer(usage=CallUsage(65, 5, 64 if finish else None), finish=finish))
+        answer = Answer(usage=CallUsage(65, 5, 64 if finish else None), finish=known_finish(finish))
+        attempt = Attempt(booking, answer)
         metrics.ended(ended(call, attempt, status, "ok" if finish else "client_gone"))
     metrics.ended(ended(call, None, 429, "refused"))
     found = samples(registry)

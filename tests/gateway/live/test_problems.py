@@ -32,11 +32,11 @@ Change = Callable[[float], Mapping[str, Any]]
 
 
 def signs(now_s: float, **changes: Any) -> Signs:
-    """A fleet under a steady load: 1,000 prompt tokens a second, of which 60 % are cached."""
+    """A fleet under a steady load: 3,000 prompt tokens a second, of which 60 % are cached."""
     rate = max(0.0, now_s)
     model = ModelSigns(
-        engines_up=2, waiting=2, wait_s=0.5, held_sessions=0, prompt_tokens=round(1000 * rate),
-        cached_tokens=round(600 * rate), slo_calls=round(rate), slo_missed=round(0.01 * rate),
+        engines_up=2, waiting=2, wait_s=0.5, held_sessions=0, prompt_tokens=round(3000 * rate),
+        cached_tokens=round(1800 * rate), slo_calls=round(rate), slo_missed=round(0.01 * rate),
     )  # fmt: skip
     model = model._replace(**changes.pop("model", {}))
     engine = WELL._replace(**changes.pop("engine", {}))
@@ -58,7 +58,7 @@ WRONG: Mapping[str, tuple[str, Change]] = {
     "engine_slow": ("b", constant(engine={"slowness": 1.8})),
     "engine_stuck": ("b", constant(engine={"silent_s": 12.0})),
     "engine_differs": ("b", constant(engine={"differs": "its tokenizer differs"})),
-    "hit_rate_fallen": ("m", lambda at_s: {"model": {"cached_tokens": round(600 * BEGAN_S + 100 * at_s)}}),
+    "hit_rate_fallen": ("m", lambda at_s: {"model": {"cached_tokens": round(1800 * BEGAN_S + 300 * at_s)}}),
     "queue_long": ("m", constant(model={"wait_s": 45.0, "waiting": 90})),
     "tenant_floods": ("red", constant(red={"waiting": 40})),
     "slo_missed": ("m", lambda at_s: {"model": {"slo_missed": round(4 + 0.3 * at_s)}}),
@@ -109,6 +109,20 @@ def test_a_healthy_fleet_and_an_idle_one_have_no_problem(is_idle: bool) -> None:
     problems = Problems()
     for second in range(3000):
         assert problems.look(signs(0.0 if is_idle else second)._replace(now_s=float(second))) == ()
+
+
+def test_who_calls_most_does_not_break_engines_if_all_fail_alike() -> None:
+    problems = Problems()
+    for second in range(600):
+        big, small = TenantSigns(0, 10 * second, second // 2), TenantSigns(0, second // 5, second // 50)
+        seen = signs(second)._replace(tenants={"big": big, "small": small})
+        assert not problems.look(seen)
+
+
+def test_who_is_alone_does_not_flood() -> None:
+    problems = Problems()
+    for second in range(60):
+        assert not problems.look(signs(second)._replace(tenants={"only": TenantSigns(50, 10 * second, 0)}))
 
 
 def test_an_engine_that_drains_or_was_never_tried_is_not_out() -> None:

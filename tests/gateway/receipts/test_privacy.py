@@ -265,5 +265,7 @@ async def test_names_are_told() -> None:
     """What is no text, so that the marker is in none of them above."""
     async with watched() as seen:
         await send(seen, "output", "x-request-id: an-id")
-        line = next(line for line in seen.logs if line["event"] == "call")
+        while not (lines := [line for line in seen.logs if line["event"] == "call"]):  # noqa: ASYNC110 - soon
+            await asyncio.sleep(0.01)
+    (line,) = lines
     assert (line["session"], line["output"], line["model"]) == ("s", "out", "m")

@@ -115,3 +115,14 @@ def test_a_header_has_two_kilobytes_at_most() -> None:
     assert len(long) <= MOST_BYTES
     assert msgspec.json.decode(short)["attempts"][0]["candidates"][0]["parts"]["queue"]["weight"] == 2.0
     assert msgspec.json.decode(long)["attempts"][0]["rule"] == "ü"
+    waited = receipt(choice(OWN), waits=(EndedWait("tenant_share", 0.123456),) * 64, cached_tokens=7)
+    assert len(in_header(shown(waited))) <= MOST_BYTES
+    assert msgspec.json.decode(in_header(shown(waited)))["cached_tokens"] == 7
+
+
+def test_equal_costs_stay_equal_as_they_are_kept() -> None:
+    for number in range(200):
+        seconds = 0.1 + number / 700
+        own, far = candidate("engine-1", queue=seconds), candidate("engine-2", queue=seconds)
+        found = choice(own, far, others_s=2 * seconds)
+        assert found.next_best == far

@@ -14,19 +14,11 @@ OURS: Final = b"plait-"
 """Headers with this prefix are told in a comment once the status has gone out."""
 
 
-class CommentedSink:
-    """The sink of a stream whose client may be told that it waits. `has_begun`: then the client has a status already.
+class WrappedSink:
+    """A sink around another one, whose room is that of the other one."""
 
-    Headers that are known only later come as a comment, and an error comes as an event.
-    """
-
-    def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
-        self.has_begun = False
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._form = form
-        self._call_id = call_id
-        self._failed_status: int | None = None
-        self._parts: list[bytes] = []
         self.flush = sink.flush
 
     @property
@@ -47,6 +39,21 @@ class CommentedSink:
     def is_drained(self) -> bool:
         """Whether the client has been sent all that was written."""
         return self._sink.is_drained
+
+
+class CommentedSink(WrappedSink):
+    """The sink of a stream whose client may be told that it waits. `has_begun`: then the client has a status already.
+
+    Headers that are known only later come as a comment, and an error comes as an event.
+    """
+
+    def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
+        super().__init__(sink)
+        self.has_begun = False
+        self._form = form
+        self._call_id = call_id
+        self._failed_status: int | None = None
+        self._parts: list[bytes] = []
 
     def tell(self, comment: str) -> None:
         """Tell the client that its call goes on."""

@@ -23,7 +23,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class Reloads(Protocol):
-    """Who reads the configuration file."""
+    """The reader of the configuration file."""
 
     is_refused: bool
     """Whether the file was not valid when it was read last."""

@@ -25,7 +25,7 @@ from plait.gateway.timer import loop_time_s
 
 PATH: Final = "/admin/status"
 PART_OF_OTHERS: Final = "a-gateway-dies"
-"""Of docs/oncall.md, for those that cannot speak."""
+"""The part of docs/oncall.md for gateways that cannot speak."""
 
 LOOK_S: Final = 1.0
 MOST_BYTES: Final = 2**22
@@ -101,7 +101,7 @@ def _of(name: str, problem: Problem) -> Problem:
 
 
 def _unheard(code: str, name: str) -> Problem:
-    """What is told of a worker or gateway that does not answer."""
+    """The problem of a worker or gateway that does not answer."""
     return Problem(code, name, round(time(), 3), f"{name} does not answer.", PART_OF_OTHERS)
 
 

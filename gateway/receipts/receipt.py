@@ -115,7 +115,7 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a call, or of a request that was refused before it was one. `at` counts from 1970.
+    """The record of a call that is kept, or of a request that was refused before it was one. `at` counts from 1970.
 
     `message` may quote a request: it is for operators. `slo` has the TTFT, the TPOT and the JCT that were promised.
     """
@@ -173,7 +173,7 @@ def choice_of(
     block_tokens: int,
     ended_by: str = "",
 ) -> Choice:
-    """What was compared for a placement. Without a `rule` its own counts."""
+    """A placement as it is kept. Without a `rule` its own counts."""
     compared, cost = placement.compared or _NOTHING, placement.cost
     candidates: tuple[Candidate, ...] = ()
     if compared.candidates:

@@ -125,7 +125,7 @@ class Receipts:
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:
-        """What would become of a call that is not sent: it would be placed so."""
+        """The receipt of a call that is not sent, with the placement that it would get."""
         call = asked.call
         choice = choice_of(placement, None, placed_s=0.0, sent_s=None, block_tokens=call.block_tokens)
         return Receipt(
@@ -166,7 +166,7 @@ def _waits(waits: list[Wait], until_s: float) -> tuple[EndedWait, ...]:
 
 
 def _message(error: object) -> str | None:
-    """What an error says: what an engine answered, and what the gateway says if that quotes nothing."""
+    """An error in words: an engine's own, or the gateway's if they quote nothing."""
     if isinstance(error, PlaitError):
         said = error.message if isinstance(error, EngineStatusError) else error.logged_message
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 OVERHEAD_BYTES: Final = 240
-"""Of memory that an entry takes beside its own bytes: the object, its key, and its places in three containers."""
+"""Memory that an entry takes beside its own bytes: the object, its key, and its places in three containers."""
 
 
 class Ring:

@@ -25,7 +25,7 @@ from plait.gateway.receipts.view import Fields, shown
 PATH: Final = "/v1/receipts"
 ADMIN_PATH: Final = "/admin/receipts"
 MOST_BYTES: Final = 2**22
-"""Of another gateway's answer."""
+"""The longest answer of another gateway."""
 
 MOST_LISTED: Final = 200
 LISTED: Final = 20
@@ -135,7 +135,7 @@ class ReceiptsApi:
         return [receipt for *_, receipt in sorted(found, reverse=True)]
 
     async def _elsewhere(self, request: Request, target: str, checked: Checked) -> Sequence[bytes]:
-        """What the other gateways answer that have it."""
+        """The answers of the other gateways that have it."""
         if self._forwarding.is_alone or is_of_peer(request.scope):
             return ()
         port = (request.scope.get("server") or ("", None))[1]

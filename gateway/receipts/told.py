@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
 from typing import Any, Final
 
 from plait.gateway.asgi import Headers, Sink
+from plait.gateway.calls.commented_sink import WrappedSink
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.receipts.receipts import Receipts
 from plait.gateway.receipts.view import Fields, shown
 
 HEADER: Final = b"plait-receipt"
 MOST_BYTES: Final = 2048
-"""Of the header. Proxies take 4 or 8 KB of headers in all."""
+"""The longest header. Proxies take 4 or 8 KB of headers in all."""
 
 
-class ReceiptSink:
+class ReceiptSink(WrappedSink):
     """A `sink` of a call that has asked for its receipt."""
 
     def __init__(self, sink: Sink, delivery: Delivery, receipts: Receipts) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._delivery = delivery
         self._receipts = receipts
         self._has_told = False
-
-    @property
-    def on_room(self) -> Callable[[], None] | None:
-        """Called when the client's sink has room."""
-        return self._sink.on_room
-
-    @on_room.setter
-    def on_room(self, on_room: Callable[[], None] | None) -> None:
-        self._sink.on_room = on_room
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
-        return self._sink.is_full
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the client has been sent all that was written."""
-        return self._sink.is_drained
-
-    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Send what is written."""
-        await self._sink.flush(until)
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer."""

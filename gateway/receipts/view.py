@@ -63,7 +63,7 @@ def _times(receipt: Receipt) -> Fields:
 
 
 def _refusal(receipt: Receipt) -> Fields | None:
-    """What a request was refused by; None if it was not."""
+    """The limit that a request was above, and `Retry-After`; None if it was not refused."""
     limit = receipt.limit
     if limit is None and receipt.retry_after_s is None:
         return None

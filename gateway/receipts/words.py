@@ -10,8 +10,8 @@ from plait.backends.error_codes import CODES
 Fields = Mapping[str, Any]
 
 ABOUT_AS_GOOD: Final = 0.5
-"""The next engine is about as good where the margin is below this part of the call's own cost: replayed, it is the
-better one every fifth time or so (`python -m benchmarks margins`).
+"""The next engine is about as good where the margin is below this part of the call's own cost: below a tenth, it is the
+better one every second time when that is replayed (`python -m benchmarks margins`).
 """
 
 LEAST_S: Final = 0.0005
@@ -50,7 +50,7 @@ PARTS: Final[Mapping[str, str]] = {
 
 
 def sentences(receipt: Fields) -> Iterator[str]:
-    """What became of a call, a sentence each, in the order in which it happened."""
+    """The story of a call, a sentence for each thing, in the order in which it happened."""
     tokens = f" of {receipt['prompt_tokens']:,} prompt tokens" if receipt["prompt_tokens"] else ""
     model = f" for {receipt['model']}" if receipt["model"] else ""
     yield f"{receipt['request_id']}: a request to {receipt['path']}{model}{tokens}."
@@ -88,7 +88,7 @@ def _costs(attempt: Fields) -> Iterator[str]:
 
 
 def better(attempt: Fields) -> Iterator[str]:
-    """What another engine would have cost; nothing if there was none."""
+    """A sentence about the next engine; nothing if there was none."""
     margin_s, cost_s, following = attempt["margin_s"], attempt["cost_s"], attempt["next_engine"]
     if margin_s is None:
         return

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: examples are bounded in number, not in time. A CI run judges one change, so it draws the
@@ -24,3 +28,16 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays. Full collections of garbage, which look at all of it, took a tenth of the time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_logger_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Else a module's logger writes where an earlier test has sent it, past `capture_logs`."""
+    configure = structlog.configure
+
+    def without_cache(**options: Any) -> None:
+        configure(**{**options, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", without_cache)
+    yield
+    structlog.reset_defaults()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request, serving
@@ -154,7 +153,6 @@ CASES: dict[str, tuple[Callable[[Served], Awaitable[object]], list[Line]]] = {
 @pytest.mark.parametrize("case", CASES)
 async def test_a_request_ends_in_one_line_and_counts_once(case: str) -> None:
     make, expected = CASES[case]
-    structlog.reset_defaults()
     with capture_logs() as logs:
         async with serving() as made:
             await make(made)

@@ -73,7 +73,6 @@ def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     root.handlers[:], level = before
     root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def dropped() -> dict[str, float]:

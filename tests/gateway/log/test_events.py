@@ -22,7 +22,6 @@ def _logging_as_it_was() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
-    structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
 
 

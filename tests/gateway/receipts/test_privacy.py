@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from plait.gateway.metrics import exposition
@@ -184,7 +183,6 @@ class Watched:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Watched]:
-    structlog.reset_defaults()
     with capture_logs() as logs:
         async with fleet("a", "b") as served:
             seen = Watched(served, logs)
@@ -265,7 +263,8 @@ async def test_names_are_told() -> None:
     """What is no text, so that the marker is in none of them above."""
     async with watched() as seen:
         await send(seen, "output", "x-request-id: an-id")
-        while not (lines := [line for line in seen.logs if line["event"] == "call"]):  # noqa: ASYNC110 - soon
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10.0):
+            while not (lines := [line for line in seen.logs if line["event"] == "call"]):  # noqa: ASYNC110 - soon
+                await asyncio.sleep(0.01)
     (line,) = lines
     assert (line["session"], line["output"], line["model"]) == ("s", "out", "m")

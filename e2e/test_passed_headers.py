@@ -70,6 +70,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "Hi", "documents": ["Ho"]},
     "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
     "/score": {"text_1": "Hi", "text_2": "Ho"},
+    "/v2/rerank": {"query": "Hi", "documents": ["Ho"]},
+    "/v1/classify": {"input": "Hi"},
+    "/classify": {"input": "Hi"},
+    "/pooling": {"input": "Hi"},
+    "/v1/moderations": {"input": "Hi"},
+    "/v1/images/generations": {"prompt": "Hi"},
+    "/v1/audio/speech": {"input": "Hi", "voice": "alloy"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1]},
 }

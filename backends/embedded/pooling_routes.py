@@ -1,4 +1,4 @@
-"""Embeddings, scores and ranks, in vLLM's shapes. They are made at once, not in emulated time."""
+"""Embeddings, scores, ranks and classes, in vLLM's shapes. They are made at once, not in emulated time."""
 
 from __future__ import annotations
 
@@ -90,8 +90,17 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     model: str = ""
 
 
+class PoolingRequest(msgspec.Struct, frozen=True):
+    """`POST /pooling`, `/classify` and `/v1/moderations`: an input as of embeddings."""
+
+    input: Any
+    model: str = ""
+
+
 RequestT = TypeVar("RequestT")
-_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (EmbeddingRequest, RerankRequest, ScoreRequest)}
+_DECODERS = {
+    kind: msgspec.json.Decoder(kind) for kind in (EmbeddingRequest, RerankRequest, ScoreRequest, PoolingRequest)
+}
 
 
 class PoolingRoutes:
@@ -103,6 +112,9 @@ class PoolingRoutes:
             serving.route("/v1/embeddings", self._embeddings),
             *(serving.route(path, self._rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
             *(serving.route(path, self._score) for path in ("/score", "/v1/score")),
+            *(serving.route(path, self._classify) for path in ("/classify", "/v1/classify")),
+            serving.route("/pooling", self._pool),
+            serving.route("/v1/moderations", self._moderate),
         ]
 
     async def _embeddings(self, request: Request) -> Response:
@@ -153,6 +165,32 @@ class PoolingRoutes:
         scores, tokens = self._scores(firsts, seconds)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
         return json_response(self._list(data, tokens))
+
+    async def _classify(self, request: Request) -> Response:
+        """Two classes, by the first number of the vector."""
+        prompts = await self._prompts(request)
+        shares = [(1 + embedding(prompt)[0]) / 2 for prompt in prompts]
+        data = [
+            {"index": index, "label": f"LABEL_{share >= 0.5:d}", "probs": [1 - share, share], "num_classes": 2}
+            for index, share in enumerate(shares)
+        ]
+        return json_response(self._list(data, sum(map(len, prompts))))
+
+    async def _pool(self, request: Request) -> Response:
+        prompts = await self._prompts(request)
+        data = [
+            {"index": index, "object": "pooling", "data": embedding(prompt)} for index, prompt in enumerate(prompts)
+        ]
+        return json_response(self._list(data, sum(map(len, prompts))))
+
+    async def _moderate(self, request: Request) -> Response:
+        result = {"flagged": False, "categories": {"violence": False}, "category_scores": {"violence": 0.0}}
+        results = [result for _ in await self._prompts(request)]
+        return json_response({"id": f"modr-{uuid.uuid4().hex}", "model": self._model.name, "results": results})
+
+    async def _prompts(self, request: Request) -> list[list[int]]:
+        asked = await self._read(request, PoolingRequest)
+        return [self._tokens(prompt, "input") for prompt in _inputs(asked.input)]
 
     async def _read(self, request: Request, kind: type[RequestT]) -> RequestT:
         asked: Any = decode_body(await request.body(), _DECODERS[kind])  # type: ignore[index]

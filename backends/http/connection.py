@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, Self, cast
@@ -490,11 +490,3 @@ def _ends_with_connection(response: Response) -> bool:
         name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
         for name, value in response.headers
     )
-
-
-def is_event_stream(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether these are the headers of a stream of server-sent events."""
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False

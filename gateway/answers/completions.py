@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import isnan
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from plait.backends.errors import (
     EngineStatusError,
     PlaitError,
 )
+from plait.backends.http.content_types import is_event_stream
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
@@ -394,7 +395,12 @@ def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None
 
 
 class AnswerForm(Protocol):
-    """One form of answers."""
+    """One form of answers. If it has no events, a stream can tell neither of an error nor of a silence."""
+
+    has_events: ClassVar[bool]
+
+    def streams(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a good answer with these headers goes to its client as it comes."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer that is not streamed; raises `EngineError` if it is not whole."""
@@ -414,6 +420,9 @@ class AnswerForm(Protocol):
 
 class CompletionForm:
     """Completions, chat and text."""
+
+    has_events: ClassVar[bool] = True
+    streams = staticmethod(is_event_stream)
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer: each of its choices needs an ending."""

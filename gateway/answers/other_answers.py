@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError, PlaitError
+from plait.backends.http.content_types import is_no_json
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import (
@@ -225,7 +226,45 @@ class ObjectForm(CompletionForm):
         return WholeAnswer(usage, corrected, None if error is None else caller_fault(engine_id, error))
 
 
-RESPONSE, MESSAGE, OBJECT = ResponseForm(), MessageForm(), ObjectForm()
+class PassedBytes(EventStream):
+    """An answer of any type, on its way as it comes. It is whole if its engine ends it."""
+
+    problem = None
+    _has_begun = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What has come. Blanks at the beginning wait for more: an answer begins with something."""
+        self._pieces.append(chunk)
+        if not self._has_begun and not chunk.strip():
+            return b""
+        self._has_begun = True
+        return self.end()
+
+    def end(self) -> bytes:
+        """What was kept."""
+        kept = b"".join(self._pieces)
+        self._pieces.clear()
+        return kept
+
+    def _says_more(self, events: bytes) -> bool:  # noqa: ARG002
+        return False
+
+    def _pass(self, event: bytes) -> bytes:
+        return event
+
+
+class MediaForm(ObjectForm):
+    """Audio and images: JSON, or bytes of any type, which are not read and go to the client as they come."""
+
+    has_events = False
+    streams = staticmethod(is_no_json)
+
+    def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
+        """A stream of bytes, or of events that nobody reads here."""
+        return PassedBytes(engine_id, bounds)
+
+
+RESPONSE, MESSAGE, OBJECT, MEDIA = ResponseForm(), MessageForm(), ObjectForm(), MediaForm()
 
 
 def _object(engine_id: str, answer: bytes | bytearray) -> Json:

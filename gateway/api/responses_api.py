@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError, NotFoundError
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.api.auth import KeyRing

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from starlette.types import Message, Send
 
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.backends.translation.chat_answer import Usage
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.error_texts import error_of

@@ -403,7 +403,7 @@ class CallReader:
         call = Call(
             incoming.request_id, model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority,
-            output_limit=_limit(request, chat), streamed=bool(request.stream),
+            output_limit=_limit(request, chat), streamed=bool(request.stream) and route.form.has_events,
             has_grammar=chat is not None and chat.has_grammar, arrived_s=incoming.arrived_s,
             session=annotations.session or known_session(incoming.headers, request),
         )  # fmt: skip

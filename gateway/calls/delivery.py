@@ -167,6 +167,10 @@ class Delivery(msgspec.Struct, eq=False):
         self.failures += ((booking.placement.engine_id, error),)
         self.tried += ((booking, error.cause),)
 
+    def untold(self, error: EngineError) -> EngineError | None:
+        """The error, if an answer that has begun has no event to tell of it: its connection has to be closed."""
+        return error if self.state is DeliveryState.STREAMING and not self.asked.form.has_events else None
+
     def refine(self, call: Call) -> None:
         """The call has these objectives from now on."""
         self.call = call

@@ -214,7 +214,7 @@ class Relay:
         tell_of_failure(delivery, attempt, error)
         if delivery.is_told:
             status = attempt.answer.status if delivery.for_client else error.status
-            return self._end(delivery, "failed", status, problem=error)
+            return self._end(delivery, "failed", status, error=delivery.untold(error), problem=error)
         why = self._attempts.why_no_retry(delivery, attempt)
         if why is not None:
             self._metrics.not_retried(delivery.call.model, why)

@@ -15,7 +15,7 @@ from typing import Final
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.translation.translation import TRANSLATIONS, Translation
 from plait.gateway.answers.completions import COMPLETION, AnswerForm
-from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
+from plait.gateway.answers.other_answers import MEDIA, MESSAGE, OBJECT, RESPONSE
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
@@ -54,9 +54,16 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
         CallRoute(COUNT_PATH, OBJECT, "Count the tokens of a message", TRANSLATIONS[MESSAGES_PATH], computes=False),
         CallRoute("/v1/embeddings", OBJECT, "Embed texts"),
         CallRoute("/v1/rerank", OBJECT, "Rank documents for a query"),
+        CallRoute("/v2/rerank", OBJECT, "Rank documents for a query"),
         CallRoute("/rerank", OBJECT, "Rank documents for a query"),
         CallRoute("/v1/score", OBJECT, "Score pairs of texts"),
         CallRoute("/score", OBJECT, "Score pairs of texts"),
+        CallRoute("/v1/classify", OBJECT, "Classify texts"),
+        CallRoute("/classify", OBJECT, "Classify texts"),
+        CallRoute("/pooling", OBJECT, "What a pooling model makes of texts"),
+        CallRoute("/v1/moderations", OBJECT, "Judge whether texts or images are harmful"),
+        CallRoute("/v1/images/generations", MEDIA, "Make images"),
+        CallRoute("/v1/audio/speech", MEDIA, "Speak a text"),
         CallRoute("/tokenize", OBJECT, "The tokens of a prompt or a chat", computes=False),
         CallRoute("/detokenize", OBJECT, "The text of tokens", computes=False),
     )

@@ -22,7 +22,8 @@ from plait.backends.errors import (
     PlaitError,
 )
 from plait.backends.http.client import Response
-from plait.backends.http.connection import Gathered, is_event_stream
+from plait.backends.http.connection import Gathered
+from plait.backends.http.content_types import is_no_json
 from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.answers.completions import EventStream
 from plait.gateway.answers.error_texts import error_text
@@ -174,7 +175,7 @@ class Exchange(msgspec.Struct, eq=False):
     def _read_head(self) -> None:
         """The head has come, or none will: then the error is raised."""
         delivery, response = self._delivery, self._response
-        if response.status == 200 and is_event_stream(response.headers):
+        if response.status == 200 and delivery.asked.form.streams(response.headers):
             asked, engine_id = delivery.asked, self._attempt.engine_id
             self._stream = stream = asked.form.stream(
                 engine_id, withhold=asked.body.withholds_usage, choices=asked.choices, bounds=asked.bounds
@@ -185,7 +186,7 @@ class Exchange(msgspec.Struct, eq=False):
         elif response.status == 200 and response.is_small:
             answer = response.take()
             self._hold(len(answer))
-            self._answer(with_whole_pairs(answer))
+            self._answer(_mended(answer, response))
         elif response.status:
             self._body = body = Gathered(MAX_ANSWER_BYTES)
             self._gather(body)
@@ -209,7 +210,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _tell(self, error: EngineError, last: bytes = b"") -> None:
         """The engine is at fault. A client that has a part of a stream gets its `last` events, and an error event."""
-        if self._delivery.state is DeliveryState.STREAMING:
+        if self._delivery.untold(error) is None and self._delivery.state is DeliveryState.STREAMING:
             self._delivery.enter(DeliveryState.WRITTEN)
             with suppress(PlaitError):  # of a sink that takes no more
                 self._sink.end(last + self._delivery.asked.form.error_event(error))
@@ -227,7 +228,7 @@ class Exchange(msgspec.Struct, eq=False):
             raise response.error
         if response.source is not None:
             return
-        answer = with_whole_pairs(body.whole())
+        answer = _mended(body.whole(), response)
         if response.status == 200:
             self._answer(answer)
             return
@@ -391,3 +392,9 @@ class Exchange(msgspec.Struct, eq=False):
         answer.outcome = "ok" if stream.error is None else "refused"
         answer.problem = problem if problem is not None or text is None else text.problem
         self._has_ended()
+
+
+def _mended(body: bytes | bytearray, response: Response) -> bytes | bytearray:
+    """The body with whole pairs. What looks like half a pair in bytes that are no text stays."""
+    mended = with_whole_pairs(body)
+    return body if mended is not body and is_no_json(response.headers) else mended

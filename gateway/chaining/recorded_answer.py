@@ -13,7 +13,7 @@ from typing import Protocol
 from starlette.types import Message, Send
 
 from plait.backends.errors import LimitError, PlaitError
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
 from plait.gateway.chaining.unstored import unstored_headers, unstored_messages
 from plait.gateway.programs.record import Unrecorded

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Message
 
 from plait.backends.errors import EngineError
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from plait.gateway.answers.completions import garbled, reported_error
 from plait.gateway.asgi import Headers, MessageSink, PassingSink, header

@@ -13,7 +13,7 @@ from starlette.types import Receive, Send
 
 from plait.backends.errors import EngineError, PeerUnavailableError
 from plait.backends.http.client import HttpClient, Response, Timeouts
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.gateway.asgi import KEY_HEADERS, Headers, unless_gone
 from plait.gateway.ids import RESPONSE_ID, SESSION_ID
 from plait.gateway.peers.membership import Membership, SessionMovedError, UnreachableStoreError

@@ -12,7 +12,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
-from plait.backends.http.connection import is_event_stream
+from plait.backends.http.content_types import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
 from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
 from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage

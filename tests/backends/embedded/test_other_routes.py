@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from plait.backends.embedded.media_routes import transcript
 from plait.backends.embedded.pooling_routes import DIMENSIONS, embedding
 from plait.backends.embedded.prompts import PICTURE_TOKENS
 from tests.backends.embedded.served_engine import Served, sdk_transport, serving
@@ -200,6 +201,48 @@ async def test_what_is_neither_text_nor_picture_is_refused(served: Served) -> No
     assert (response.status_code, error["param"], error["code"]) == (400, "messages[0].content", None)
 
 
+# Classes, images, audio.
+
+
+async def test_each_input_has_a_class_and_a_vector(served: Served) -> None:
+    classes = await post(served, "/classify", input=["a cat", "a dog"])
+    assert [sum(item["probs"]) for item in classes["data"]] == [pytest.approx(1)] * 2
+    vectors = await post(served, "/pooling", input=["a cat", "a dog"])
+    assert [item["data"] for item in vectors["data"]] != [vectors["data"][0]["data"]] * 2
+    assert vectors["usage"]["total_tokens"] == classes["usage"]["total_tokens"]
+
+
+async def test_media_through_openais_client(served: Served) -> None:
+    async with sdk_transport(served) as http:
+        client = AsyncOpenAI(api_key="none", base_url="http://engine/v1", http_client=http)
+        judged = await client.moderations.create(model="m", input=["a", "b"])
+        images = await client.images.generate(model="m", prompt="a cat", n=2)
+        edited = await client.images.edit(model="m", prompt="a dog", image=b"\x89PNG")
+        speech = await client.audio.speech.create(model="m", voice="alloy", input="hello")
+        heard = await client.audio.transcriptions.create(model="m", file=("a.wav", speech.content))
+    assert [result.flagged for result in judged.results] == [False, False]
+    assert [len(found.data or []) for found in (images, edited)] == [2, 1]
+    assert speech.content.startswith(b"RIFF")
+    assert heard.text == transcript(speech.content)
+
+
+async def test_a_translation_as_plain_text(served: Served) -> None:
+    fields, files = {"model": "m", "response_format": "text"}, {"file": ("a.wav", b"")}
+    response = await served.http.post("/v1/audio/translations", data=fields, files=files)
+    assert (response.headers["content-type"], response.text) == ("text/plain; charset=utf-8", transcript(b""))
+
+
+@pytest.mark.parametrize("count", [0, 11])
+async def test_so_many_images_are_refused(served: Served, count: int) -> None:
+    response = await served.post("/v1/images/generations", prompt="a cat", n=count)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+async def test_a_transcript_needs_a_file(served: Served) -> None:
+    response = await served.http.post("/v1/audio/transcriptions", data={"model": "m", "file": "text"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
+
+
 # What describes the engine.
 
 
@@ -215,7 +258,8 @@ async def test_the_list_of_its_routes(served: Served) -> None:
     posts = {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
         "/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/tokenize", "/detokenize",
-        "/call_objectives",
+        "/call_objectives", "/classify", "/v1/classify", "/pooling", "/v1/moderations", "/v1/images/generations",
+        "/v1/images/edits", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations",
     }  # fmt: skip
     gets = {"/v1/models", "/cache_state", "/plait/tokenizer", "/version", "/load", "/health", "/metrics"}
     assert paths == {path: {"post"} for path in posts} | {path: {"get"} for path in gets} | {"/ping": {"get", "post"}}

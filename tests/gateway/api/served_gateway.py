@@ -28,8 +28,8 @@ ANSWER = {
     "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
 }
 LIMITS = RequestLimits(header_timeout_s=1.0, body_timeout_s=0.3)
-EngineAnswer = tuple[int, dict[str, Any] | bytes]
-"""A status with a body: JSON, or the events of a stream."""
+EngineAnswer = tuple[int, dict[str, Any] | bytes] | bytes
+"""A status with a body, which is JSON or the events of a stream; or all bytes of an answer."""
 
 
 class Served:
@@ -53,6 +53,8 @@ class Served:
         answer = self.answers.get(name, self.answer)
         if answer is None:
             await reader.read()
+        elif isinstance(answer, bytes):
+            writer.write(answer)
         else:
             status, fields = answer
             kind, body = b"text/event-stream", fields

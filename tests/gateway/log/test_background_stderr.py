@@ -34,6 +34,7 @@ class Pipe:
     def close(self) -> None:
         """The reader goes, which also ends a write that waits for it."""
         os.close(self.reading)
+        self.writer._waits_until_s = None  # a test may have waited for as long as a process does
         assert self.writer.wait_until_written()
         os.close(self.writing)
 

@@ -282,6 +282,17 @@ class AnswerTooLargeError(PlaitError):
     quotes = False
 
 
+class NoRoomForUploadError(PlaitError):
+    """The gateway's disk takes no more of an upload."""
+
+    status = 503
+    default_code = "no_room_for_upload"
+    quotes = False
+
+    def __init__(self) -> None:
+        super().__init__("The gateway has no room on its disk for this upload; send it again.", retry_after_s=1.0)
+
+
 class PeerUnavailableError(PlaitError):
     """The gateway that has the request's session does not answer. It may be back soon."""
 

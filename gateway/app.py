@@ -399,7 +399,12 @@ def new_terms(config: Config, tenants: TenantIds, peers: Peers) -> TenantTerms:
 def new_bodies(config: Config, peers: Peers) -> OpenBodies:
     """Workers, who share a machine's memory, each have a part of it; a body always fits."""
     server, workers = config.server, 1 if peers.share else peers.count
-    return OpenBodies(server.max_body_bytes, max(server.max_body_bytes, server.max_open_body_bytes // workers))
+    longest = max(server.max_body_bytes, server.max_multipart_bytes)
+    return OpenBodies(
+        server.max_body_bytes,
+        max(longest, server.max_open_body_bytes // workers),
+        max_multipart_bytes=server.max_multipart_bytes,
+    )
 
 
 def build_router(config: Config) -> Router:

@@ -13,8 +13,8 @@ ENGINES = {"sglang", "vllm"}
 NEWER = {"_typeshed", "compression"}
 """What type checkers bring, and Python 3.14."""
 OF_THE_GATEWAY = ("", "gateway", "huggingface", "mistral", "postgresql", "profile")
-NEVER_IMPORTED = {"python-multipart", "sentencepiece", "uvloop"}
-"""What Starlette, transformers and uvicorn use if it is there."""
+NEVER_IMPORTED = {"sentencepiece", "uvloop"}
+"""What transformers and uvicorn use if it is there."""
 
 
 def modules(*extras: str) -> set[str]:

@@ -13,6 +13,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from plait.backends.errors import EngineError, EngineLostError, EngineUnreachableError
+from plait.backends.http.body import Body
 from plait.backends.http.connection import Connection, Response, Timeouts
 from plait.backends.http.handshake import handshake_problem, speaks_tls
 from plait.backends.http.host import AddressError, Host, UnreachableHostError
@@ -74,7 +75,7 @@ class HttpClient:
         return f"<HttpClient {self._url} open={len(self._open)} idle={len(self._idle)}{state}>"
 
     async def request(
-        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b""
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: Body = b""
     ) -> Response:
         """Does what `begin` does, and returns the response once its head has arrived.
 
@@ -82,7 +83,7 @@ class HttpClient:
         """
         return await self.begin(method, path, headers, body).head()
 
-    def begin(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes = b"") -> Response:
+    def begin(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: Body = b"") -> Response:
         """Sends `body` to `path` (under the base path) and returns the response, of which nothing has arrived yet.
 
         Host and Content-Length are added. Other headers are sent as given, so the caller leaves out hop-by-hop headers.
@@ -151,7 +152,7 @@ class HttpClient:
         if self._closed and not self._open:
             self._all_lost.set()
 
-    def on_stale(self, response: Response, head: bytes, body: bytes) -> None:
+    def on_stale(self, response: Response, head: bytes, body: Body) -> None:
         """No idle connection can carry the request: it is sent once a new one is open."""
         response.source = _Opening(self.connect, response, head, body)
 
@@ -207,7 +208,7 @@ class _Opening:
     __slots__ = ("_response", "_task")
 
     def __init__(
-        self, connect: Callable[[], Awaitable[Connection]], response: Response, head: bytes, body: bytes
+        self, connect: Callable[[], Awaitable[Connection]], response: Response, head: bytes, body: Body
     ) -> None:
         self._response = response
         self._task = asyncio.create_task(self._open(connect, head, body), name="connect")
@@ -220,7 +221,7 @@ class _Opening:
         self._task.cancel()
         self._response.fail(error)
 
-    async def _open(self, connect: Callable[[], Awaitable[Connection]], head: bytes, body: bytes) -> None:
+    async def _open(self, connect: Callable[[], Awaitable[Connection]], head: bytes, body: Body) -> None:
         try:
             connection = await connect()
         except EngineError as error:

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, Self, cast
@@ -17,6 +17,7 @@ import httptools
 import msgspec
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
+from plait.backends.http.body import SLICE_BYTES, Body, slices
 
 CLOCK_STEP_S = 0.001  # the step of uvloop's clock and timers: a timer can fire this early
 
@@ -226,7 +227,6 @@ class Gathered:
 
 
 HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser has none
-WRITE_SLICE_BYTES = 256 * 1024  # a longer body is written in slices of this size
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class Owner(Protocol):
     def on_lost(self, connection: Connection) -> None:
         """The connection is closed."""
 
-    def on_stale(self, response: Response, head: bytes, body: bytes) -> None:
+    def on_stale(self, response: Response, head: bytes, body: Body) -> None:
         """The reused connection closed before the first byte of the response: the engine had closed it while idle."""
 
 
@@ -283,12 +283,12 @@ class Connection(asyncio.Protocol):
         self._begun = False  # some of the response's body has arrived
         self._whole = False  # the response is complete
         self._reusable = False
-        self._again: tuple[bytes, bytes] | None = None  # the request, while it may have to be sent again
-        self._unsent: memoryview | None = None  # of a long body
+        self._again: tuple[bytes, Body] | None = None  # the request, while it may have to be sent again
+        self._unsent: Iterator[bytes | memoryview] | None = None  # of a long body
         self._reading_paused = False
         self._writing_paused = False
 
-    def begin(self, response: Response, head: bytes, body: bytes) -> None:
+    def begin(self, response: Response, head: bytes, body: Body) -> None:
         """Sends a request, whose `response` arrives from now on. The connection must be open and idle."""
         self._response = response
         response.source = self
@@ -297,11 +297,11 @@ class Connection(asyncio.Protocol):
         self._deadline.move(self._timeouts.first_byte_s)
         if self._used:
             self._again = head, body
-        if len(body) <= WRITE_SLICE_BYTES:
+        if isinstance(body, bytes) and len(body) <= SLICE_BYTES:
             self.transport.write(head + body)  # a copy of 100 KB costs less than a second system call
         else:
             self.transport.write(head)
-            self._unsent = memoryview(body)
+            self._unsent = slices(body)
             self._send_more()
 
     def close(self) -> None:
@@ -320,9 +320,12 @@ class Connection(asyncio.Protocol):
         connection is not reused while some of it is unsent.
         """
         response = self._response
-        while self._unsent and response is not None and (response.status or not self._writing_paused):
-            piece, self._unsent = self._unsent[:WRITE_SLICE_BYTES], self._unsent[WRITE_SLICE_BYTES:]
-            self.transport.write(piece)
+        while self._unsent is not None and response is not None and (response.status or not self._writing_paused):
+            piece = next(self._unsent, None)
+            if piece is None:
+                self._unsent = None
+            else:
+                self.transport.write(piece)
 
     # Called by the reader of the response.
 
@@ -371,7 +374,7 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self.resume()  # reading must go on to notice when the engine closes the idle connection
         self._response = None
-        if self._reusable and not self._unsent and not self.transport.get_write_buffer_size():
+        if self._reusable and self._unsent is None and not self.transport.get_write_buffer_size():
             self._used, self._again, self._unsent = True, None, None
             self._deadline.move(self._idle_ttl_s)
             self._owner.on_idle(self)
@@ -443,7 +446,7 @@ class Connection(asyncio.Protocol):
             self.fail(EngineGarbledError(message))
 
     def _on_body_read(self, response: Response) -> None:
-        if self._unsent:
+        if self._unsent is not None:
             self._send_more()
         if response.unread_bytes:
             self._begun = True

@@ -24,6 +24,7 @@ from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import error_body
+from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items, referred
 from plait.gateway.api.rewritten_answer import RewrittenAnswer, TranslatedAnswer
@@ -51,6 +52,7 @@ from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_P
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
 from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.uploads import Upload
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.timer import loop_time_s
@@ -188,12 +190,9 @@ class ForwardingApi:
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
             if fields is not own:
                 send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send
-        elif not annotations.is_label:
-            raise CallerError(
-                f"{route.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
-                param="plait",
-            )
-        asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat)
+        else:
+            route.check(annotations)
+        asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
         check_client(receive)
         return partial(self.completions.deliver, asked, receive, send)
 
@@ -379,6 +378,11 @@ class TaskCall(msgspec.Struct, eq=False):
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{path} takes POST requests only.")
         open_body = held.enter_context(api.bodies.open(scope, tenant))
+        if ROUTES[path].has_files:
+            upload = held.enter_context(Upload())
+            asked = await read_form(api.completions.calls, self.incoming, open_body, receive, upload)
+            check_client(receive)
+            return partial(api.completions.deliver, asked, receive, send)
         body = await open_body.read(receive, self.incoming.headers)
         self.incoming = msgspec.structs.replace(self.incoming, body=body)
         return await (api.completions if path in KINDS else api.others).prepared(self.incoming, receive, send)

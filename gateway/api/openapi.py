@@ -14,7 +14,7 @@ import msgspec
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.api.program_api import ProgramBody
 from plait.gateway.api.semantic_api import GetBody, SessionBody, VariableBody
-from plait.gateway.calls.routes import CHAT_PATH, ROUTES, TEXT_PATH, ForwardedRequest
+from plait.gateway.calls.routes import CHAT_PATH, KINDS, ROUTES, TEXT_PATH, ForwardedRequest
 from plait.gateway.chaining.submission import SubmitBody
 
 Json = dict[str, Any]
@@ -75,7 +75,10 @@ EXAMPLES: Final[dict[str, Json]] = {
     "/v1/score": {"model": "demo", "text_1": "hello", "text_2": ["hi", "stone"]},
     "/score": {"model": "demo", "text_1": "hello", "text_2": ["hi", "stone"]},
     "/v2/rerank": {"model": "demo", "query": "greetings", "documents": ["hello", "stone"]},
-    **dict.fromkeys(("/v1/classify", "/classify", "/pooling", "/v1/moderations"), {"model": "demo", "input": "Hello"}),
+    "/v1/classify": {"model": "demo", "input": "Hello"},
+    "/classify": {"model": "demo", "input": "Hello"},
+    "/pooling": {"model": "demo", "input": "Hello"},
+    "/v1/moderations": {"model": "demo", "input": "Hello"},
     "/v1/images/generations": {"model": "demo", "prompt": "A cat", "n": 1},
     "/v1/audio/speech": {"model": "demo", "voice": "alloy", "input": "Hello"},
     "/tokenize": {"model": "demo", "prompt": "Hello"},
@@ -116,7 +119,7 @@ EXAMPLES: Final[dict[str, Json]] = {
 _BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
     CHAT_PATH: ChatRequest,
     TEXT_PATH: CompletionRequest,
-    **{path: ForwardedRequest for path in ROUTES if path not in {CHAT_PATH, TEXT_PATH}},
+    **{path: ForwardedRequest for path, route in ROUTES.items() if path not in KINDS and not route.has_files},
     "/v1/programs": ProgramBody,
     "/v1/sessions": SessionBody,
     "/v1/submit": SubmitBody,
@@ -124,6 +127,13 @@ _BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "/v1/variables": VariableBody,
 }
 """What the gateway reads of the body of each POST."""
+
+_FILES: Final = {
+    "/v1/images/edits": "image",
+    "/v1/audio/transcriptions": "file",
+    "/v1/audio/translations": "file",
+}
+"""The file in the form of each POST that takes one."""
 
 _POSTS: Final = {
     "/ping": "Whether the gateway runs",
@@ -195,6 +205,11 @@ def document(version: str) -> bytes:
             **(_call if path in ROUTES else _operation)(path, _SUMMARIES[path]),
             "requestBody": {"required": True, "content": content},
         }
+    for path, name in _FILES.items():
+        fields = {"model": {"type": "string"}, name: {"type": "string", "contentMediaType": "application/octet-stream"}}
+        form = {"type": "object", "properties": fields, "required": [name], "additionalProperties": True}
+        content = {"multipart/form-data": {"schema": form}}
+        paths[path] = {"post": {**_call(path, _SUMMARIES[path]), "requestBody": {"required": True, "content": content}}}
     for method, summaries in (("get", _READS), ("post", _POSTS), ("delete", _DELETES)):
         for path, summary in summaries.items():
             paths.setdefault(path, {})[method] = _operation(path, summary)

@@ -34,6 +34,7 @@ from plait.gateway.calls.annotations import Annotations, known_session
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.context_limits import refuse_bytes, refuse_estimate, refuse_tokens
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
+from plait.gateway.calls.multipart_body import Form, MultipartBody
 from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.config.sections import Config, ServerConfig
@@ -386,16 +387,18 @@ class CallReader:
         request: ForwardedRequest,
         route: CallRoute,
         annotations: Annotations,
+        *,
         chat: ChatRequest | None = None,
+        form: Form | None = None,
     ) -> Asked:
         """A call that an engine gets as it came. `chat` is what the engine makes of it; None if that is not known.
 
-        Without it, the call is placed by load, and its tokens are guessed. Raises as `read` does.
+        Without it, the call is placed by load, and its tokens are guessed. A `form` takes the place of the body. Raises
+        as `read` does.
         """
         model = self.router.models.check(request.model)
         if chat is None:
-            guessed = len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0
-            prompt = TokenizedPrompt(guessed, array("Q"), exact=False, prompts=())
+            prompt = TokenizedPrompt(_guessed_tokens(incoming, route, form), array("Q"), exact=False, prompts=())
         else:
             salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
@@ -412,8 +415,8 @@ class CallReader:
         annotated = annotations != Annotations(session=annotations.session, receipt=annotations.receipt)
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt, annotated)
         return Asked(
-            call, incoming.path, incoming.headers, body, annotations.session,
-            tenant=incoming.tenant, form=route.form, route=route.path,
+            call, incoming.path, incoming.headers, body if form is None else MultipartBody(form, renamed),
+            annotations.session, tenant=incoming.tenant, form=route.form, route=route.path,
             wants_receipt=annotations.receipt, turn_of=call.session,
         )  # fmt: skip
 
@@ -476,6 +479,13 @@ class CallReader:
 
 async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], Awaitable[TokenizedPrompt]]) -> Asked:
     return make(await prompt())
+
+
+def _guessed_tokens(incoming: Incoming, route: CallRoute, form: Form | None) -> int:
+    """The tokens of a prompt of unknown form."""
+    if form is not None:
+        return form.guessed_tokens
+    return len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0
 
 
 def _limit(request: ForwardedRequest, chat: ChatRequest | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from plait.backends.http.body import Body
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.dialects import DIALECTS, ChatForm, Dialect
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
@@ -55,7 +56,7 @@ class EngineBody(Protocol):
         handle: str | None = None,
         *,
         agreement: Agreement = AGREED,
-    ) -> bytes:
+    ) -> Body:
         """The body for an engine of a `kind` with our plugin (None: without it).
 
         `age_s` is the time since the call's arrival. The engine knows the call by `handle` if its objectives may

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.backends.translation.translation import TRANSLATIONS, Translation
 from plait.gateway.answers.completions import COMPLETION, AnswerForm
 from plait.gateway.answers.other_answers import MEDIA, MESSAGE, OBJECT, RESPONSE
+from plait.gateway.calls.annotations import Annotations
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
@@ -34,7 +36,8 @@ KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
 class CallRoute:
     """One route. `form` is the form of its answers, as the engine sends them.
 
-    An engine `computes` what its body says, which therefore counts as work. Otherwise the answer costs it nothing.
+    An engine `computes` what its body says, which therefore counts as work. Otherwise the answer costs it nothing. With
+    `has_files`, its body is a form.
     """
 
     path: str
@@ -42,6 +45,15 @@ class CallRoute:
     summary: str
     translation: Translation | None = None
     computes: bool = True
+    has_files: bool = False
+
+    def check(self, annotations: Annotations) -> None:
+        """Raises `CallerError` for what has no meaning where an answer is no text, or is not read here."""
+        if not annotations.is_label:
+            raise CallerError(
+                f"{self.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
+                param="plait",
+            )
 
 
 ROUTES: Final[Mapping[str, CallRoute]] = {
@@ -63,7 +75,10 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
         CallRoute("/pooling", OBJECT, "What a pooling model makes of texts"),
         CallRoute("/v1/moderations", OBJECT, "Judge whether texts or images are harmful"),
         CallRoute("/v1/images/generations", MEDIA, "Make images"),
+        CallRoute("/v1/images/edits", MEDIA, "Change an image", has_files=True),
         CallRoute("/v1/audio/speech", MEDIA, "Speak a text"),
+        CallRoute("/v1/audio/transcriptions", MEDIA, "Write down what is said", has_files=True),
+        CallRoute("/v1/audio/translations", MEDIA, "Write down in English what is said", has_files=True),
         CallRoute("/tokenize", OBJECT, "The tokens of a prompt or a chat", computes=False),
         CallRoute("/detokenize", OBJECT, "The text of tokens", computes=False),
     )

@@ -46,7 +46,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     host: name or address to listen on (default 127.0.0.1). port: TCP port, 0 for any free one (default 8000).
     workers: processes that serve on the port, each a whole gateway; the limits of tenants and max_open_body_bytes are
     divided among them, other limits on bytes and those on connections are of each (default 1).
-    max_body_bytes: largest request body (default 32 MiB). max_open_body_bytes: of one key's bodies at one time, until
+    max_body_bytes: largest request body (default 32 MiB). max_multipart_bytes: largest one with files, as of audio, of
+    which what is beyond 1 MiB is on disk (default 32 MiB). max_open_body_bytes: of one key's bodies at one time, until
     their requests end (default 1 GiB). max_waiting_prompt_bytes: of all keys' long prompts that wait to be tokenized; a
     key with less than its share of it is served all the same (default 128 MiB). max_connections: clients' connections
     at one time (default 10000). max_headers: headers of a request (default 128). max_header_bytes: its target and
@@ -75,6 +76,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     port: Port = 8000
     workers: Positive = 1
     max_body_bytes: Positive = 32 * 2**20
+    max_multipart_bytes: Positive = 32 * 2**20
     max_open_body_bytes: Positive = 2**30
     max_waiting_prompt_bytes: Positive = 128 * 2**20
     max_connections: Positive = 10_000

@@ -6,6 +6,7 @@ Every body is read here, whatever route it is for and whoever has to look at it 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Final, Self
 
 import msgspec
@@ -51,12 +52,15 @@ class BodyPace:
 class OpenBodies:
     """Counts each tenant's bytes, from the first one of a body until its request has ended.
 
-    `max_bytes` bounds one body, `max_tenant_bytes` all of a tenant's. Bodies are read in their tenants' `turns`. While
-    these are late, those above `short_bytes` are read at their tenant's `pace`.
+    `max_bytes` bounds one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all of a tenant's. Bodies are
+    read in their tenants' `turns`. While these are late, those above `short_bytes` are read at their tenant's `pace`.
     """
 
-    def __init__(self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None) -> None:
+    def __init__(
+        self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None, *, max_multipart_bytes: int = 0
+    ) -> None:
         self.max_bytes = max_bytes
+        self.max_multipart_bytes = max_multipart_bytes
         self.short_bytes = min(LARGE_BYTES, max_bytes)
         self.turns = LoopTurns()
         self._pace = pace or BodyPace()
@@ -141,17 +145,21 @@ class OpenBody(msgspec.Struct, eq=False):
         """
         most = self.bodies.max_bytes if max_bytes is None else max_bytes
         if self.whole is None:
-            await self.bodies.turns.begin(self.tenant)
-            self.whole = await self._read(receive, headers, most)
+            gathered = Gathered()
+            async for piece in self.pieces(receive, headers, most):
+                gathered.add(piece)
+            self.whole = gathered.whole()
         if len(self.whole) > most:
             raise _too_large(most)
         return self.whole
 
-    async def _read(self, receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    async def pieces(self, receive: Receive, headers: Headers, max_bytes: int) -> AsyncGenerator[bytes]:
+        """The body as it comes, which is not kept here. Raises as `read` does."""
+        await self.bodies.turns.begin(self.tenant)
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
                 raise _too_large(max_bytes)
-        decoder, gathered, sent, has_more = decoder_of(headers), Gathered(), 0, True
+        decoder, sent, has_more = decoder_of(headers), 0, True
         while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -164,12 +172,11 @@ class OpenBody(msgspec.Struct, eq=False):
                 if self.size + len(piece) > max_bytes:
                     raise _too_large(max_bytes)
                 wait_s = self._add(len(piece))
-                gathered.add(piece)
+                yield piece
                 if wait_s or decoder is not None:  # much may come out of a little
                     await asyncio.sleep(wait_s)
         if decoder is not None:
             decoder.end()
-        return gathered.whole()
 
     def _add(self, size: int) -> float:
         self.bodies.add(self.tenant, size)

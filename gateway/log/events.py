@@ -257,8 +257,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _FORMATS = ("auto", "console", "json")
 # Loggers with their own handlers. Their events go through Plait's handlers instead.
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
-# At info these write a line for each request to an engine.
-_CHATTY = ("httpx", "httpcore")
+# At info the first two write a line for each request to an engine, and the last one warns of each malformed form.
+_CHATTY = {"httpx": logging.WARNING, "httpcore": logging.WARNING, "python_multipart": logging.ERROR}
 _HANDLER_NAME = "plait"
 _threshold = {"level": logging.INFO}
 _of_all_lines: dict[str, str] = {}
@@ -467,8 +467,8 @@ def _is_urgent(record: logging.LogRecord) -> bool:
 
 def _set_standard_levels(level: int) -> None:
     logging.getLogger().setLevel(level)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    for name, least in _CHATTY.items():
+        logging.getLogger(name).setLevel(max(level, least))
 
 
 class LogCollector(Collector):

@@ -26,14 +26,19 @@ from tests.gateway.durability.shared_gateways import shared_memory
 from tests.gateway.server.serving import LIMITS, serving
 
 MOST, MOST_OPEN = 100_000, 300_000
+FORM = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+FORM_TYPE = "multipart/form-data; boundary=b"
 PIECE = b" " * 20_000
 KEY, ADMIN_KEY = "sk-one", "sk-admin"
 WITHOUT_BODY = {"/v1/sessions/{session_id}/close", "/ping", "/{path:path}"}
 DEEP = b'{"session_id": "s", "input": ' + b"[" * 20_000
 SETTINGS: dict[str, Any] = {
-    "server": {"api_keys": [KEY], "admin_key": ADMIN_KEY, "max_body_bytes": MOST, "max_open_body_bytes": MOST_OPEN},
+    "server": {
+        "api_keys": [KEY], "admin_key": ADMIN_KEY, "max_body_bytes": MOST, "max_multipart_bytes": MOST,
+        "max_open_body_bytes": MOST_OPEN,
+    },
     "engines": [{"name": "a", "url": "http://127.0.0.1:1"}],
-}
+}  # fmt: skip
 
 
 def alone(_: pytest.MonkeyPatch) -> Gateway:
@@ -61,6 +66,11 @@ def paths() -> list[str]:
     routes = [route for route in Gateway(parse_config(SETTINGS, "test"))._rest.routes if isinstance(route, Route)]
     posted = {route.path for route in routes if "POST" in (route.methods or ())} - WITHOUT_BODY
     return sorted({*ROUTES, *posted})
+
+
+def begun(path: str, piece: bytes) -> bytes:
+    """The piece as the beginning of a body of this route."""
+    return FORM + piece[len(FORM) :] if path in ROUTES and ROUTES[path].has_files else piece
 
 
 @dataclass
@@ -96,7 +106,11 @@ async def ask(gateway: Gateway, path: str, *pieces: bytes, key: str = "", **head
         else:
             answer.body += message.get("body", b"")
 
-    given = {"authorization": f"Bearer {key}", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    given = {
+        "authorization": f"Bearer {key}",
+        "content-type": FORM_TYPE,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     scope = {
         "type": "http",
         "method": "POST",
@@ -146,8 +160,9 @@ async def test_nothing_is_read_where_there_is_no_admin_api(
 @pytest.mark.parametrize("path", paths())
 async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
     told = await ask(gateway, path, PIECE, key=right(path), content_length=str(MOST + 1))
-    came = await ask(gateway, path, *[PIECE] * 20, key=right(path))
-    bomb = await ask(gateway, path, gzip.compress(bytes(50 * MOST)), b"", key=right(path), content_encoding="gzip")
+    came = await ask(gateway, path, begun(path, PIECE), *[PIECE] * 20, key=right(path))
+    deflated = gzip.compress(begun(path, bytes(50 * MOST)))
+    bomb = await ask(gateway, path, deflated, b"", key=right(path), content_encoding="gzip")
     assert [answer.status for answer in (told, came, bomb)] == [413] * 3
     most = MOST_ADMIN_BYTES if is_admin(path) and path != "/admin/explain" else MOST  # which takes the body of a call
     assert (told.taken, came.taken) == (0, most // len(PIECE) + 1)
@@ -158,7 +173,7 @@ async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) 
     tenant = ADMIN if is_admin(path) else gateway._keys.check({"headers": [(b"x-api-key", KEY.encode())]})
     held = (MOST_OPEN // gateway._forwarding.peers.count) - 30_000
     gateway._bodies.add(tenant, held)
-    answer = await ask(gateway, path, *[PIECE] * 4, key=right(path))
+    answer = await ask(gateway, path, begun(path, PIECE), *[PIECE] * 3, key=right(path))
     gateway._bodies.remove(tenant, held)
     assert (answer.status, answer.taken) == (429, 2)
 
@@ -184,8 +199,8 @@ async def test_a_body_that_is_too_slow_ends_on_every_route(gateway: Gateway) -> 
 
         async def answer(path: str) -> bytes:
             target = path.replace("{name:path}", "a")
-            head = f"POST {target} HTTP/1.1\r\nhost: a\r\nx-api-key: {right(path)}\r\ncontent-length: 99\r\n\r\n"
-            return await running.ask(head.encode() + b"{")
+            head = f"POST {target} HTTP/1.1\r\nhost: a\r\nx-api-key: {right(path)}\r\ncontent-type: {FORM_TYPE}\r\n"
+            return await running.ask(head.encode() + b"content-length: 99\r\n\r\n" + begun(path, b"{"))
 
         for path in paths():
             assert b"HTTP/1.1 408 " in await answer(path), path

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError
+from plait.backends.http.body import Body
 from plait.backends.http.connection import Connection, Response, Timeouts
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -78,7 +79,7 @@ class Fed:
     def on_lost(self, connection: Connection) -> None:
         self.lost.append(connection)
 
-    def on_stale(self, _response: Response, _head: bytes, _body: bytes) -> None:
+    def on_stale(self, _response: Response, _head: bytes, _body: Body) -> None:
         raise AssertionError("a first exchange cannot be stale")
 
 

@@ -32,6 +32,7 @@ from plait.gateway.peers.peers import ALONE
 from plait.gateway.programs.executor import Executor
 from plait.gateway.timer import at_loop_time
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.types import Placement, PlacementReason
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -39,6 +40,13 @@ MAX_BODY_BYTES = 100_000
 MAX_OPEN_BYTES = 300_000
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
+
+
+def body_for(asked: Asked, kind: str | None = None) -> bytes:
+    """What an engine of this kind gets."""
+    body = asked.body.for_engine(kind, asked.call, Placement("a", PlacementReason.EXPLORE, 0, 0), 0.0)
+    assert isinstance(body, bytes)
+    return body
 
 
 class FakeRelay:

@@ -45,10 +45,11 @@ async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open()
         document = (await http.get("/openapi.json")).json()
     assert ROUTES.keys() <= {path for path, methods in document["paths"].items() if "post" in methods}
     for path in ROUTES:
-        reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+        ((_, content),) = document["paths"][path]["post"]["requestBody"]["content"].items()
+        schema = content["schema"]
+        if "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         assert schema["additionalProperties"] is True
-    assert json.dumps(document).count("$ref") >= len(ROUTES)
     assert document["components"]["schemas"]["GetBody"]["additionalProperties"] is False
 
 

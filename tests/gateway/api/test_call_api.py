@@ -13,8 +13,8 @@ from plait.gateway.asgi import ClientGoneError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, PromptReader
 from plait.gateway.fleet.served_models import ModelNames
 from plait.policy.prefix.block_hash import chain, root_hash
-from plait.policy.types import Objective, Placement, PlacementReason, Slo
-from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api, FakeRelay
+from plait.policy.types import Objective, Slo
+from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api, FakeRelay, body_for
 from tests.gateway.server.fake_connection import FakeConnection
 
 
@@ -160,9 +160,8 @@ async def test_a_missing_model_is_the_only_one(prompts: PromptReader) -> None:
         response = await api.http.post(CHAT, json={key: value for key, value in body.items() if value is not None})
         assert response.status_code == 200, response.text
         asked = api.relay.deliveries[-1]
-        placement = Placement("a", PlacementReason.EXPLORE, 0, 0)
         assert asked.call.model == "m"
-        assert json.loads(asked.body.for_engine(None, asked.call, placement, 0.0))["model"] == "m"
+        assert json.loads(body_for(asked))["model"] == "m"
     await api.http.aclose()
 
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from plait.policy.types import Placement, PlacementReason, Slo
-from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
+from plait.policy.types import Slo
+from tests.gateway.api.fake_relay import CHAT_ANSWER, Api, body_for
 
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
 ASK: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "hello " * 200},
     MESSAGES: {"messages": [{"role": "user", "content": "hello " * 200}], "max_tokens": 5},
 }
-PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
 
 
 def has(api: Api, *routes: str) -> None:
@@ -30,7 +29,7 @@ async def test_engines_that_have_the_route_get_the_request_as_it_came(api: Api, 
     assert (asked.path, asked.route) == (path, path)
     assert asked.call.prompt_tokens > 200
     assert len(asked.call.block_hashes) == asked.call.prompt_tokens // 64, "placed by its prefix"
-    sent = asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0)
+    sent = body_for(asked, "vllm")
     assert sent == json.dumps({"model": "m", **ASK[path]}).encode()
 
 
@@ -93,7 +92,7 @@ async def test_vectors_are_placed_by_load_on_an_engine_that_has_the_route(api: A
     asked = await api.asked(EMBEDDINGS, {"input": ["x" * 4_000], "plait": {"session": "s"}})
     assert (asked.route, list(asked.call.block_hashes), asked.session) == (EMBEDDINGS, [], "s")
     assert asked.call.prompt_tokens > 900
-    assert b"plait" not in asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)
+    assert b"plait" not in body_for(asked)
     assert (await api.asked("/tokenize", {"prompt": "x" * 4_000})).call.prompt_tokens == 0
 
 
@@ -117,9 +116,9 @@ async def test_an_annotation_takes_nothing_away(api: Api, path: str, annotations
     assert (asked.path, asked.call.session) == (path, "s")
     assert asked.call != (await api.asked(path, body, plait_session="s")).call
     given = json.dumps({"model": "m", **body}).encode()
-    stock, sglang = (asked.body.for_engine(kind, asked.call, PLACEMENT, 0.0) for kind in (None, "sglang"))
+    stock, sglang = (body_for(asked, kind) for kind in (None, "sglang"))
     assert stock == sglang == given
-    told = json.loads(asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0))
+    told = json.loads(body_for(asked, "vllm"))
     (name,) = (name.removeprefix("plait_slo_").removeprefix("plait_") for name in annotations)
     assert f"plait_{name}" in told.pop("vllm_xargs")
     assert told == json.loads(given)
@@ -129,7 +128,7 @@ async def test_an_annotation_in_the_body_is_carried_too(api: Api) -> None:
     has(api, MESSAGES)
     asked = await api.asked(MESSAGES, {**ASK[MESSAGES], "plait": {"priority": 3}})
     assert (asked.path, asked.call.priority) == (MESSAGES, 3)
-    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)) == {"model": "m", **ASK[MESSAGES]}
+    assert json.loads(body_for(asked)) == {"model": "m", **ASK[MESSAGES]}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ async def test_an_engine_gets_what_was_said_before_a_response(api: Api) -> None:
     asked = api.relay.deliveries[-1]
     said = [{"type": "message", "role": "user", "content": text} for text in ("the sky is", "and grass?")]
     assert asked.path == RESPONSES
-    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0)) == {
+    assert json.loads(body_for(asked)) == {
         "model": "m",
         "input": [said[0], search, said[1]],
         "tools": BUILT_IN[RESPONSES],
@@ -254,7 +253,7 @@ async def test_stored_items_are_referred_to(api: Api, routes: list[str]) -> None
     assert response.status_code == 200
     asked = api.relay.deliveries[-1]
     if routes:
-        assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0))["input"][1:3] == first["output"]
+        assert json.loads(body_for(asked))["input"][1:3] == first["output"]
     else:
         [_, thought, _] = json.loads(asked.body.original)["messages"]
         assert (thought["reasoning_content"], thought["tool_calls"][0]["id"]) == ("hm", "c1")

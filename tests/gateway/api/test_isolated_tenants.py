@@ -10,12 +10,10 @@ import pytest
 
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.gateway.calls.call_reader import PromptReader
-from plait.policy.types import Placement, PlacementReason
-from tests.gateway.api.fake_relay import CHAT, TEXT, Api
+from tests.gateway.api.fake_relay import CHAT, TEXT, Api, body_for
 
 COUNT, EMBEDDINGS = "/v1/messages/count_tokens", "/v1/embeddings"
 DOCUMENT = [{"role": "user", "content": "A line of a document that two tenants have.\n" * 250}]
-PLACEMENT = Placement("a", PlacementReason.EXPLORE, 0, 0)
 
 
 @pytest.fixture
@@ -76,7 +74,7 @@ async def test_engines_separate_embedded_texts_too(api: Api) -> None:
     salts = []
     for key, salt in (("one", {}), ("two", {}), ("two", {"cache_salt": "mine"})):
         asked = await api.asked(EMBEDDINGS, {"input": "x", **salt}, authorization=bearer(key))
-        sent = json.loads(asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0))
+        sent = json.loads(body_for(asked, "vllm"))
         salts.append(sent.pop("cache_salt"))
         assert sent == {"model": "m", "input": "x"}
     assert salts[0] == salts[0].strip() != ""
@@ -86,7 +84,7 @@ async def test_engines_separate_embedded_texts_too(api: Api) -> None:
 
 async def test_what_engines_do_not_compute_goes_as_it_came(api: Api) -> None:
     asked = await api.asked("/tokenize", {"prompt": "x"}, authorization=bearer("one"))
-    sent = asked.body.for_engine("vllm", asked.call, PLACEMENT, 0.0)
+    sent = body_for(asked, "vllm")
     assert sent == b'{"model": "m", "prompt": "x"}'
 
 
@@ -98,7 +96,7 @@ async def test_a_route_of_an_engine_separates_tenants_or_is_not_taken(api: Api, 
     asked = api.relay.deliveries[-1]
     takes = "cache_salt" in fields.get("/v1/messages", {"cache_salt"})
     assert (asked.path, response.status_code) == (("/v1/messages", 200) if takes else (CHAT, 502))
-    assert json.loads(asked.body.for_engine(None, asked.call, PLACEMENT, 0.0))["cache_salt"]
+    assert json.loads(body_for(asked))["cache_salt"]
     tool = {"type": "web_search_20250305", "name": "web_search"}
     response = await api.post(
         "/v1/messages", {**body, "tools": [tool], "tool_choice": {"type": "any"}}, authorization=bearer("one")

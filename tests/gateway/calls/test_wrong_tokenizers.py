@@ -59,6 +59,7 @@ class Sent:
         """What the engine gets."""
         wanted = self.wanted
         body = wanted.body.for_engine(server.kind, wanted.call, PLACEMENT, 0.0, agreement=agreement)
+        assert isinstance(body, bytes)
         decoded: dict[str, Any] = json.loads(body)
         return decoded
 

@@ -1,0 +1,82 @@
+"""Bodies with files: in memory while they are short, on disk beyond, and given to engines as they came."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from hashlib import blake2b
+from tempfile import TemporaryFile
+from typing import IO, Final, Self
+
+from plait.backends.errors import NoRoomForUploadError
+from plait.backends.http.body import SLICE_BYTES
+
+MEMORY_BYTES: Final = 2**20
+"""Of an upload: what is beyond goes to a temporary file, in pieces of this size."""
+
+
+class Upload:
+    """A body that is not kept in memory. As a context, it is gone at its end; a temporary file has no name.
+
+    Its `digest` stands for its bytes.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+        self._sum = blake2b(digest_size=16)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def digest(self) -> bytes:
+        """The hash of what has come."""
+        return self._sum.digest()
+
+    async def add(self, piece: bytes) -> None:
+        """The next piece. Raises `NoRoomForUploadError` if the disk takes no more."""
+        self._size += len(piece)
+        self._memory += piece
+        self._sum.update(piece)
+        if len(self._memory) > MEMORY_BYTES:
+            await self._write()
+
+    async def end(self) -> None:
+        """All has come."""
+        if self._file is not None:
+            await self._write()
+
+    def slices(self) -> Iterator[bytes]:
+        """All of it, from the beginning. What has come lately is read from the system's memory, not from the disk."""
+        for at in range(0, self._size, SLICE_BYTES):
+            yield self.read(at, min(at + SLICE_BYTES, self._size))
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes of this range."""
+        if self._file is None:
+            return bytes(self._memory[begin:end])
+        return os.pread(self._file.fileno(), end - begin, begin)
+
+    async def _write(self) -> None:
+        """In a thread: a disk may be slow."""
+        written, self._memory = self._memory, bytearray()
+        try:
+            await asyncio.to_thread(self._append, written)
+        except OSError as error:
+            raise NoRoomForUploadError from error
+
+    def _append(self, data: bytearray) -> None:
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 - closed with the upload
+        self._file.write(data)
+        self._file.flush()

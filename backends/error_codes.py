@@ -42,6 +42,7 @@ REQUEST: Final = (
               "Send less, or raise the limit."),
     ErrorCode("request_timeout", 408, NOW, "Headers or body did not come in time.",
               "Look at the client's network; raise `header_timeout_s` or `body_timeout_s` for slow clients."),
+    ErrorCode("no_websocket", 426, CHANGED, "The route is no WebSocket.", "Use HTTP, as clients then do."),
     ErrorCode("body_too_large", 413, CHANGED,
               "The body, decoded, has more bytes than `max_body_bytes`, or `max_multipart_bytes` if it has files.",
               "Send less, or raise the limit."),

@@ -115,6 +115,17 @@ class ModelNotFoundError(NotFoundError):
     default_code = "model_not_found"
 
 
+class NoWebSocketError(CallerError):
+    """A client asks for a WebSocket, which there is not here. It is to use HTTP."""
+
+    status = 426
+    default_code = "no_websocket"
+    quotes = False
+
+    def __init__(self) -> None:
+        super().__init__("There is no WebSocket here. Send POST requests and ask for a stream.")
+
+
 class BodyTooLargeError(CallerError):
     """The request body is over the configured limit."""
 

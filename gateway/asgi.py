@@ -18,6 +18,7 @@ from plait.backends.errors import (
     CallerError,
     EncodingNotSupportedError,
     MethodNotAllowedError,
+    NoWebSocketError,
     PlaitError,
     SessionWaitingError,
 )
@@ -449,6 +450,8 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
         headers.append(NOT_DURABLE)
     if isinstance(error, MethodNotAllowedError):
         headers.append((b"allow", b"POST"))
+    if isinstance(error, NoWebSocketError):
+        headers.append((b"upgrade", b"HTTP/1.1"))
     if isinstance(error, EncodingNotSupportedError):
         headers.append((b"accept-encoding", error.taken.encode()))
     if isinstance(error, SessionWaitingError):

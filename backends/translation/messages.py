@@ -250,10 +250,7 @@ class MessagesTranslation:
         return chat_request(fields)
 
     def to_count(self, fields: Mapping[str, Any]) -> Json:
-        """The fields of a chat-completions body whose prompt's tokens are counted, for a body of `COUNT_TOKENS`.
-
-        Raises CallerError as `to_chat` does.
-        """
+        """The fields of a chat-completions body whose prompt's tokens are counted, for a body of `COUNT_TOKENS`."""
         return prompt_request(fields)
 
     def counted(self, input_tokens: int) -> bytes:

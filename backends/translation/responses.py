@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from plait.backends.errors import ContextLengthError, PlaitError
 from plait.backends.protocol.context_overflow import is_overflow
 from plait.backends.translation.answer_translator import (
@@ -385,6 +387,14 @@ class ResponsesTranslation:
         `previous_response_id` is left out. Put the items of that response, and of those before it, into `input` first.
         """
         return chat_request(fields)
+
+    def to_count(self, fields: Mapping[str, Any]) -> Json:
+        """The fields of a chat-completions body whose prompt's tokens are counted."""
+        return chat_request(fields)
+
+    def counted(self, input_tokens: int) -> bytes:
+        """The answer of `/v1/responses/input_tokens`."""
+        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": input_tokens})
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         """The tools that are left out."""

@@ -53,6 +53,14 @@ class Translation(Protocol):
         """
         ...
 
+    def to_count(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a chat-completions body whose prompt's tokens are counted. Raises CallerError as `to_chat`."""
+        ...
+
+    def counted(self, input_tokens: int) -> bytes:
+        """The answer to a request that asks for the tokens of its input."""
+        ...
+
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
         """What of a request that `to_chat` took is left out, each with its place, as in `tools[8]:web_search`."""
         ...

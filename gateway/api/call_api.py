@@ -10,17 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from plait.backends.errors import CallerError, MethodNotAllowedError, PlaitError
+from plait.backends.errors import CallerError, MethodNotAllowedError, NoWebSocketError, PlaitError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
-from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.error_answers import error_body
@@ -36,6 +35,7 @@ from plait.gateway.asgi import (
     WatchedReceive,
     WrittenClient,
     check_client,
+    header,
     id_of,
     is_refused,
     send_whole,
@@ -48,7 +48,15 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
+from plait.gateway.calls.routes import (
+    CHAT_PATH,
+    INPUT_TOKENS_PATH,
+    KINDS,
+    RESPONSES_PATH,
+    ROUTES,
+    CallRoute,
+    ForwardedRequest,
+)
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
 from plait.gateway.intake.open_bodies import OpenBodies
@@ -63,7 +71,9 @@ Fields = dict[str, Any]
 Answer = Callable[[], Awaitable[None]]
 """Answers a request that was read. It raises `PlaitError` before the first byte, and `ClientGoneError`."""
 
-_MESSAGES = MessagesTranslation()
+_RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
+"""Where a body may continue a response."""
+
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
 
@@ -188,7 +198,7 @@ class ForwardingApi:
             if fields is not given:  # no engine knows the responses that this one continues and refers to
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
-            if fields is not own:
+            if fields is not own and route.computes:
                 send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send
         else:
             route.check(annotations)
@@ -199,7 +209,7 @@ class ForwardingApi:
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has stored the response which a request continues; None if none has."""
         forwarding = self.completions.forwarding
-        if incoming.path != RESPONSES_PATH or not isinstance(previous, str) or forwarding.is_alone:
+        if incoming.path not in _RESPONSES or not isinstance(previous, str) or forwarding.is_alone:
             return None
         if self.stored.has(incoming.tenant, previous):
             return None
@@ -208,14 +218,14 @@ class ForwardingApi:
 
     def _referred(self, incoming: Incoming, given: Fields) -> Fields:
         """The fields of a response with the stored items that they refer to."""
-        return referred(self.stored, incoming.tenant, given) if incoming.path == RESPONSES_PATH else given
+        return referred(self.stored, incoming.tenant, given) if incoming.path in _RESPONSES else given
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
         """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""
-        if incoming.path != RESPONSES_PATH:
+        if incoming.path not in _RESPONSES:
             return given, send
         fields = continued(self.stored, incoming.tenant, given)
-        if given.get("store") is False:
+        if given.get("store") is False or incoming.path != RESPONSES_PATH:
             return fields, send
         previous = given.get("previous_response_id")
         return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
@@ -244,18 +254,18 @@ class ForwardingApi:
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
     ) -> Answer:
         """What answers a request as a chat completion."""
-        if incoming.path == COUNT_PATH:
-            prompt = parse_request(msgspec.json.encode(_MESSAGES.to_count(fields)), ChatRequest)
-            return partial(self._counted, incoming, await self.completions.calls.count(incoming, prompt), send)
+        if not ROUTES[incoming.path].computes:
+            prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
+            answer = translation.counted(await self.completions.calls.count(incoming, prompt))
+            return partial(self._counted, incoming, answer, send)
         body = msgspec.json.encode(translation.to_chat(fields))
-        answer = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
+        told = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
-        return await self.completions.prepared(chat, receive, answer.send, answer.expect_prompt)
+        return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
 
-    async def _counted(self, incoming: Incoming, tokens: int, send: Send) -> None:
-        """Answer with a message's tokens, which were counted here."""
+    async def _counted(self, incoming: Incoming, answer: bytes, send: Send) -> None:
+        """Answer with the tokens of an input, which were counted here."""
         self.completions.refusals.no_call(incoming, None)
-        answer = _MESSAGES.counted(tokens)
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)
 
@@ -375,6 +385,8 @@ class TaskCall(msgspec.Struct, eq=False):
         api, path = self.api, self.incoming.path
         tenant = api.keys.check(scope)
         self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
+        if path == RESPONSES_PATH and header(self.incoming.headers, b"sec-websocket-key") is not None:
+            raise NoWebSocketError
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{path} takes POST requests only.")
         open_body = held.enter_context(api.bodies.open(scope, tenant))

@@ -67,6 +67,7 @@ EXAMPLES: Final[dict[str, Json]] = {
     "/v1/chat/completions": {"model": "demo", "messages": _MESSAGES, "max_tokens": 16},
     "/v1/completions": {"model": "demo", "prompt": "Hello", "max_tokens": 16},
     "/v1/responses": {"model": "demo", "input": "Say hello.", "max_output_tokens": 16},
+    "/v1/responses/input_tokens": {"model": "demo", "input": "Say hello."},
     "/v1/messages": {"model": "demo", "messages": _MESSAGES, "max_tokens": 16},
     "/v1/messages/count_tokens": {"model": "demo", "messages": _MESSAGES},
     "/v1/embeddings": {"model": "demo", "input": "Hello"},

@@ -143,6 +143,11 @@ class ContinuedResponse:
 
 def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
     """The fields of a request with all that was said before it. Raises `CallerError` if that is not stored."""
+    if fields.get("conversation") is not None:
+        raise CallerError(
+            "There are no stored conversations here. Continue a response with 'previous_response_id'.",
+            param="conversation",
+        )
     previous = fields.get("previous_response_id")
     if previous is None:
         return fields

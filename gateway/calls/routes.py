@@ -24,6 +24,7 @@ TEXT_PATH: Final = "/v1/completions"
 RESPONSES_PATH: Final = "/v1/responses"
 MESSAGES_PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
+INPUT_TOKENS_PATH: Final = "/v1/responses/input_tokens"
 
 KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
     CHAT_PATH: ChatRequest,
@@ -62,6 +63,10 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
         CallRoute(CHAT_PATH, COMPLETION, "Complete a chat"),
         CallRoute(TEXT_PATH, COMPLETION, "Complete a text"),
         CallRoute(RESPONSES_PATH, RESPONSE, "Answer in OpenAI's Responses API", TRANSLATIONS[RESPONSES_PATH]),
+        CallRoute(
+            INPUT_TOKENS_PATH, OBJECT, "Count the tokens of a response's input", TRANSLATIONS[RESPONSES_PATH],
+            computes=False,
+        ),
         CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API", TRANSLATIONS[MESSAGES_PATH]),
         CallRoute(COUNT_PATH, OBJECT, "Count the tokens of a message", TRANSLATIONS[MESSAGES_PATH], computes=False),
         CallRoute("/v1/embeddings", OBJECT, "Embed texts"),
@@ -82,7 +87,7 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
         CallRoute("/tokenize", OBJECT, "The tokens of a prompt or a chat", computes=False),
         CallRoute("/detokenize", OBJECT, "The text of tokens", computes=False),
     )
-}
+}  # fmt: skip
 
 
 class ForwardedRequest(Request, frozen=True, kw_only=True):

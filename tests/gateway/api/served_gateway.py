@@ -76,6 +76,15 @@ class Served:
         finally:
             writer.close()
 
+    async def head(self, data: bytes) -> bytes:
+        """The head of the answer to a request, whose connection may stay open."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(data)
+            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10.0)
+        finally:
+            writer.close()
+
     @property
     def counted(self) -> int:
         found = samples(self.gateway._registry)

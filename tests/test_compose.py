@@ -243,7 +243,7 @@ def test_grafana_finds_its_data_source_and_its_dashboard() -> None:
     assert Path(mounted["./deploy/monitoring/dashboard.json"]).parent == Path(provider["options"]["path"])
     panels = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))["panels"]
     drawn = [panel for panel in panels if panel["type"] != "row"]
-    assert all(panel["datasource"] == {"type": "prometheus", "uid": source["uid"]} for panel in drawn)
+    assert all(panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for panel in drawn)
     assert len({panel["id"] for panel in panels}) == len(panels)
     rows = [panel["title"] for panel in panels if panel["type"] == "row"]
-    assert rows == ["Fleet", "Latency", "Hit rate", "Tenants", "Waiting"]
+    assert rows == ["Problems", "Fleet", "Latency", "Placement", "Tenants", "Waiting"]

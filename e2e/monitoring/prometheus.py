@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -40,15 +40,22 @@ class Prometheus:
         series: list[dict[str, Any]] = answer.json()["data"]["result"]
         return series
 
+    def label_values(self, label: str, selector: str) -> set[str]:
+        """The values of a label in the series of a selector."""
+        path, fields = f"/api/v1/label/{label}/values", {"match[]": selector}
+        answer = httpx.get(self._url + path, params=fields, trust_env=False, verify=NO_TLS)
+        assert answer.status_code == 200, f"{selector}: {answer.text}"
+        return set(answer.json()["data"])
+
 
 @contextmanager
-def prometheus(binary: Path, folder: Path, target: str) -> Iterator[Prometheus]:
-    """Prometheus with the shipped configuration, on another target and four times a second."""
+def prometheus(binary: Path, folder: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
+    """Prometheus with the shipped configuration, on other targets and twice a second."""
     shipped = (SHIPPED / "prometheus.yml").read_text()
     assert shipped.count(f'"{TARGET}"') == shipped.count(SCRAPE_INTERVAL) == 1
     config, log, port = folder / "prometheus.yml", folder / "prometheus.log", free_port()
     (folder / "rules.yml").write_bytes((SHIPPED / "rules.yml").read_bytes())
-    config.write_text(shipped.replace(TARGET, target).replace(SCRAPE_INTERVAL, "scrape_interval: 250ms"))
+    config.write_text(shipped.replace(TARGET, '", "'.join(targets)).replace(SCRAPE_INTERVAL, "scrape_interval: 500ms"))
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command = [str(binary), *options, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with log.open("wb") as output:

@@ -175,7 +175,7 @@ _READS: Final = {
     "/v1/receipts/{request_id}": "Why a request went where it went, and what came of it",
     "/admin/receipts": "The receipts of the newest or the worst requests",
     "/admin/receipts/{request_id}": "The receipt of one request",
-    "/admin/status": "What is wrong now",
+    "/admin/status": "What is wrong now, the engines, and what waits",
     "/admin/live": "The fleet and its calls, as server-sent events; needs the admin key",
     "/admin/": "The live view, a page that shows /admin/live",
     "/admin/app.js": "Its script",

@@ -1,14 +1,19 @@
-"""What is wrong now: `GET /admin/status` of all workers and gateways, the gauge `plait_problem`, lines of the log."""
+"""`GET /admin/status` of all workers and gateways: problems, engines, waiting calls by model and tenant.
+
+Problems are also in the gauge `plait_problem` and in lines of the log.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from time import time
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import astuple, replace
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -16,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.gateway.api.auth import AdminAccess
+from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.live.problems import Problem, Problems
 from plait.gateway.live.signs import SeenFleet
 from plait.gateway.peers.forwarding import Forwarding
@@ -31,6 +37,50 @@ LOOK_S: Final = 1.0
 MOST_BYTES: Final = 2**22
 
 log = structlog.get_logger(__name__)
+
+
+class EngineRow(msgspec.Struct):
+    """An engine. `state` is its health, `handing over` or `draining`; `calls` are on it, or wait for it.
+
+    `since` is when its health became so, from 1970; 0: not known.
+    """
+
+    name: str
+    state: str
+    cause: str
+    since: float
+    calls: int
+
+
+class ModelRow(msgspec.Struct):
+    """A model: the calls and sessions that wait in the gateway."""
+
+    name: str
+    waiting_calls: int
+    held_sessions: int
+
+
+class TenantRow(msgspec.Struct):
+    """A tenant: its calls that wait, and those that were answered, and that engines have failed, since the start."""
+
+    name: str
+    waiting_calls: int
+    answered_calls: int
+    failed_calls: int
+
+
+class Status(msgspec.Struct):
+    """The answer: the oldest problem first."""
+
+    problems: list[Problem]
+    engines: list[EngineRow]
+    models: list[ModelRow]
+    tenants: list[TenantRow]
+
+
+_ANSWER: Final = msgspec.json.Decoder(Status)
+RowT = TypeVar("RowT", EngineRow, ModelRow, TenantRow)
+CountsT = TypeVar("CountsT", ModelRow, TenantRow)
 
 
 class Watched(Collector):
@@ -55,6 +105,16 @@ class Watched(Collector):
             gauge.add_metric([problem.code, problem.about], 1.0)
         yield gauge
 
+    def status(self) -> Status:
+        """The status of this gateway now."""
+        signs, router = self._fleet.signs(loop_time_s()), self._fleet.router
+        return Status(
+            list(self.problems.now),
+            [_engine(name, engine, hands_over=name in router.hand_over) for name, engine in router.engines.items()],
+            [ModelRow(name, model.waiting, model.held_sessions) for name, model in signs.models.items()],
+            [TenantRow(name, *tenant) for name, tenant in sorted(signs.tenants.items())],
+        )
+
 
 class StatusApi:
     """The route of this module, for those with `access`."""
@@ -67,37 +127,69 @@ class StatusApi:
 
     async def _status(self, request: Request) -> Response:
         self._access.check(request)
-        own = self._watched.problems.now
-        if self._forwarding.is_alone or is_of_peer(request.scope):
-            return _json(own)
+        status = self._watched.status()
+        if not self._forwarding.is_alone and not is_of_peer(request.scope):
+            status = await self._of_all(status, request)
+        return Response(msgspec.json.encode(status), media_type="application/json")
+
+    async def _of_all(self, own: Status, request: Request) -> Status:
         port = (request.scope.get("server") or ("", None))[1]
         asked = Forwarded("GET", PATH, request.scope["headers"], Checked(ADMIN_KEY), port=port)
         told = await self._forwarding.ask_all(asked, MOST_BYTES)
         code = "peer_stale" if self._forwarding.peers.share else "worker_down"
-        found = [_of(self._forwarding.peers.own, one) for one in own]
+        found = [_named(self._forwarding.peers.own, own)]
         for name, answer in told.items():
             if answer is None:
-                found.append(_unheard(code, name))
+                found.append(Status([_unheard(code, name)], [], [], []))
             elif answer.status == 200:  # else it is of an earlier version
-                found += [_of(name, one) for one in _ANSWER.decode(answer.body).problems]
-        oldest: dict[tuple[str, str], Problem] = {}
-        for one in sorted(found, key=lambda one: one.since):
-            oldest.setdefault((one.code, one.about), one)
-        return _json(oldest.values())
+                found.append(_named(name, _ANSWER.decode(answer.body)))
+        return merged(found)
 
 
-class Status(msgspec.Struct):
-    """The answer: the oldest problem first."""
+def merged(found: Sequence[Status]) -> Status:
+    """One status of several gateways. Calls are summed; an engine drains once it does in all of them."""
+    oldest: dict[tuple[str, str], Problem] = {}
+    for problem in sorted((one for status in found for one in status.problems), key=lambda one: one.since):
+        oldest.setdefault((problem.code, problem.about), problem)
+    return Status(
+        list(oldest.values()),
+        [
+            replace(min(rows, key=_precedence), calls=sum(row.calls for row in rows))
+            for rows in _by_name(status.engines for status in found)
+        ],
+        [_summed(rows) for rows in _by_name(status.models for status in found)],
+        [_summed(rows) for rows in _by_name(status.tenants for status in found)],
+    )
 
-    problems: list[Problem]
+
+def _by_name(tables: Iterable[Sequence[RowT]]) -> Iterable[Sequence[RowT]]:
+    """The rows of several gateways about the same."""
+    found: dict[str, list[RowT]] = {}
+    for row in chain.from_iterable(tables):
+        found.setdefault(row.name, []).append(row)
+    return found.values()
 
 
-_ANSWER: Final = msgspec.json.Decoder(Status)
+def _summed(rows: Sequence[CountsT]) -> CountsT:
+    counts = zip(*(astuple(row)[1:] for row in rows), strict=True)
+    return type(rows[0])(rows[0].name, *map(sum, counts))
 
 
-def _of(name: str, problem: Problem) -> Problem:
-    """A problem of a gateway of several, which says of which if it is about that one."""
-    return problem if problem.about else msgspec.structs.replace(problem, about=name)
+def _precedence(row: EngineRow) -> tuple[bool, bool, float]:
+    """A sort key: where gateways differ, the first state is told. Being out comes before up, draining last."""
+    return row.state == "draining", row.state == "up", row.since
+
+
+def _engine(name: str, engine: FleetEngine, *, hands_over: bool) -> EngineRow:
+    health, calls = engine.health, engine.view.outstanding
+    if engine.draining or hands_over:
+        return EngineRow(name, "draining" if engine.draining else "handing over", "", 0.0, calls)
+    return EngineRow(name, health.state.value, health.cause, round(engine.health_since, 3), calls)
+
+
+def _named(name: str, status: Status) -> Status:
+    """The status of one gateway of several, whose problems with itself say its name."""
+    return replace(status, problems=[one if one.about else replace(one, about=name) for one in status.problems])
 
 
 def _unheard(code: str, name: str) -> Problem:
@@ -108,7 +200,3 @@ def _unheard(code: str, name: str) -> Problem:
 def _tell(problem: Problem, begins: bool) -> None:
     write = log.warning if begins else log.info
     write("problem" if begins else "problem over", code=problem.code, about=problem.about, sentence=problem.sentence)
-
-
-def _json(problems: Iterable[Problem]) -> Response:
-    return Response(msgspec.json.encode({"problems": list(problems)}), media_type="application/json")

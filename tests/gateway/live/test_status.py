@@ -1,0 +1,51 @@
+"""`GET /admin/status`: of one gateway, and of several together."""
+
+from __future__ import annotations
+
+from plait.gateway.live.problems import Problem
+from plait.gateway.live.status import EngineRow, ModelRow, Status, TenantRow, merged
+from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
+
+
+async def asked() -> dict[str, object]:
+    made = gateway(admin_key=KEY)
+    made.engines.drain("a", draining=True)
+    async with client(made) as http:
+        assert (await http.get("/admin/status")).status_code == 401
+        found: dict[str, object] = (await http.get("/admin/status", headers=BEARER)).json()
+    return found
+
+
+async def test_a_gateway_tells_what_it_sees() -> None:
+    assert await asked() == {
+        "problems": [],
+        "engines": [{"name": "a", "state": "draining", "cause": "", "since": 0.0, "calls": 0}],
+        "models": [{"name": "m", "waiting_calls": 0, "held_sessions": 0}],
+        "tenants": [],
+    }
+
+
+def seen(*engines: EngineRow, problems: tuple[Problem, ...] = (), waiting: int = 0) -> Status:
+    tenants = [TenantRow("t", waiting, 10, 1)] if waiting else []
+    return Status([*problems], [*engines], [ModelRow("m", waiting, 1)], tenants)
+
+
+def test_calls_of_several_gateways_are_summed() -> None:
+    up, out = EngineRow("a", "up", "", 1.0, 3), EngineRow("a", "ejected", "hang", 5.0, 4)
+    both = merged([seen(up, waiting=2), seen(out, EngineRow("b", "up", "", 1.0, 0), waiting=3), seen()])
+    assert both.engines == [EngineRow("a", "ejected", "hang", 5.0, 7), EngineRow("b", "up", "", 1.0, 0)]
+    assert both.models == [ModelRow("m", 5, 3)]
+    assert both.tenants == [TenantRow("t", 5, 20, 2)]
+
+
+def test_an_engine_drains_once_it_does_in_all_gateways() -> None:
+    draining, others = EngineRow("a", "draining", "", 0.0, 0), ("handing over", "up", "ejected")
+    for state in others:
+        assert merged([seen(draining), seen(EngineRow("a", state, "", 1.0, 2))]).engines[0].state == state
+    assert merged([seen(draining), seen(draining)]).engines == [draining]
+
+
+def test_a_problem_of_several_gateways_is_named_once_since_it_began() -> None:
+    late, early = Problem("engine_out", "a", 5.0, "", "p"), Problem("engine_out", "a", 4.0, "", "p")
+    other = Problem("queue_long", "m", 4.5, "", "p")
+    assert merged([seen(problems=(late,)), seen(problems=(early, other))]).problems == [early, other]

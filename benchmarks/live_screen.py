@@ -1,7 +1,7 @@
 """What it costs to watch a gateway: CPU time and memory, at 60 calls/s over four embedded engines.
 
 `python -m benchmarks live_screen [--rounds N] [--seconds S] [--json PATH]`. In each round nobody watches for half of
-the time, then a terminal screen (`plait live`) and a second stream (what a page reads), then nobody again. The servers
+the time, then a terminal screen (`plait top`) and a second stream (what a page reads), then nobody again. The servers
 are real, and the load comes from a process of its own. Showing costs what the gateway needs more, and the screen's
 process.
 """
@@ -27,7 +27,7 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.ports import free_ports
 from e2e.terminal import terminal
-from plait.gateway.commands.live_screen import events
+from plait.gateway.commands.asked_gateway import AskedGateway
 from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.endless_load import send_endlessly
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
@@ -76,7 +76,7 @@ def main() -> int:
 
 def _round(plan: FleetPlan, gateway_id: int, seconds: float) -> dict[str, Stretch]:
     before = _measured([gateway_id], seconds / 2)[0]
-    with terminal("live", plan.url, f"--key={KEY}") as shown, _stream(plan) as rates:
+    with terminal("top", plan.url, f"--key={KEY}") as shown, _stream(plan) as rates:
         time.sleep(SETTLE_S)
         watched, screen = _measured([gateway_id, shown.process.pid], seconds)
         assert "Shared prefixes" in shown.text
@@ -135,7 +135,7 @@ def _stream(plan: FleetPlan) -> Iterator[list[float]]:
     is_over, rates = threading.Event(), list[float]()
 
     def read() -> None:
-        for name, data in events(plan.url, KEY, is_over):
+        for name, data in AskedGateway(plan.url, KEY).events(is_over):
             if is_over.is_set():
                 return
             if name == "fleet":

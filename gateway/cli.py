@@ -26,11 +26,14 @@ COMMANDS = {
     "engine": "run an embedded engine: an OpenAI server over an emulated GPU",
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
     "status": "say what is wrong with a gateway now",
-    "live": "watch a gateway in the terminal: engines, prefixes and calls",
+    "top": "watch a gateway in the terminal: problems, engines, prefixes and calls",
     "profile": "fit a cost profile from a live engine",
     "explain": "say what became of a request and why, or what the code of an error means",
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
+
+RENAMED = {"live": "top"}
+"""Commands that were called otherwise."""
 
 SERVERS = frozenset(("serve", "engine"))
 """Commands that handle SIGINT once they serve. Until then an exception by it might leave threads that never end."""
@@ -67,11 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command line; `run` is the command's function.
 
-    Raises ValueError for a command of the gateway where only Plait's base is installed.
+    Raises ValueError for a command of the gateway where only Plait's base is installed, and for one of another name.
     """
     import argparse  # noqa: PLC0415
     from importlib.metadata import version  # noqa: PLC0415
 
+    if argv and argv[0] in RENAMED:
+        raise ValueError(f"`plait {argv[0]}` is `plait {RENAMED[argv[0]]}` now")
     parser = argparse.ArgumentParser(prog="plait", description="An OpenAI-compatible gateway for LLM engines.")
     parser.add_argument("--version", action="version", version=f"plait {version('plait')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

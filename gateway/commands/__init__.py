@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from typing import Any
 
 
 def positive(text: str) -> int:
@@ -25,3 +27,11 @@ def positive_number(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
     return value
+
+
+def add_address(parser: argparse.ArgumentParser, name: str = "--url") -> None:
+    """The options that say which gateway to ask. With the name `url` the address stands by itself."""
+    may_be_left_out: dict[str, Any] = {} if name.startswith("-") else {"nargs": "?"}
+    text = "the gateway (default: %(default)s)"
+    parser.add_argument(name, default="http://127.0.0.1:8000", help=text, **may_be_left_out)
+    parser.add_argument("--key", default=os.environ.get("PLAIT_ADMIN_KEY"), help="default: PLAIT_ADMIN_KEY")

@@ -18,7 +18,9 @@ from typing import IO
 
 from plait.backends.profiles import load_profile
 from plait.gateway.commands import positive, positive_number
-from plait.gateway.commands.live import follow, has_screen
+from plait.gateway.commands.asked_gateway import AskedGateway
+from plait.gateway.commands.screen import Screen
+from plait.gateway.commands.top import follow, has_screen
 from plait.gateway.log.events import configure_logging
 from plait.gateway.simulation.compare import (
     OURS,
@@ -56,9 +58,10 @@ or into a shell:
     curl -si {url}/v1/chat/completions -H 'content-type: application/json' \\
       -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-Watch the engines and the calls in a browser:
+Watch the engines and the calls in a browser, or in another terminal:
 
     {url}/#key={key}
+    plait top {url} --key {key}
 
 See where calls went in the plait-* response headers, and on {url}/metrics. Stop with Ctrl-C.
 """
@@ -89,7 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CALLS/S",
         help=f"send a built-in load to watch, of so many calls a second (default: {DEFAULT_CALLS_PER_S:g})",
     )
-    parser.add_argument("--plain", action="store_true", help="lines of text in place of the live screen")
     _add_comparison(parser.add_argument_group("comparison of placement policies on sessions that share prefixes"))
 
 
@@ -128,7 +130,7 @@ def run(arguments: argparse.Namespace) -> None:
         time_scale=arguments.time_scale,
     )
     if not arguments.compare:
-        run_demo(plan, load_per_s=arguments.load, plain=arguments.plain or not has_screen())
+        run_demo(plan, load_per_s=arguments.load)
         return
     experiment = Experiment(
         traces=arguments.traces,
@@ -160,14 +162,17 @@ def _policies(named: str | None, *, real_time: bool) -> tuple[str, ...]:
     return policies
 
 
-def run_demo(plan: FleetPlan, *, load_per_s: float | None, plain: bool) -> None:
-    """Start everything, say how to use it, and show what goes on until interrupted or terminated."""
-    stop = threading.Event()
+def run_demo(plan: FleetPlan, *, load_per_s: float | None) -> None:
+    """Start everything, say how to use it, and show what goes on until interrupted or terminated.
+
+    Where there is no terminal the gateway's log shows it, a line for each call.
+    """
+    stop, on_screen = threading.Event(), has_screen()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
-    plan = replace(plan, admin_key=secrets.token_urlsafe(12))
+    plan = replace(plan, admin_key=secrets.token_urlsafe(12), log_level="warning" if on_screen else "info")
     try:
         with (
-            _stderr_of_servers(beside_screen=not plain) as stderr,
+            _stderr_of_servers(beside_screen=on_screen) as stderr,
             running_fleet(plan, stderr),
             running_load(plan.url, plan.model, load_per_s),
         ):
@@ -175,8 +180,11 @@ def run_demo(plan: FleetPlan, *, load_per_s: float | None, plain: bool) -> None:
                 url=plan.url, engines=plan.engines, profile=plan.profile, model=plan.model, key=plan.admin_key
             )
             print(said, flush=True)
-            title, hint = f"{plan.url}/#key={plan.admin_key}", HINT.format(url=plan.url, model=plan.model)
-            follow(plan.url, plan.admin_key, stop, plain=plain, title=title, hint=hint)
+            if on_screen:
+                hint = HINT.format(url=plan.url, model=plan.model)
+                screen = Screen(f"{plan.url}/#key={plan.admin_key}", hint)
+                follow(AskedGateway(plan.url, plan.admin_key), stop, screen)
+            stop.wait()
     except KeyboardInterrupt:
         print("stopping", flush=True)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from plait.backends.error_codes import CODES, GROUPS
+from plait.gateway.commands import add_address
 from plait.gateway.receipts.words import sentences
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ Fields = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("what", metavar="ID|CODE", nargs="?", help="a request's x-request-id, or an error's code")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway (default: %(default)s)")
-    parser.add_argument("--key", default=os.environ.get("PLAIT_ADMIN_KEY"), help="default: PLAIT_ADMIN_KEY")
+    add_address(parser)
     parser.add_argument("--api-key", default=os.environ.get("PLAIT_API_KEY"), help="a tenant's, for its own requests")
     parser.add_argument("--log", type=Path, metavar="FILE", help="read the request's line there, and ask no gateway")
     parser.add_argument("--body", type=Path, metavar="FILE", help="what would be decided now for a call with this body")
@@ -48,28 +48,18 @@ def _receipt(arguments: argparse.Namespace) -> Fields:
     """What is to be told."""
     if arguments.body is not None:
         given = {"path": arguments.path, "body": json.loads(arguments.body.read_bytes()), "without": arguments.without}
-        return _asked(arguments, "POST", "/admin/explain", given)
+        return _asked(arguments, "/admin/explain", "POST", given)
     if arguments.log is not None:
         return from_log(arguments.log, arguments.what)
     route = "/admin/receipts" if arguments.key else "/v1/receipts"
-    return _asked(arguments, "GET", f"{route}/{quote(arguments.what, safe='')}")
+    return _asked(arguments, f"{route}/{quote(arguments.what, safe='')}")
 
 
-def _asked(arguments: argparse.Namespace, method: str, path: str, body: object = None) -> Fields:
-    """A gateway's answer. Raises ValueError for an error."""
-    import httpx  # noqa: PLC0415 - takes long to import
+def _asked(arguments: argparse.Namespace, path: str, method: str = "GET", body: object = None) -> Fields:
+    from plait.gateway.commands.asked_gateway import AskedGateway  # noqa: PLC0415 - takes long to import
 
-    if path.startswith("/admin") and not arguments.key:
-        raise ValueError("give the gateway's admin key: --key, or PLAIT_ADMIN_KEY")
-    headers = {"authorization": f"Bearer {arguments.key or arguments.api_key}"}
-    try:
-        answer = httpx.request(method, f"{arguments.url.rstrip('/')}{path}", headers=headers, json=body, timeout=30.0)
-        found: Fields = answer.json()
-    except (httpx.HTTPError, json.JSONDecodeError) as error:
-        raise ValueError(f"{arguments.url} does not answer as a gateway does: {error}") from error
-    if answer.status_code != 200:
-        raise ValueError(f"{arguments.url}: {found['error']['message']}")
-    return found
+    key = arguments.key or (None if path.startswith("/admin") else arguments.api_key)
+    return AskedGateway(arguments.url, key).ask(path, method, body)
 
 
 def from_log(file: Path, request_id: str) -> Fields:

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import pytest
 
 from plait.gateway.cli import main
+from tests.gateway.commands.conftest import Answers
 
-ENGINE = {"name": "a", "state": "active", "health": "up", "cause": None, "since": "2026-01-01T00:00:00+00:00",
-          "outstanding_calls": 3}  # fmt: skip
+ENGINES = [
+    {"name": "a", "state": "up", "cause": "", "since": 1.0, "calls": 3},
+    {"name": "b", "state": "ejected", "cause": "status_500", "since": 1.0, "calls": 0},
+]
 PROBLEM = {
     "code": "engine_out", "about": "b", "since": 1.0, "sentence": "b takes no calls: it is ejected (status_500).",
     "part": "an-engine-is-out",
 }  # fmt: skip
 
 
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, Any]]:
-    """What the gateway answers, by path."""
-    found: dict[str, tuple[int, Any]] = {
-        "/admin/status": (200, {"problems": []}), "/admin/engines": (200, {"object": "list", "data": [ENGINE]}),
-    }  # fmt: skip
-
-    def get(url: str, *, headers: Mapping[str, str], timeout: float) -> httpx.Response:
-        assert headers == {"authorization": "Bearer k"}
-        assert timeout > 0
-        status, body = found[url.removeprefix("http://gateway")]
-        return httpx.Response(status, json=body)
-
-    monkeypatch.setattr(httpx, "get", get)
-    return found
+def status(**more: Any) -> dict[str, Any]:
+    models = [{"name": "m", "waiting_calls": 41, "held_sessions": 0}]
+    tenants = [{"name": "acme", "waiting_calls": 7, "answered_calls": 8, "failed_calls": 9}]
+    return {"problems": [], "engines": ENGINES, "models": models, "tenants": tenants, **more}
 
 
 def run(*options: str) -> int:
@@ -43,33 +33,61 @@ def run(*options: str) -> int:
     return 1
 
 
-def test_nothing_is_wrong(answers: dict[str, tuple[int, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert answers
+def words(line: str) -> str:
+    return " ".join(line.split())
+
+
+def test_nothing_is_wrong(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    answers.put("GET /admin/status", status(engines=ENGINES[:1]))
     assert run() == 0
-    assert capsys.readouterr().out.splitlines()[0] == "Nothing is wrong."
-
-
-def test_problems_are_named(answers: dict[str, tuple[int, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    answers["/admin/status"] = 200, {"problems": [PROBLEM]}
-    assert run() == 1
     text = capsys.readouterr().out
-    assert "b takes no calls: it is ejected (status_500).  (docs/oncall.md#an-engine-is-out)" in text
-    assert "3 calls" in text
+    assert "http://gateway   nothing is wrong" in text
+    assert {"m 41 0", "acme 7 8 9"} <= set(map(words, text.splitlines()))
+    assert "Calls" not in text
+
+
+def test_an_engine_is_out(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    answers.put("GET /admin/status", status(problems=[PROBLEM]))
+    assert run() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "problems: 1" in lines[0]
+    problem = next(line for line in lines if line.startswith(" engine_out "))
+    assert "b takes no calls: it is ejected (status_500). " in problem
+    assert problem.rstrip().endswith("docs/oncall.md#an-engine-is-out")
+    engines = [words(line) for line in lines if " ejected " in line or " up " in line][1:]
+    assert [engine.split()[0] for engine in engines] == ["b", "a"], "those that are out are the first"
+    assert engines[0].startswith("b ejected status_500 ")
     assert run("--json") == 1
-    assert json.loads(capsys.readouterr().out) == {"problems": [PROBLEM], "engines": [ENGINE]}
+    assert json.loads(capsys.readouterr().out) == status(problems=[PROBLEM])
 
 
-def test_a_wrong_key_and_no_gateway_are_errors(
-    answers: dict[str, tuple[int, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "body", "said"),
+    [
+        (401, {"error": {"message": "Incorrect or missing API key."}}, "http://gateway: Incorrect or missing API key."),
+        (502, {"detail": "no upstream"}, "http://gateway does not answer as a gateway does"),
+        (503, {"error": {"message": "The gateway stops."}}, "http://gateway: The gateway stops."),
+    ],
+)
+def test_an_error_is_no_answer(
+    answers: Answers, capsys: pytest.CaptureFixture[str], code: int, body: dict[str, Any], said: str
 ) -> None:
-    answers["/admin/status"] = 401, {"error": {"message": "Incorrect or missing API key."}}
+    answers.put("GET /admin/status", body, code)
     assert run() == 2
-    assert "Incorrect or missing API key." in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
-    def unreachable(url: str, **_options: Any) -> httpx.Response:
-        raise httpx.ConnectError(f"no connection to {url}")
 
-    monkeypatch.setattr(httpx, "get", unreachable)
-    assert run() == 2
-    assert main(["status", "http://gateway"]) == 2
-    assert "give the gateway's admin key" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["http://gateway", "--key=k"], "plait: http://gateway does not answer as a gateway does: no connection"),
+        (["127.0.0.1:1", "--key=k"], "plait: 127.0.0.1:1 is no address of a gateway"),
+        (["http://gateway"], "plait: give the gateway's admin key"),
+    ],
+)
+def test_no_gateway(answers: Answers, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
+    assert not answers.found
+    assert main(["status", *options]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert err.count("\n") == 1

@@ -1,0 +1,77 @@
+"""The gateway that a command asks, by its admin API."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+Json = dict[str, Any]
+
+AGAIN_S: Final = 1.0
+"""From the end of a stream until it is begun again."""
+
+SILENCE_S: Final = 15.0
+"""Events come twice a second. A stream that is silent for so long has ended."""
+
+WAIT_S: Final = 10.0
+
+
+class NoAnswerError(ValueError):
+    """A gateway does not answer, or not as one does."""
+
+
+class AskedGateway:
+    """A gateway at a `url`, asked with a `key`. Raises ValueError if one of them cannot be right."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        if not key:
+            raise ValueError("give the gateway's admin key: --key, or PLAIT_ADMIN_KEY")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url} is no address of a gateway: it begins with http:// or https://")
+        self.url = url.rstrip("/")
+        trusted = ssl.create_default_context()
+        headers = {"authorization": f"Bearer {key}"}
+        self._client = httpx.Client(headers=headers, timeout=WAIT_S, trust_env=False, verify=trusted)
+
+    def ask(self, path: str, method: str = "GET", body: object = None) -> Json:
+        """The answer. Raises `NoAnswerError`, and ValueError for one that refuses."""
+        try:
+            answer = self._client.request(method, self.url + path, json=body)
+            found = msgspec.json.decode(answer.content, type=Json)
+            if answer.is_success:
+                return found
+            message = found["error"]["message"]
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, LookupError, TypeError) as error:
+            raise NoAnswerError(f"{self.url} does not answer as a gateway does: {error}") from error
+        kind = NoAnswerError if answer.is_server_error else ValueError
+        raise kind(f"{self.url}: {message}")
+
+    def events(self, is_over: threading.Event) -> Iterator[tuple[str, Json]]:
+        """The events of `/admin/live`; `refused` for an error, `lost` when the stream has ended. It is begun again."""
+        while not is_over.is_set():
+            with (
+                suppress(httpx.HTTPError, msgspec.DecodeError),
+                self._client.stream("GET", f"{self.url}/admin/live", timeout=SILENCE_S) as answer,
+            ):
+                if answer.is_success:
+                    yield from _parsed(answer.iter_lines())
+                else:
+                    yield "refused", msgspec.json.decode(answer.read(), type=Json)
+            yield "lost", {}
+            is_over.wait(AGAIN_S)
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
+    name = ""
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, msgspec.json.decode(value)

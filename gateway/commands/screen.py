@@ -1,0 +1,317 @@
+"""A gateway in a terminal: problems, engines, waiting calls; while it is watched also shared prefixes and calls."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+PAGE: Final = "docs/oncall.md"
+
+MOST_CALLS: Final = 100
+"""Calls that are remembered: as many as a tall terminal shows."""
+
+MOST_RUNNING: Final = 4
+MOST_ENGINES: Final = 8
+MOST_PREFIXES: Final = 8
+MOST_ROWS: Final = 5
+"""On a screen, of problems, of models and of tenants."""
+
+LEAST_CALLS: Final = 3
+TITLE_LINES: Final = 3
+"""Above the rows of a part: an empty line, the title, the names of the columns."""
+
+BAR_CELLS: Final = 24
+WIDE: Final = 200
+"""Columns where there is no terminal. No table is wider."""
+
+COLOURS: Final = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_yellow")
+BLOCKS: Final = " ▏▎▍▌▋▊▉█"
+Json = dict[str, Any]
+
+
+def console() -> Console:
+    """Where a screen is drawn. Brackets in names and sentences are no markup."""
+    return Console(width=None if sys.stdout.isatty() else WIDE, markup=False, highlight=False, emoji=False)
+
+
+def seconds(value: float | None) -> str:
+    """A time for people."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def percent(value: float | None) -> str:
+    """A share for people."""
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def cached_share(call: dict[str, Any]) -> float | None:
+    """The part of a call's prompt that was cached."""
+    cached = call.get("cached_tokens")
+    return None if cached is None else min(1.0, cached / max(1, call["prompt_tokens"]))
+
+
+def ago(since: float) -> str:
+    """How long ago a time since 1970 was, for people."""
+    if not since:
+        return "-"
+    passed_s = max(0.0, time.time() - since)
+    if passed_s < 100:
+        return f"{passed_s:.0f} s"
+    return f"{passed_s / 60:.0f} min" if passed_s < 6_000 else f"{passed_s / 3_600:.0f} h"
+
+
+class ScreenPart(NamedTuple):
+    """A table, of which a screen shows at most so many rows. One that is not needed may have no room there.
+
+    One that is too wide is cut at its right, or `wraps`.
+    """
+
+    title: str
+    rows: Sequence[Json]
+    most: int
+    drawn: Callable[[Sequence[Json]], Table]
+    is_needed: bool = True
+    wraps: bool = False
+
+
+class Screen:
+    """All that is known of a gateway, by the events that it took: the answer `status` of `/admin/status`, and those of
+    `AskedGateway.events`.
+
+    `title` stands at its top, and `hint` in the place of calls until there are some.
+    """
+
+    def __init__(self, title: str, hint: str = " none so far") -> None:
+        self._title = title
+        self._hint = hint
+        self._status: Json | None = None
+        self._fleet: Json | None = None
+        self._refusal = ""
+        self._is_lost = False
+        self._running: dict[int, Json] = {}
+        self._ended: dict[int, Json] = {}
+        self._places: list[str | None] = []
+
+    def take(self, name: str, data: Json) -> None:
+        """Take an event."""
+        self._is_lost = name == "lost"
+        if name == "status":
+            self._status = data
+        elif name == "fleet":
+            self._fleet, self._refusal = data, ""
+            self._keep_colours([prefix["id"] for prefix in data["prefixes"][:MOST_PREFIXES]])
+        elif name == "calls":
+            self._keep(data["calls"])
+        elif name == "refused":
+            self._refusal = f"   Calls are not shown: {data['error']['message']}"
+        else:
+            self._fleet = None
+            self._running.clear()  # their numbers begin anew
+            self._ended.clear()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """All of it; while it is drawn again and again, what fits into the terminal, problems first."""
+        status, fleet, height = self._status, self._fleet, console.height if console.is_alt_screen else inf
+        yield self._head()
+        if status is None:
+            yield Text("\n waiting for the gateway ...")
+            return
+        left, wide = height - 1, options.update(width=max(options.max_width, WIDE))
+        if fleet is not None:
+            yield self._figures(fleet, status)
+            left -= 1 + TITLE_LINES + LEAST_CALLS
+        for part in self._parts(status, fleet):
+            shown = part.rows if height == inf else part.rows[: part.most]
+            lines = TITLE_LINES + len(shown)
+            if shown and (part.is_needed or lines <= left):
+                left -= lines
+                cut = "" if len(shown) == len(part.rows) else f", {len(shown)} of {len(part.rows)}"
+                yield _title(f"{part.title}{cut}")
+                yield from console.render(part.drawn(shown), options if part.wraps else wide)
+        if fleet is not None:
+            yield _title("Calls")
+            rows = LEAST_CALLS + round(min(MOST_CALLS, max(0, left)))
+            calls = self._calls(rows) if self._running or self._ended else Text(self._hint)
+            yield from console.render(calls, wide)
+
+    def _parts(self, status: Json, fleet: Json | None) -> Iterator[ScreenPart]:
+        yield ScreenPart("Problems", status["problems"], MOST_ROWS, _problems, wraps=True)
+        yield ScreenPart("Engines", self._engine_rows(), MOST_ENGINES, self._engines)
+        if fleet is not None:
+            title = "Shared prefixes, and the part that each engine holds"
+            yield ScreenPart(title, self._prefix_rows(), MOST_PREFIXES, self._prefixes)
+        yield ScreenPart("Models", status["models"], MOST_ROWS, _counts, is_needed=False)
+        busiest = sorted(status["tenants"], key=lambda row: (-row["waiting_calls"], -row["answered_calls"]))
+        yield ScreenPart("Tenants, since the start", busiest, MOST_ROWS, _counts, is_needed=False)
+
+    def _engine_rows(self) -> list[Json]:
+        """Engines that are out come first."""
+        return [] if self._status is None else sorted(self._status["engines"], key=lambda row: row["state"] == "up")
+
+    def _prefix_rows(self) -> list[Json]:
+        """By their places."""
+        shown = [] if self._fleet is None else self._fleet["prefixes"][:MOST_PREFIXES]
+        return sorted(shown, key=lambda row: self._places.index(row["id"]))
+
+    def _head(self) -> Text:
+        title = Text.assemble((" Plait ", "bold reverse"), f" {self._title}   ")
+        if self._is_lost:
+            return title.append("no connection, trying again", "bold red")
+        if self._status is None:
+            return title
+        wrong = len(self._status["problems"])
+        title.append(f"problems: {wrong}" if wrong else "nothing is wrong", "bold red" if wrong else "green")
+        return title.append(self._refusal, "yellow")
+
+    def _figures(self, fleet: Json, status: Json) -> Text:
+        waiting = sum(model["waiting_calls"] for model in status["models"])
+        return Text.assemble(
+            (f" {fleet['calls_per_s']:.1f}", "bold"), " calls/s   hit rate ",
+            (percent(fleet["hit_rate"]), "bold green"),
+            "   median TTFT ", (seconds(fleet["ttft_s"]), "bold"),
+            f"   {fleet['output_tokens_per_s']:,.0f} output tokens/s   ",
+            (f"{waiting}", "bold yellow" if waiting else "bold"), " calls wait   ", ("Ctrl-C ends", "dim"),
+        )  # fmt: skip
+
+    def _engines(self, rows: Sequence[Json]) -> Table:
+        """The states, of all gateways; caches and queues as the one that is watched sees them."""
+        live = {} if self._fleet is None else {engine["name"]: engine for engine in self._fleet["engines"]}
+        more = ("", "KV cache", "running", "waiting", "queued here", "to compute", "cached") if live else ()
+        table = _table("engine", "state", "since", "calls", *more, right=(2, 3, 5, 6, 7, 8, 9, 10))
+        for row in rows:
+            is_up, name = row["state"] == "up", row["name"]
+            state = Text(row["state"] if is_up else f"{row['state']} {row['cause']}", "green" if is_up else "red")
+            cells = self._cache(live[name]) if name in live else ()
+            table.add_row(Text(name, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
+        return table
+
+    def _cache(self, engine: Json) -> tuple[RenderableType, ...]:
+        used = engine["cached_tokens"] if engine["kv_used_tokens"] is None else engine["kv_used_tokens"]
+        size, waiting, queued = engine["kv_tokens"], engine["waiting_calls"], engine["queued_calls"]
+        return (
+            self._kv_bar(engine["name"], used, size or max(1, used)),
+            percent(used / size) if size else "not known",
+            f"{engine['running_calls']}",
+            Text(f"{waiting}", "yellow" if waiting else ""),
+            Text(f"{queued}", "yellow" if queued else ""),
+            f"{engine['outstanding_tokens']:,}",
+            f"{engine['cached_tokens']:,}",
+        )
+
+    def _kv_bar(self, engine: str, used: float, size: float) -> Text:
+        """A bar of the KV cache: in colours what prefixes take, in grey the rest."""
+        bar, cells, rest = Text(), 0, float(used)
+        for prefix in self._prefix_rows():
+            tokens = min(rest, prefix["tokens"] * prefix["engines"].get(engine, 0.0))
+            rest -= tokens
+            width = min(BAR_CELLS - cells, round(BAR_CELLS * tokens / size))
+            cells += width
+            bar.append("█" * width, self._style(prefix["id"]))
+        width = max(0, round(BAR_CELLS * used / size) - cells)
+        bar.append("█" * width, "bright_black")
+        bar.append("·" * (BAR_CELLS - cells - width), "bright_black")
+        return bar
+
+    def _prefixes(self, rows: Sequence[Json]) -> Table:
+        engines = self._engine_rows()[:MOST_ENGINES]
+        table = _table("id", "tokens", "calls/min", *(engine["name"] for engine in engines), right=(1, 2))
+        for prefix in rows:
+            style = self._style(prefix["id"])
+            table.add_row(
+                Text(f"■ {prefix['id']}", style),
+                f"{prefix['tokens']:,}",
+                f"{prefix['uses']:.0f}",
+                *(_bar(prefix["engines"].get(engine["name"], 0.0), 8, style) for engine in engines),
+            )
+        return table
+
+    def _calls(self, rows: int) -> Table:
+        table = _table("time", "prefix", "engine", "reason", "prompt", "cached", "", "waited", "TTFT", "E2E", "outcome",
+                       right=(4, 6, 7, 8, 9))  # fmt: skip
+        running = list(self._running.values())[: -MOST_RUNNING - 1 : -1]
+        shown = [*running, *list(self._ended.values())[::-1]][:rows]
+        for call in shown:
+            share, ended, prefix = cached_share(call), call.get("state") == "ended", call.get("prefix")
+            outcome = f"{call['outcome']} {call['status']}" if ended else "running"
+            failed = ended and call["outcome"] != "ok"
+            table.add_row(
+                time.strftime("%H:%M:%S", time.localtime(call["at"])),
+                Text(f"■ {prefix}" if prefix else "-", self._style(prefix)),
+                call.get("engine", "-"),
+                call.get("reason", "-"),
+                f"{call['prompt_tokens']:,}",
+                _bar(share or 0.0, 8, "green"),
+                percent(share),
+                seconds(call.get("waited_s")),
+                seconds(call.get("ttft_s")),
+                seconds(call.get("e2e_s")),
+                Text(outcome, "red" if failed else ""),
+                style="" if ended else "dim",
+            )
+        return table
+
+    def _keep(self, calls: list[Json]) -> None:
+        for call in calls:
+            self._running.pop(call["number"], None)
+            kept = self._ended if call.get("state") == "ended" else self._running
+            kept[call["number"]] = call
+            if len(kept) > MOST_CALLS:
+                del kept[next(iter(kept))]
+
+    def _keep_colours(self, ids: list[str]) -> None:
+        """Each prefix keeps its place while it is shown."""
+        self._places = [place if place in ids else None for place in self._places]
+        for name in ids:
+            if name not in self._places:
+                if None in self._places:
+                    self._places[self._places.index(None)] = name
+                else:
+                    self._places.append(name)
+
+    def _style(self, prefix: str | None) -> str:
+        return COLOURS[self._places.index(prefix) % len(COLOURS)] if prefix in self._places and prefix else "dim"
+
+
+def _problems(rows: Sequence[Json]) -> Table:
+    table = _table("code", "since", "what", "see")
+    table.columns[2].no_wrap = False
+    for row in rows:
+        table.add_row(Text(row["code"], "bold red"), ago(row["since"]), row["sentence"], f"{PAGE}#{row['part']}")
+    return table
+
+
+def _counts(rows: Sequence[Json]) -> Table:
+    """A table of counts, with the fields of the rows as its columns."""
+    names = [name.replace("_", " ") for name in rows[0]]
+    table = _table(*names, right=range(1, len(names)))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
+
+
+def _title(title: str) -> Text:
+    return Text(f"\n {title}", "bold")
+
+
+def _table(*names: str, right: Iterable[int] = ()) -> Table:
+    """A table with these columns, of which some are figures."""
+    table = Table(box=None, pad_edge=True, header_style="dim", expand=False)
+    for place, name in enumerate(names):
+        table.add_column(name, no_wrap=True, justify="right" if place in right else "left")
+    return table
+
+
+def _bar(share: float, cells: int, style: str) -> Text:
+    eighths = round(min(1.0, max(0.0, share)) * cells * 8)
+    whole, part = divmod(eighths, 8)
+    drawn = "█" * whole + (BLOCKS[part] if part else "")
+    return Text.assemble((drawn, style), ("·" * (cells - len(drawn)), "bright_black"))

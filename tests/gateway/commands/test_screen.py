@@ -1,0 +1,181 @@
+"""The screen that `plait status` and `plait top` draw, by the events that it took."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from plait.gateway.commands.screen import (
+    COLOURS,
+    MOST_CALLS,
+    MOST_ENGINES,
+    MOST_ROWS,
+    Screen,
+    ago,
+    cached_share,
+    percent,
+    seconds,
+)
+
+
+def status(**more: Any) -> dict[str, Any]:
+    return {
+        "problems": [], "engines": [row("one"), row("two")],
+        "models": [{"name": "m", "waiting_calls": 7, "held_sessions": 2}], "tenants": [tenant(1)], **more,
+    }  # fmt: skip
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "state": "up", "cause": "", "since": 1.0, "calls": 3, **more}
+
+
+def tenant(number: int) -> dict[str, Any]:
+    return {"name": f"tenant-{number}", "waiting_calls": number, "answered_calls": 1, "failed_calls": 0}
+
+
+def problem(number: int) -> dict[str, Any]:
+    return {"code": "engine_out", "about": f"e{number}", "since": 1.0, "sentence": f"e{number} [is out].", "part": "p"}
+
+
+def engine(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name, "health": "up", "draining": False, "stalled": False, "knowledge": "exact", "queued_calls": 0,
+        "waiting_calls": 0, "running_calls": 3, "outstanding_tokens": 1234, "kv_tokens": 100_000,
+        "kv_used_tokens": 50_000, "cached_tokens": 40_000, **more,
+    }  # fmt: skip
+
+
+def fleet(at: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {
+        "at": at, "calls_per_s": 12.3, "output_tokens_per_s": 99.0, "hit_rate": 0.875, "ttft_s": 0.056,
+        "engine_count": 2, "engines": [engine("one"), engine("two", kv_tokens=None, kv_used_tokens=None)],
+        "models": [{"model": "m", "waiting_calls": 7, "expected_s": 1.0, "live_sessions": 0, "held_sessions": 2}],
+        "prefixes": [{"id": "abc123", "tokens": 25_000, "uses": 40.0, "engines": {"one": 1.0, "two": 0.5}}],
+        **more,
+    }  # fmt: skip
+
+
+def call(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "number": number, "at": 1.0, "model": "m", "tenant": "", "prompt_tokens": 4_000, "state": "ended",
+        "engine": "one", "reason": "exploit", "cached_tokens": 3_000, "ttft_s": 0.05, "e2e_s": 1.5, "status": 200,
+        "outcome": "ok", "prefix": "abc123", **more,
+    }  # fmt: skip
+
+
+def drawn(screen: Screen, height: int | None = None, width: int = 150) -> str:
+    """The screen of a terminal that is so high; None: printed once."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False, markup=False)
+    console._is_alt_screen = height is not None
+    console.print(screen)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def watched() -> Screen:
+    screen = Screen("TITLE", "HINT")
+    screen.take("status", status())
+    screen.take("fleet", fleet())
+    return screen
+
+
+def test_the_screen_has_all_parts() -> None:
+    shown = Screen("TITLE", "HINT")
+    assert "waiting for the gateway" in drawn(shown, 40)
+    shown.take("status", status())
+    assert "Calls" not in drawn(shown, 40)
+    shown.take("fleet", fleet())
+    assert "HINT" in drawn(shown, 40)
+    shown.take("calls", {"calls": [call(1), call(2, outcome="failed", status=502)], "left_out": 0})
+    text = drawn(shown, 40)
+    parts = ("TITLE", "12.3 calls/s", "87.5%", "56 ms", "7 calls wait", "abc123", "25,000", "50.0%", "tenant-1")
+    assert all(part in text for part in (*parts, "exploit", "75.0%", "ok 200", "failed 502", "nothing is wrong"))
+    assert "HINT" not in text
+    assert "no connection" not in text
+    shown.take("lost", {})
+    assert "no connection" in drawn(shown, 40)
+
+
+def test_problems_come_first_and_brackets_stay() -> None:
+    shown = watched()
+    shown.take("status", status(problems=[problem(number) for number in range(9)]))
+    text = drawn(shown, 40)
+    assert text.index("e0 [is out].") < text.index("Engines")
+    assert f"Problems, {MOST_ROWS} of 9" in text
+    assert "e8 [is out]." not in text
+    assert "e8 [is out]." in drawn(shown)
+
+
+def test_engines_that_are_out_come_first() -> None:
+    shown = watched()
+    out = row("last", state="ejected", cause="hang")
+    shown.take("status", status(engines=[*(row(f"e{number}") for number in range(63)), out]))
+    text = drawn(shown, 40)
+    assert f"Engines, {MOST_ENGINES} of 64" in text
+    assert text.index("ejected hang") < text.index("e0")
+    assert "e62" in drawn(shown)
+
+
+def test_a_narrow_terminal_cuts_tables_at_their_right_and_wraps_sentences() -> None:
+    shown = watched()
+    shown.take("status", status(problems=[problem(1) | {"sentence": "e1 takes no calls: it is ejected (hang)."}]))
+    lines = drawn(shown, 40, width=70).splitlines()
+    assert max(map(len, lines)) <= 70
+    assert next(line for line in lines if line.startswith(" one ")).split()[:2] == ["one", "up"]
+    text = " ".join(" ".join(lines).split())
+    assert all(word in text for word in ("e1 takes no calls:", "ejected", "(hang)."))
+
+
+def test_a_gateway_that_shows_no_calls_says_why() -> None:
+    shown = watched()
+    for name, data in (("refused", {"error": {"message": "8 clients watch already."}}), ("lost", {})):
+        shown.take(name, data)
+    shown.take("status", status())
+    text = drawn(shown, 40)
+    assert "Calls are not shown: 8 clients watch already." in text
+    assert ("12.3 calls/s" in text, " up " in text) == (False, True)
+    shown.take("fleet", fleet())
+    assert "Calls are not shown" not in drawn(shown, 40)
+
+
+def test_the_use_of_a_cache_whose_size_nobody_told_is_not_known() -> None:
+    told, unknown = (line for line in drawn(watched()).splitlines() if " up " in line)
+    assert ("%" in told, "not known" in unknown) == (True, True)
+
+
+@pytest.mark.parametrize("height", [20, 24, 40, 80])
+def test_the_screen_fits_and_remembers_so_much(height: int) -> None:
+    shown = watched()
+    shown.take("status", status(tenants=[tenant(number) for number in range(40)]))
+    for number in range(3 * MOST_CALLS):
+        shown.take("calls", {"calls": [call(number, state="running"), call(number)], "left_out": 0})
+    assert len(shown._ended) == MOST_CALLS
+    assert not shown._running
+    assert len(drawn(shown, height).splitlines()) <= height
+
+
+def test_a_prefix_keeps_its_colour() -> None:
+    shown = watched()
+    for ids in (["a", "b", "c"], ["c", "b"], ["d", "c", "b"]):
+        shown.take("fleet", fleet(prefixes=[{"id": i, "tokens": 1, "uses": 2.0, "engines": {}} for i in ids]))
+        assert shown._style("c") == COLOURS[2]
+    assert shown._style("d") == COLOURS[0]
+    assert shown._style("a") == shown._style(None) == "dim"
+
+
+def test_a_stream_that_begins_anew_begins_its_calls_anew() -> None:
+    shown = watched()
+    shown.take("calls", {"calls": [call(1)], "left_out": 0})
+    shown.take("lost", {})
+    assert not shown._ended
+
+
+def test_figures_are_written_for_people() -> None:
+    assert [seconds(value) for value in (None, 0.0421, 1.5)] == ["-", "42 ms", "1.50 s"]
+    assert (ago(0.0), ago(1.0)[-2:]) == ("-", " h")
+    assert [percent(value) for value in (None, 0.5)] == ["-", "50.0%"]
+    assert cached_share({"prompt_tokens": 0, "cached_tokens": 5}) == 1.0
+    assert cached_share({"prompt_tokens": 10}) is None

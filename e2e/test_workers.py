@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from e2e.server_process import NO_TLS, Server, eventually
+from e2e.server_process import NO_TLS, PLAIT, Server, eventually
 from e2e.servers import Launcher
 
 WORKERS = 3
@@ -98,6 +100,17 @@ def test_a_change_of_the_engines_is_made_in_all_workers(gateway: Server) -> None
     assert gateway.post("/admin/engines/b", json={"state": "draining"}, headers=key).status_code == 200
     for _ in range(9):
         assert gateway.get("/admin/engines/b", headers=key).json()["state"] == "draining"
+
+
+def test_a_drain_waits_for_the_calls_of_all_workers(gateway: Server) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        calls = [threads.submit(gateway.post, CHAT, json=chat(f"call {n}", max_tokens=200)) for n in range(6)]
+        eventually(lambda: gateway.metric("plait_engine_outstanding_calls", engine="b") > 0)
+        command = [str(PLAIT), "drain", "b", f"--url={gateway.url}", "--key=secret", "--wait"]
+        drained = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert drained.stdout.endswith("No call is on b.\n")
+        assert not gateway.metric("plait_engine_outstanding_calls", engine="b")
+        assert {call.result().status_code for call in calls} == {200}
 
 
 def test_what_only_peers_may_say_is_refused_from_clients(gateway: Server) -> None:

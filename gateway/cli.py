@@ -27,6 +27,7 @@ COMMANDS = {
     "demo": "run the gateway over four embedded engines, or compare placement policies on them",
     "status": "say what is wrong with a gateway now",
     "top": "watch a gateway in the terminal: problems, engines, prefixes and calls",
+    "drain": "let an engine get no new calls, or say where they would go",
     "profile": "fit a cost profile from a live engine",
     "explain": "say what became of a request and why, or what the code of an error means",
 }

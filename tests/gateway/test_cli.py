@@ -25,7 +25,7 @@ def test_the_gateways_packages_are_known() -> None:
     assert not {"httpx", "msgspec", "plait"} & BLOCKED
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"explain"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"drain", "explain"}))
 def test_a_command_of_the_gateway_says_what_to_install(command: str) -> None:
     run = in_base(f"from plait.gateway.cli import main; sys.exit(main(['{command}']))")
     assert (run.returncode, run.stdout) == (2, "")
@@ -33,6 +33,14 @@ def test_a_command_of_the_gateway_says_what_to_install(command: str) -> None:
     assert first.startswith(f"plait: {command} needs ")
     assert first.endswith(", which is not installed: pip install 'plait[gateway]'")
     assert not more
+
+
+def test_an_engine_is_drained_without_the_gateways_packages() -> None:
+    run = in_base(
+        "from plait.gateway.cli import main; sys.exit(main(['drain', 'a', '--key=k', '--url=http://127.0.0.1:1']))"
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "does not answer as a gateway does" in run.stderr
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "explain waiting"])

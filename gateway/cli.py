@@ -30,6 +30,7 @@ COMMANDS = {
     "drain": "let an engine get no new calls, or say where they would go",
     "profile": "fit a cost profile from a live engine",
     "explain": "say what became of a request and why, or what the code of an error means",
+    "completion": "print what a shell needs to complete these commands and their options",
 }
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command line; `run` is the command's function.
+    """The arguments of a command line; `run` is the command's function, `parser` has all commands.
 
     Raises ValueError for a command of the gateway where only Plait's base is installed, and for one of another name.
     """
@@ -81,23 +82,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plait", description="An OpenAI-compatible gateway for LLM engines.")
     parser.add_argument("--version", action="version", version=f"plait {version('plait')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    told = COMMANDS if "completion" in argv[:1] else argv[:1]
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name in argv[:1]:
-            module = _command(name)
+        if name in told:
+            module = _command(name, argv[0])
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, parser=parser)
     return parser.parse_args(argv)
 
 
-def _command(name: str) -> ModuleType:
+def _command(name: str, asked: str) -> ModuleType:
+    """The module of a command, for the one that was `asked` for."""
     try:
         return import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.partition(".")[0] in {"", "plait"}:
             raise
-        raise ValueError(f"{name} needs {missing}, which is not installed: pip install 'plait[gateway]'") from error
+        raise ValueError(f"{asked} needs {missing}, which is not installed: pip install 'plait[gateway]'") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What it costs to watch a gateway: CPU time and memory, at 60 calls/s over four embedded engines.
+"""The cost of watching a gateway: CPU time and memory, at 60 calls/s over 64 embedded engines.
 
-`python -m benchmarks live_screen [--rounds N] [--seconds S] [--json PATH]`. In each round nobody watches for half of
-the time, then a terminal screen (`plait top`) and a second stream (what a page reads), then nobody again. The servers
+`python -m benchmarks live_screen [--rounds N] [--seconds S] [--engines N] [--json PATH]`. In each round nobody watches
+for half of the time, then a terminal screen (`plait top`) and a second stream (what a page reads), then nobody again.
+Its metrics are scraped each 5 s all the time. The servers
 are real, and the load comes from a process of its own. Showing costs what the gateway needs more, and the screen's
 process.
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
+import httpx
+
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.ports import free_ports
@@ -39,6 +42,8 @@ KV_TOKENS: Final = 80_000
 WARM_UP_S: Final = 60.0
 SETTLE_S: Final = 5.0
 """After a change of watchers, before anything is measured."""
+
+SCRAPE_S: Final = 5.0
 
 MOST_CPU: Final = 0.10
 MOST_GROWTH: Final = 1.05
@@ -64,11 +69,12 @@ class Stretch:
 def main() -> int:
     """Measure, print, write what was asked for; returns 1 if a claim does not hold."""
     parser = timed_parser(__doc__, rounds=2)
+    parser.add_argument("--engines", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=60.0, help="watched in each round (default: %(default)s)")
     arguments = parser.parse_args()
-    port = free_ports(5)[0]
-    plan = FleetPlan(port=port, engine_port=port + 1, kv_tokens=KV_TOKENS, admin_key=KEY)
-    with running_fleet(plan) as gateway_id, _load(plan):
+    port, engines = free_ports(1 + arguments.engines)[0], arguments.engines
+    plan = FleetPlan(port=port, engine_port=port + 1, engines=engines, kv_tokens=KV_TOKENS, admin_key=KEY)
+    with running_fleet(plan) as gateway_id, _load(plan), _scraped(plan):
         time.sleep(WARM_UP_S)
         rounds = [_round(plan, gateway_id, arguments.seconds) for _ in range(arguments.rounds)]
     return finish("live_screen", _report(rounds), arguments)
@@ -145,6 +151,24 @@ def _stream(plan: FleetPlan) -> Iterator[list[float]]:
     thread.start()
     try:
         yield rates
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextmanager
+def _scraped(plan: FleetPlan) -> Iterator[None]:
+    """The metrics are read, as Prometheus does."""
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.wait(SCRAPE_S):
+            httpx.get(f"{plan.url}/metrics", trust_env=False, timeout=SCRAPE_S).raise_for_status()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
     finally:
         is_over.set()
         thread.join()

@@ -397,14 +397,10 @@ def new_terms(config: Config, tenants: TenantIds, peers: Peers) -> TenantTerms:
 
 
 def new_bodies(config: Config, peers: Peers) -> OpenBodies:
-    """Workers, who share a machine's memory, each have a part of it; a body always fits."""
+    """Workers, who share a machine's memory, each have a part of it; a body without files always fits."""
     server, workers = config.server, 1 if peers.share else peers.count
-    longest = max(server.max_body_bytes, server.max_multipart_bytes)
-    return OpenBodies(
-        server.max_body_bytes,
-        max(longest, server.max_open_body_bytes // workers),
-        max_multipart_bytes=server.max_multipart_bytes,
-    )
+    of_tenant = max(server.max_body_bytes, server.max_open_body_bytes // workers)
+    return OpenBodies(server.max_body_bytes, of_tenant, max_multipart_bytes=min(server.max_multipart_bytes, of_tenant))
 
 
 def build_router(config: Config) -> Router:

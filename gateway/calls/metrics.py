@@ -7,7 +7,7 @@ If those are not the engine's, blocks never match and placement is blind.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from math import exp
 from typing import Final, NamedTuple
 
@@ -391,7 +391,7 @@ class CallMetrics:
                 found[model] = known._replace(slo_calls=known.slo_calls + count.value, slo_missed=missed)
         return found
 
-    def of_tenants(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    def of_tenants(self) -> tuple[dict[str, int], dict[str, int]]:
         """By tenant as operators read it: calls that were answered since the start, and those that engines failed."""
         answered = defaultdict[str, int](int)
         for (tenant, _, status, _), count in self._tenant_calls.of.items():
@@ -399,7 +399,7 @@ class CallMetrics:
                 answered[tenant] += round(count.value)
         for tenant, failed in self._failed.items():  # a stream that broke off had its status
             answered[tenant] = max(0, answered[tenant] - failed)
-        return answered, self._failed
+        return answered, dict(self._failed)
 
     def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
         """Count what a call has waited for, once for each reason."""

@@ -40,14 +40,20 @@ class ModelSigns(NamedTuple):
     slo_missed: int = 0
 
 
+NO_MODEL: Final = ModelSigns(0, 0, 0.0, 0)
+
+
 class TenantSigns(NamedTuple):
-    """What is seen of a tenant with a name: its calls that wait, and those that were answered, and
-    that engines have failed, since the start.
+    """Calls of tenants by their names: those that wait, and those that were answered, and that engines have failed,
+    since the start.
     """
 
-    waiting: int
-    answered: int
-    failed: int
+    waiting: Mapping[str, int]
+    answered: Mapping[str, int]
+    failed: Mapping[str, int]
+
+
+NO_TENANTS: Final = TenantSigns({}, {}, {})
 
 
 class Signs(NamedTuple):
@@ -60,7 +66,7 @@ class Signs(NamedTuple):
     wall_s: float
     engines: Mapping[str, EngineSigns]
     models: Mapping[str, ModelSigns]
-    tenants: Mapping[str, TenantSigns]
+    tenants: TenantSigns
     loop_late: float = 0.0
     resident_bytes: int = 0
     log_dropped: int = 0
@@ -211,7 +217,7 @@ class Problems:
         while self._samples[0].now_s < signs.now_s - self._memory_s:
             old = self._samples.popleft()
             if not self._before or old.now_s - self._before[-1].now_s >= BEFORE_S:
-                self._before.append(old._replace(tenants={}))
+                self._before.append(old._replace(tenants=NO_TENANTS))
         while self._before and self._before[0].now_s < signs.now_s - self._memory_s - self._usual_s:
             self._before.popleft()
 
@@ -269,8 +275,7 @@ def _of_model(name: str, model: ModelSigns) -> Iterator[Finding]:
 
 def _of_rates(name: str, first: Signs, recent: Signs, signs: Signs) -> Iterator[Finding]:
     """What has changed of late in a model's rates."""
-    none = ModelSigns(0, 0, 0.0, 0)
-    at_first, before, now = (one.models.get(name, none) for one in (first, recent, signs))
+    at_first, before, now = (one.models.get(name, NO_MODEL) for one in (first, recent, signs))
     calls, missed = now.slo_calls - before.slo_calls, now.slo_missed - before.slo_missed
     if missed >= max(LEAST_MISSED, MISSED * calls):
         yield Finding("slo_missed", name, f"{missed} of {calls} promised times of calls for {name} were missed.")
@@ -288,25 +293,35 @@ def _hit_rate(before: ModelSigns, now: ModelSigns) -> float | None:
 
 
 def _of_tenants(signs: Signs, recent: Signs) -> Iterator[Finding]:
-    none = TenantSigns(0, 0, 0)
-    lately = {name: _since(recent.tenants.get(name, none), tenant) for name, tenant in signs.tenants.items()}
-    waiting, answered, failed = (sum(counts) for counts in zip(*lately.values(), strict=True)) if lately else (0, 0, 0)
-    for name, tenant in lately.items():
-        others_wait, others_failed = waiting - tenant.waiting, failed - tenant.failed
-        others_calls = answered - tenant.answered + others_failed
-        if (others_wait or others_calls) and tenant.waiting >= max(FLOOD, FLOOD_TIMES * others_wait):
-            yield Finding("tenant_floods", name, f"{tenant.waiting} of the {waiting} calls that wait are of {name}.")
-        if tenant.failed < max(LEAST_FAILED, BREAKING * failed):
+    now, before = signs.tenants, recent.tenants
+    waiting = sum(now.waiting.values())
+    answered = sum(now.answered.values()) - sum(before.answered.values())
+    failed = sum(now.failed.values()) - sum(before.failed.values())
+    for name, calls in now.waiting.items():
+        others_wait = waiting - calls
+        if calls < max(FLOOD, FLOOD_TIMES * others_wait):
             continue
-        expected = others_calls * tenant.failed / (tenant.answered + tenant.failed)  # if it were the engines' fault
+        if others_wait or answered + failed > sum(_since(before, now, name)):
+            yield Finding("tenant_floods", name, f"{calls} of the {waiting} calls that wait are of {name}.")
+    for name, count in now.failed.items():
+        if count < LEAST_FAILED:
+            continue
+        its_answered, its_failed = _since(before, now, name)
+        if its_failed < max(LEAST_FAILED, BREAKING * failed):
+            continue
+        others_failed = failed - its_failed
+        others_calls = answered - its_answered + others_failed
+        expected = others_calls * its_failed / (its_answered + its_failed)  # if it were the engines' fault
         if expected >= LEAST_FAILED and others_failed <= OTHERS * expected:
-            sentence = f"{tenant.failed} of the {failed} calls that engines failed are of {name}."
+            sentence = f"{its_failed} of the {failed} calls that engines failed are of {name}."
             yield Finding("requests_break_engines", name, sentence)
 
 
-def _since(before: TenantSigns, now: TenantSigns) -> TenantSigns:
-    """What waits now, and what was counted since."""
-    return TenantSigns(now.waiting, now.answered - before.answered, now.failed - before.failed)
+def _since(before: TenantSigns, now: TenantSigns, name: str) -> tuple[int, int]:
+    """The calls of a tenant that were answered between two times, and those that engines failed."""
+    counts = ((before.answered, now.answered), (before.failed, now.failed))
+    answered, failed = (after.get(name, 0) - at_first.get(name, 0) for at_first, after in counts)
+    return answered, failed
 
 
 def _of_memory(signs: Signs, recent: Signs) -> Iterator[Finding]:

@@ -74,15 +74,16 @@ class SeenFleet:
             )
         return found
 
-    def _tenants(self) -> dict[str, TenantSigns]:
+    def _tenants(self) -> TenantSigns:
         waiting: dict[str, int] = {}
         for backlog in self.admission.queue.backlogs.values():
             for tenant in backlog.tenants():
                 label = self.label(tenant)
                 waiting[label] = waiting.get(label, 0) + backlog.waiting(tenant)
         answered, failed = self.metrics.of_tenants()
-        named = (waiting.keys() | answered.keys() | failed.keys()) - {""}
-        return {name: TenantSigns(waiting.get(name, 0), answered[name], failed[name]) for name in named}
+        for counts in (waiting, answered, failed):
+            counts.pop("", None)
+        return TenantSigns(waiting, answered, failed)
 
 
 def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:

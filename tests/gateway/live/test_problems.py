@@ -40,8 +40,11 @@ def signs(now_s: float, **changes: Any) -> Signs:
     )  # fmt: skip
     model = model._replace(**changes.pop("model", {}))
     engine = WELL._replace(**changes.pop("engine", {}))
-    tenant = TenantSigns(1, round(2 * rate), 0)
-    tenants = {"blue": tenant, "red": tenant._replace(**changes.pop("red", {}))}
+    red = changes.pop("red", {})
+    answered = round(2 * rate)
+    tenants = TenantSigns(
+        {"blue": 1, "red": red.get("waiting", 1)}, {"blue": answered, "red": answered}, {"red": red.get("failed", 0)}
+    )
     return Signs(now_s, WALL_S + now_s, {"a": WELL, "b": engine}, {"m": model}, tenants, **changes)
 
 
@@ -114,15 +117,14 @@ def test_a_healthy_fleet_and_an_idle_one_have_no_problem(is_idle: bool) -> None:
 def test_who_calls_most_does_not_break_engines_if_all_fail_alike() -> None:
     problems = Problems()
     for second in range(600):
-        big, small = TenantSigns(0, 10 * second, second // 2), TenantSigns(0, second // 5, second // 50)
-        seen = signs(second)._replace(tenants={"big": big, "small": small})
-        assert not problems.look(seen)
+        answered, failed = {"big": 10 * second, "small": second // 5}, {"big": second // 2, "small": second // 50}
+        assert not problems.look(signs(second)._replace(tenants=TenantSigns({}, answered, failed)))
 
 
 def test_who_is_alone_does_not_flood() -> None:
     problems = Problems()
     for second in range(60):
-        assert not problems.look(signs(second)._replace(tenants={"only": TenantSigns(50, 10 * second, 0)}))
+        assert not problems.look(signs(second)._replace(tenants=TenantSigns({"only": 50}, {"only": 10 * second}, {})))
 
 
 def test_an_engine_that_drains_or_was_never_tried_is_not_out() -> None:

@@ -122,6 +122,8 @@ LATE: Final = 0.05
 GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
 CLEAR_S: Final = 15.0
 """A problem is over once nothing was seen of it for so long."""
+LATELY_S: Final = 30.0
+"""A change over the memory is no problem if the latest part of it shows none: what was mended is not named for long."""
 SAMPLE_S: Final = 5.0
 BEFORE_S: Final = 60.0
 """Between two entries of the memory, and of the older one."""
@@ -228,13 +230,16 @@ class Problems:
                 yield Finding("engine_flaps", name, f"{name} went out {len(self._outs[name])} times in ten minutes.")
         recent = self._samples[0]
         first = self._before[0] if self._before else recent
+        lately = next(one for one in self._samples if one.now_s >= signs.now_s - LATELY_S)
         for name, model in signs.models.items():
+            usual, before, latest = (one.models.get(name, NO_MODEL) for one in (first, recent, lately))
             yield from _of_model(name, model)
-            yield from _of_rates(name, first, recent, signs)
-        yield from _of_tenants(signs, recent)
-        yield from _of_gateway(signs, recent)
+            yield from _of_slos(name, before, latest, model)
+            yield from _of_hit_rate(name, usual, before, latest, model)
+        yield from _of_tenants(signs, recent, lately)
+        yield from _of_gateway(signs, lately)
         if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at first
-            yield from _of_memory(signs, recent)
+            yield from _of_memory(signs, recent, lately, LATELY_S / self._memory_s)
 
 
 def _problem(one: _Open) -> Problem:
@@ -273,26 +278,35 @@ def _of_model(name: str, model: ModelSigns) -> Iterator[Finding]:
         yield Finding("sessions_held", name, f"{held}: their contexts do not fit into the engines' caches.")
 
 
-def _of_rates(name: str, first: Signs, recent: Signs, signs: Signs) -> Iterator[Finding]:
-    """What has changed of late in a model's rates."""
-    at_first, before, now = (one.models.get(name, NO_MODEL) for one in (first, recent, signs))
+def _of_slos(name: str, before: ModelSigns, lately: ModelSigns, now: ModelSigns) -> Iterator[Finding]:
     calls, missed = now.slo_calls - before.slo_calls, now.slo_missed - before.slo_missed
+    missed_lately = now.slo_missed - lately.slo_missed
+    if missed_lately < max(1, MISSED * (now.slo_calls - lately.slo_calls)):
+        return
     if missed >= max(LEAST_MISSED, MISSED * calls):
         yield Finding("slo_missed", name, f"{missed} of {calls} promised times of calls for {name} were missed.")
-    usual, rate = _hit_rate(at_first, before), _hit_rate(before, now)
-    if usual is not None and rate is not None and usual >= LEAST_HIT_RATE and rate < FALLEN * usual:
+
+
+def _of_hit_rate(
+    name: str, first: ModelSigns, before: ModelSigns, lately: ModelSigns, now: ModelSigns
+) -> Iterator[Finding]:
+    usual, rate = _hit_rate(first, before), _hit_rate(before, now)
+    latest = _hit_rate(lately, now, least_tokens=1)
+    if usual is None or rate is None or latest is None or usual < LEAST_HIT_RATE:
+        return
+    if max(rate, latest) < FALLEN * usual:
         yield Finding(
             "hit_rate_fallen", name, f"{rate:.0%} of prompt tokens for {name} are cached, before {usual:.0%}."
         )
 
 
-def _hit_rate(before: ModelSigns, now: ModelSigns) -> float | None:
+def _hit_rate(before: ModelSigns, now: ModelSigns, least_tokens: int = LEAST_TOKENS) -> float | None:
     """The share of prompt tokens that were cached between two times; None for too few."""
     tokens = now.prompt_tokens - before.prompt_tokens
-    return None if tokens < LEAST_TOKENS else (now.cached_tokens - before.cached_tokens) / tokens
+    return None if tokens < least_tokens else (now.cached_tokens - before.cached_tokens) / tokens
 
 
-def _of_tenants(signs: Signs, recent: Signs) -> Iterator[Finding]:
+def _of_tenants(signs: Signs, recent: Signs, lately: Signs) -> Iterator[Finding]:
     now, before = signs.tenants, recent.tenants
     waiting = sum(now.waiting.values())
     answered = sum(now.answered.values()) - sum(before.answered.values())
@@ -304,7 +318,7 @@ def _of_tenants(signs: Signs, recent: Signs) -> Iterator[Finding]:
         if others_wait or answered + failed > sum(_since(before, now, name)):
             yield Finding("tenant_floods", name, f"{calls} of the {waiting} calls that wait are of {name}.")
     for name, count in now.failed.items():
-        if count < LEAST_FAILED:
+        if count == lately.tenants.failed.get(name, 0):
             continue
         its_answered, its_failed = _since(before, now, name)
         if its_failed < max(LEAST_FAILED, BREAKING * failed):
@@ -324,17 +338,20 @@ def _since(before: TenantSigns, now: TenantSigns, name: str) -> tuple[int, int]:
     return answered, failed
 
 
-def _of_memory(signs: Signs, recent: Signs) -> Iterator[Finding]:
-    grown = signs.resident_bytes - recent.resident_bytes
+def _of_memory(signs: Signs, recent: Signs, lately: Signs, part: float) -> Iterator[Finding]:
+    """`part` of the memory is since `lately`."""
+    grown, grown_lately = (signs.resident_bytes - before.resident_bytes for before in (recent, lately))
+    if grown_lately < part * LEAST_GROWN_BYTES:
+        return
     if grown >= LEAST_GROWN_BYTES and signs.resident_bytes >= GROWN * recent.resident_bytes:
         yield Finding("memory_grows", "", f"The gateway's memory has grown by {grown / 2**20:.0f} MiB.")
 
 
-def _of_gateway(signs: Signs, recent: Signs) -> Iterator[Finding]:
+def _of_gateway(signs: Signs, lately: Signs) -> Iterator[Finding]:
     if signs.loop_late >= LATE:
         late = f"The gateway stood still for {signs.loop_late:.0%} of the last ten seconds"
         yield Finding("loop_late", "", f"{late}: it needs more CPU.")
-    dropped = signs.log_dropped - recent.log_dropped
+    dropped = signs.log_dropped - lately.log_dropped
     if dropped:
         yield Finding("log_dropped", "", f"{dropped} lines of the log were dropped: whoever reads it is too slow.")
     if signs.store_problem:

@@ -353,7 +353,8 @@ class CallMetrics:
             # A call may be where it costs more, for its times or its group: a counter never falls.
             mine.margin_s.value += max(0.0, margin.margin_s)
         booking, usage = attempt.booking, attempt.answer.usage
-        self._failed[mine.label] += ending.outcome == "failed"
+        is_at_fault = ending.status == 500 and ending.outcome == "refused"  # it fails on each engine alike
+        self._failed[mine.label] += is_at_fault or ending.outcome == "failed"
         if ending.outcome in {"ok", "failed", "defect"}:
             met, objective = ending.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):

@@ -171,14 +171,14 @@ class Gateway:
         admission = Admission(self.router, at_loop_time, lambda _: UNLIMITED, max_wait_s=120.0)
         self.gate = Gate(admission, hold_s=60.0)
         self.open_answers = OpenAnswers(MAX_OPEN_ANSWER_BYTES)
-        metrics = CallMetrics(self.registry)
+        self.metrics = CallMetrics(self.registry)
         self.relay = Relay(
             self.router,
             links,
             self.recovery,
             self.gate,
-            metrics,
-            records=CallRecords((metrics, CallLog(str))),
+            self.metrics,
+            records=CallRecords((self.metrics, CallLog(str))),
             objectives=ChangedObjectives(self.router, admission, links, self.supervisor, self.registry),
             max_attempts=3,
             open_answers=self.open_answers,

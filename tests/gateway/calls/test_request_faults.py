@@ -71,6 +71,7 @@ async def test_the_same_body_is_then_asked_of_one_engine_only() -> None:
         for _ in range(5):
             await made.deliver(Client(), body=OTHER)
         assert sum(asked(made)) == 3 + 2 + 4
+        assert made.metrics.of_tenants()[1] == {"": 5}, "the tenant's requests break engines"
         assert states(made) == [HealthState.UP] * 3
 
 

@@ -50,7 +50,7 @@ class SeenFleet:
         return Signs(
             now_s,
             time(),
-            {name: _engine(engine, now_s) for name, engine in self.router.engines.items()},
+            self._engines(now_s),
             self._models(),
             self._tenants(),
             lag.since(now_s - LATE_WITHIN_S, now_s) / LATE_WITHIN_S,
@@ -59,6 +59,13 @@ class SeenFleet:
             (self.store and self.store.problem) or "",
             self.reloads.is_refused,
         )
+
+    def _engines(self, now_s: float) -> dict[str, EngineSigns]:
+        handing_over = self.router.hand_over
+        return {
+            name: _engine(engine, now_s, draining=engine.draining or name in handing_over)
+            for name, engine in self.router.engines.items()
+        }
 
     def _models(self) -> dict[str, ModelSigns]:
         backlogs, gates = self.admission.queue.backlogs, self.admission.sessions.gates
@@ -86,7 +93,7 @@ class SeenFleet:
         return TenantSigns(waiting, answered, failed)
 
 
-def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:
+def _engine(engine: FleetEngine, now_s: float, *, draining: bool) -> EngineSigns:
     view, report = engine.view, engine.cache.last_report
     owed = view.outstanding - view.queue.held
     silent_s = now_s - engine.progress.owes_since_s(now_s)
@@ -96,7 +103,7 @@ def _engine(engine: FleetEngine, now_s: float) -> EngineSigns:
         silent_s = 0.0  # it computes, as far as it says
     return EngineSigns(
         engine.health.takes_calls,
-        engine.draining,
+        draining,
         engine.health.state.value,
         engine.health.cause,
         engine.health_since,

@@ -41,9 +41,17 @@ class Launcher:
                     failures.append(str(failure))
         assert not failures, "\n".join(failures)
 
-    def engine(self, name: str, *, model: str = "demo", time_scale: float = 20, options: Sequence[str] = ()) -> Server:
+    def engine(
+        self,
+        name: str,
+        *,
+        model: str = "demo",
+        time_scale: float = 20,
+        options: Sequence[str] = (),
+        port: int | None = None,
+    ) -> Server:
         """An embedded engine, not started yet; `options` are further ones of `plait engine`."""
-        port = free_port()
+        port = port or free_port()
         arguments = ["engine", "--port", str(port), "--name", name, "--model", model, "--time-scale", str(time_scale)]
         engine = Server(name, port, [*arguments, *options], self._folder / f"{name}.log", ready_path="/health")
         self._engines.append(engine)

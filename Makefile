@@ -25,7 +25,7 @@ E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
 	unstreamed_answers.py routes_beside_chat.py)
 
-.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring \
+.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \
 	e2e-llamacpp environments results results-long dist packages release nightly clean
 
@@ -74,6 +74,10 @@ e2e-clients: setup
 e2e-monitoring: setup
 	$(BIN)/python -m e2e.monitoring.prometheus
 	$(BIN)/python -m pytest e2e/monitoring
+
+# The situations of docs/oncall.md, on embedded engines: ten minutes. Three of them are in `make e2e`.
+e2e-oncall: setup
+	$(BIN)/python -m e2e.oncall
 
 # Gateways that share a store, on a real PostgreSQL, which is installed with apt-get when it is not there yet. Then what
 # programs may expect, with each request sent to a random one of three gateways.
@@ -174,7 +178,7 @@ test: check
 # Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
 nightly: export PLAIT_NIGHTLY = 1
 nightly: test
-	$(MAKE) e2e-faults soak e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
+	$(MAKE) e2e-faults soak e2e-oncall e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
 		e2e-sglang e2e-sglang-versions e2e-llamacpp release
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 	$(BIN)/python -m benchmarks mission

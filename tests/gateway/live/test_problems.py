@@ -144,5 +144,5 @@ def test_a_problem_says_since_when_and_where_to_read_on() -> None:
 def test_each_part_is_a_heading_of_the_page() -> None:
     page = (ROOT / "docs" / "oncall.md").read_text(encoding="utf-8")
     headings = {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
-    assert {threshold.part for threshold in THRESHOLDS.values()} | {PART_OF_OTHERS} == headings
+    assert {threshold.part for threshold in THRESHOLDS.values()} | {PART_OF_OTHERS} <= headings
     assert all(f"`{code}`" in page for code in THRESHOLDS)

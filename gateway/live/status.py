@@ -112,7 +112,10 @@ class Watched(Collector):
             list(self.problems.now),
             [_engine(name, engine, hands_over=name in router.hand_over) for name, engine in router.engines.items()],
             [ModelRow(name, model.waiting, model.held_sessions) for name, model in signs.models.items()],
-            [TenantRow(name, *tenant) for name, tenant in sorted(signs.tenants.items())],
+            [
+                TenantRow(name, *(counts.get(name, 0) for counts in signs.tenants))
+                for name in sorted(set().union(*signs.tenants))
+            ],
         )
 
 

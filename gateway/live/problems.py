@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -72,6 +73,8 @@ class Signs(NamedTuple):
     log_dropped: int = 0
     store_problem: str = ""
     reload_refused: bool = False
+    missed: Mapping[str, float] = MappingProxyType({})
+    """Gateways that have died, and since when (from 1970)."""
 
 
 class Threshold(NamedTuple):
@@ -99,6 +102,7 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "log_dropped": Threshold(0.0, "the-log-drops-lines"),
     "store_failing": Threshold(2.0, "the-store-is-down"),
     "reload_refused": Threshold(0.0, "a-reload-was-refused"),
+    "peer_stale": Threshold(0.0, "a-gateway-dies"),
 }
 SLOW: Final = 1.5
 """Times the fleet's pace."""
@@ -358,3 +362,5 @@ def _of_gateway(signs: Signs, lately: Signs) -> Iterator[Finding]:
         yield Finding("store_failing", "", f"The store cannot be written: {signs.store_problem}.")
     if signs.reload_refused:
         yield Finding("reload_refused", "", "The configuration file is not valid: the old configuration stays.")
+    for url, since_wall_s in signs.missed.items():
+        yield Finding("peer_stale", url, f"The gateway at {url} has died, and is not back.", since_wall_s)

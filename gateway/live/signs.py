@@ -58,6 +58,7 @@ class SeenFleet:
             sum(dropped_lines().values()),
             (self.store and self.store.problem) or "",
             self.reloads.is_refused,
+            {} if self.store is None or self.store.membership is None else self.store.membership.roster.missed,
         )
 
     def _engines(self, now_s: float) -> dict[str, EngineSigns]:

@@ -20,11 +20,13 @@ class MembershipCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Two gauges and one counter."""
         up = GaugeMetricFamily(
-            "plait_peer_up", "1 for a gateway that shares the store, 0 once its lease is over", labels=["peer"]
+            "plait_peer_up", "1 for a gateway that shares the store, 0 for one that has died", labels=["peer"]
         )
         roster = self._membership.roster
         for member in roster.members:
             up.add_metric([member.url], float(not member.is_stale))
+        for url in roster.missed:
+            up.add_metric([url], 0.0)
         yield up
         strangers = "Rows of the store's gateways that are not signed with our peer_key"
         yield GaugeMetricFamily("plait_peers_not_trusted", strangers, len(roster.strangers))

@@ -17,22 +17,35 @@ import structlog
 
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import LIFE_S
-from plait.gateway.store.event_log import Member
+from plait.gateway.store.event_log import LEASE_S, Member
 
 STRANGER: Final = "a row of the store's gateways is not signed with our peer_key: nothing is sent there"
 STALE: Final = "a gateway has signed its row at another time: do the clocks differ? Nothing is sent there"
+
+OVER_S: Final = LEASE_S / 2
+"""A row that was older before it went was not taken away by its own gateway, which renews it each second."""
+
+MISSED_S: Final = 600.0
+"""A gateway that has died and did not come back is missed for so long. Then it was perhaps not meant to."""
 
 log = structlog.get_logger(__name__)
 
 
 class Roster:
-    """The `members` by the rows that were read last. Rows of `strangers` are those of nobody who has the key."""
+    """The `members` by the rows that were read last. Rows of `strangers` are those of nobody who has the key.
+
+    `missed` has the addresses of gateways that have died, and since when, until one is there again. One that ends takes
+    its row with it at once; that of one that has died is renewed no more until its lease is over.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self.members: Sequence[Member] = ()
         self.strangers: Sequence[Member] = ()
+        self.missed: dict[str, float] = {}
         self._peers = peers
         self._noted: set[int] = set()  # epochs of rows that were logged
+        self._renewed: dict[str, tuple[str, float]] = {}  # a gateway's signature, and when it was read first
+        self._read_s = 0.0  # last
 
     def described(self) -> dict[str, str]:
         """The state of each address."""
@@ -62,3 +75,15 @@ class Roster:
         signed = {member.url for member in members if member.signature}
         self.members, self.strangers, self._noted = members, strangers, noted
         self._peers.unsigned = unsigned - signed
+        self._miss(now_unix_s)
+
+    def _miss(self, now_unix_s: float) -> None:
+        here, before = {member.url: member.signature for member in self.members}, self._renewed
+        died = {url for url, (_, at_s) in before.items() if url not in here and self._read_s - at_s > OVER_S}
+        missed = self.missed | dict.fromkeys(died, now_unix_s)
+        self.missed = {url: s for url, s in missed.items() if url not in here and now_unix_s - s < MISSED_S}
+        self._renewed = {
+            url: before[url] if url in before and before[url][0] == signature else (signature, now_unix_s)
+            for url, signature in here.items()
+        }
+        self._read_s = now_unix_s

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.gateway.peers.peers import Peers
-from plait.gateway.peers.roster import STALE, STRANGER, Roster
+from plait.gateway.peers.roster import MISSED_S, STALE, STRANGER, Roster
 from plait.gateway.peers.signatures import LIFE_S, PeerKey
 from plait.gateway.store.event_log import Member
 
@@ -68,3 +68,25 @@ def test_gateways_of_the_release_before_are_taken_until_the_time_that_is_given()
     made.read(rows, NOW_S + 10)
     assert [member.epoch for member in made.members] == [1]
     assert not peers.unsigned
+
+
+def test_a_gateway_that_has_died_is_missed_until_it_is_back_and_one_that_ended_is_not() -> None:
+    made, _ = roster()
+    for second in range(10):  # b renews its row until it ends, c dies after two seconds
+        now_s = NOW_S + second
+        rows = [row(1, "http://a", at_s=now_s), row(3, "http://c", at_s=min(now_s, NOW_S + 2))]
+        rows += [row(2, "http://b", at_s=now_s)] if second < 5 else []
+        made.read(rows[:1] + rows[2:] if second >= 7 else rows, now_s)
+    assert made.missed == {"http://c": NOW_S + 7}
+    made.read([row(1, "http://a"), row(4, "http://c")], NOW_S + 60)
+    assert not made.missed
+
+
+def test_a_gateway_is_missed_for_ten_minutes_and_not_by_one_that_was_late_itself() -> None:
+    made, _ = roster()
+    for now_s in (NOW_S, NOW_S + 4, NOW_S + 5, NOW_S + 5 + MISSED_S - 1, NOW_S + 5 + MISSED_S):
+        made.read([row(2, "http://b")] if now_s < NOW_S + 5 else [], now_s)
+        assert bool(made.missed) == (NOW_S + 5 <= now_s < NOW_S + 5 + MISSED_S)
+    made.read([row(3, "http://c")], NOW_S)
+    made.read([], NOW_S + 30)
+    assert not made.missed

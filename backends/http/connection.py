@@ -316,11 +316,10 @@ class Connection(asyncio.Protocol):
     def _send_more(self) -> None:
         """Send a long body. The transport copies the bytes that the socket does not take, so it gets no more at once.
 
-        An engine that answers early (a 413) may stop reading. Then the rest is written without waiting, and the
-        connection is not reused while some of it is unsent.
+        An engine that answers early (a 413) may stop reading. The connection is not reused while some is unsent.
         """
         response = self._response
-        while self._unsent is not None and response is not None and (response.status or not self._writing_paused):
+        while self._unsent is not None and response is not None and not self._writing_paused:
             piece = next(self._unsent, None)
             if piece is None:
                 self._unsent = None

@@ -71,10 +71,11 @@ class GatewayDies(SharedStore):
     """One of two gateways is killed."""
 
     part = "a-gateway-dies"
+    beside = frozenset({"peer_stale"})  # until its lease is over
 
     def make_gateways(self) -> list[Server]:
         gateways = super().make_gateways()
-        self.problems = frozenset({("peer_stale", gateways[1].url)})
+        self.problems = frozenset({("peer_lost", gateways[1].url)})
         return gateways
 
     async def begin(self) -> None:

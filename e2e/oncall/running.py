@@ -13,7 +13,7 @@ from e2e.oncall.of_calls import EverythingQueues, ProgramHangs, RequestsBreakEng
 from e2e.oncall.of_engines import EngineSlow, EngineStuck, EngineWrong, Healthy, HitRateFallen, Idle
 from e2e.oncall.of_gateways import GatewayDies, MemoryGrows, RollingUpdate, StoreDown
 from e2e.oncall.situation import OVER_WITHIN_S, Named, Situation
-from e2e.server_process import Server, eventually
+from e2e.server_process import Server
 from e2e.servers import Launcher
 
 SITUATIONS: Final[Mapping[str, type[Situation]]] = {
@@ -100,9 +100,9 @@ def _is_related(situation: Situation, named: Named) -> bool:
 
 
 def _is_told(situation: Situation, code: str, about: str) -> None:
-    """The metric and the log have the problem, that of a silent gateway once its lease is over."""
+    """The metric and the log have the problem."""
     about = "" if about == situation.gateway.url else about
-    eventually(lambda: situation.gateway.metric("plait_problem", code=code, about=about) == 1)
+    assert situation.gateway.metric("plait_problem", code=code, about=about) == 1
     told = [line for line in _events(situation.gateway) if line["event"] == "problem"]
     assert (code, about) in [(line["code"], line["about"]) for line in told]
 

@@ -216,9 +216,12 @@ _WITHOUT_DATA = re.compile(
 class EventStream(ABC):
     """One stream, of whatever form of events.
 
+    One that `may_be_empty` is an answer also without an event.
     `usage` is the latest usage that the engine reported, within `bounds`; `usage_corrected` is True if it had to be
     corrected. `error` is an error that the engine sent as an event. `finish` says why the first choice ended.
     """
+
+    may_be_empty: ClassVar[bool] = False
 
     def __init__(self, engine_id: str, bounds: UsageBounds | None = None) -> None:
         self.usage: CallUsage | None = None

@@ -227,10 +227,16 @@ class ObjectForm(CompletionForm):
 
 
 class PassedBytes(EventStream):
-    """An answer of any type, on its way as it comes. It is whole if its engine ends it."""
+    """An answer of any type, on its way as it comes. It is whole once its engine has ended it, and may be empty."""
 
-    problem = None
+    may_be_empty = True
     _has_begun = False
+    _has_ended = False
+
+    @property
+    def problem(self) -> EngineError | None:
+        """An answer that has not ended is not whole."""
+        return None if self._has_ended else EngineBrokenError(f"engine {self._engine_id} has not ended its answer")
 
     def feed(self, chunk: bytes) -> bytes:
         """What has come. Blanks at the beginning wait for more: an answer begins with something."""
@@ -238,10 +244,14 @@ class PassedBytes(EventStream):
         if not self._has_begun and not chunk.strip():
             return b""
         self._has_begun = True
-        return self.end()
+        return self._kept()
 
     def end(self) -> bytes:
         """What was kept."""
+        self._has_ended = True
+        return self._kept()
+
+    def _kept(self) -> bytes:
         kept = b"".join(self._pieces)
         self._pieces.clear()
         return kept

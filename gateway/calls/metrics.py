@@ -270,6 +270,7 @@ class CallMetrics:
         for collector in (self._tenant_calls, *tokens, *times, self._slo, self._good):
             registry.register(collector)
         self._failed = defaultdict[str, int](int)  # calls that engines failed, by tenant
+        self._broken = defaultdict[str, int](int)  # those of them that had begun with a good status
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
 
     def _count_margins(self, registry: CollectorRegistry) -> None:
@@ -355,6 +356,7 @@ class CallMetrics:
         booking, usage = attempt.booking, attempt.answer.usage
         is_at_fault = ending.status == 500 and ending.outcome == "refused"  # it fails on each engine alike
         self._failed[mine.label] += is_at_fault or ending.outcome == "failed"
+        self._broken[mine.label] += ending.outcome == "failed" and ending.status < 400
         if ending.outcome in {"ok", "failed", "defect"}:
             met, objective = ending.outcome == "ok", booking.call.objective or ""
             if booking.call.slo not in (None, NO_SLO):
@@ -396,10 +398,10 @@ class CallMetrics:
         """By tenant as operators read it: calls that were answered since the start, and those that engines failed."""
         answered = defaultdict[str, int](int)
         for (tenant, _, status, _), count in self._tenant_calls.of.items():
-            if status < "400":
+            if int(status) < 400:
                 answered[tenant] += round(count.value)
-        for tenant, failed in self._failed.items():  # a stream that broke off had its status
-            answered[tenant] = max(0, answered[tenant] - failed)
+        for tenant, broken in self._broken.items():
+            answered[tenant] -= broken
         return answered, dict(self._failed)
 
     def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from plait.backends.http.body import SLICE_BYTES, Body
+from plait.backends.http.body import Body
 from plait.gateway.intake.multipart import FormField
 from plait.gateway.intake.uploads import Upload
 
@@ -61,10 +61,6 @@ class _Renamed(msgspec.Struct, frozen=True):
 
     def slices(self) -> Iterator[bytes]:
         """All of it, in pieces."""
-        yield from self._between(0, self.model.at)
+        yield from self.upload.slices(0, self.model.at)
         yield self.value
-        yield from self._between(self._ends_at, len(self.upload))
-
-    def _between(self, begin: int, end: int) -> Iterator[bytes]:
-        for at in range(begin, end, SLICE_BYTES):
-            yield self.upload.read(at, min(at + SLICE_BYTES, end))
+        yield from self.upload.slices(self._ends_at)

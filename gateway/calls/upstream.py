@@ -361,9 +361,10 @@ class Exchange(msgspec.Struct, eq=False):
         if not events.strip():
             if response.error is not None:
                 raise response.error
-            if response.source is None:
+            if response.source is not None:
+                return False
+            if not stream.may_be_empty:
                 raise EngineBrokenError(f"engine {self._attempt.engine_id} ended its stream without an event")
-            return False
         if stream.error is None:
             self._upstream.faults.convict(self._delivery, now_s)
             self._upstream.router.first_token(self._attempt.booking, now_s)

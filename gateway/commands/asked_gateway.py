@@ -45,7 +45,8 @@ class AskedGateway:
             answer = self._client.request(method, self.url + path, json=body)
             found = msgspec.json.decode(answer.content, type=Json)
             if answer.is_success:
-                return found
+                shown: Json = printable(found)
+                return shown
             message = found["error"]["message"]
         except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, LookupError, TypeError) as error:
             raise NoAnswerError(f"{self.url} does not answer as a gateway does: {error}") from error
@@ -74,4 +75,13 @@ def _parsed(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
         if field == "event":
             name = value
         elif field == "data":
-            yield name, msgspec.json.decode(value)
+            yield name, printable(msgspec.json.decode(value))
+
+
+def printable(value: Any) -> Any:
+    """JSON for a terminal: names may have sequences that it would obey."""
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in value)
+    if isinstance(value, dict):
+        return {printable(key): printable(one) for key, one in value.items()}
+    return [printable(one) for one in value] if isinstance(value, list) else value

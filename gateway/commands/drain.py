@@ -22,7 +22,7 @@ MOST_RECEIPTS: Final = 200
 """As many as a gateway tells at once."""
 
 SILENT: Final = ("peer_stale", "worker_down")
-"""Problems that are about a worker or gateway, which may have calls on the engine."""
+"""Problems that are about a worker or gateway, which may have calls on the engine. One that is lost has none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

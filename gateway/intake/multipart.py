@@ -45,7 +45,7 @@ class FormReader:
         self._has_ended = False
         self._header = b""  # the name of a header
         self._disposition = b""
-        self._is_disposition = False
+        self._dispositions = 0
         self._field: bytes | None = None  # the name of the part, if its value is looked for
         self._value = bytearray()
         self._at: int | None = None
@@ -85,22 +85,27 @@ class FormReader:
         if self._parts > MOST_PARTS:
             raise CallerError(f"A form has at most {MOST_PARTS} fields.", code="too_many_fields")
         self._header = self._disposition = b""
-        self._is_disposition, self._field, self._at = False, None, None
+        self._dispositions, self._field, self._at = 0, None, None
         self._value.clear()
 
     def _on_header(self, data: bytes, begin: int, end: int) -> None:
         self._header += data[begin:end]
 
     def _on_value(self, data: bytes, begin: int, end: int) -> None:
-        self._is_disposition = self._header.lower() == b"content-disposition"
-        if self._is_disposition:
+        if self._header.lower() == b"content-disposition":
             self._disposition += data[begin:end]
+            if len(self._disposition) > MOST_NAME_BYTES:
+                raise _malformed("the name of a field is too long")
 
     def _end_header(self) -> None:
+        """A header ends. Of two dispositions, engines might read the other one."""
+        self._dispositions += self._header.lower() == b"content-disposition"
+        if self._dispositions > 1:
+            raise _malformed("a field has two names")
         self._header = b""
 
     def _end_headers(self) -> None:
-        _, options = parse_options_header(self._disposition[:MOST_NAME_BYTES])
+        _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"")
         self._field = name if name in self._names and b"filename" not in options else None
 
@@ -126,7 +131,9 @@ class FormReader:
             value = self._value.decode()
         except UnicodeDecodeError as error:
             raise CallerError(f"'{name}' must be UTF-8", param=name) from error
-        self.found[name] = FormField(value, self._at or 0)
+        if self._at is None:  # it looked like a boundary to its end
+            raise CallerError(f"'{name}' is no name of a model", param=name)
+        self.found[name] = FormField(value, self._at)
 
     def _end_form(self) -> None:
         self._has_ended = True

@@ -6,8 +6,9 @@ import asyncio
 import os
 from collections.abc import Iterator
 from hashlib import blake2b
+from io import FileIO
 from tempfile import TemporaryFile
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from plait.backends.errors import NoRoomForUploadError
 from plait.backends.http.body import SLICE_BYTES
@@ -25,7 +26,7 @@ class Upload:
     def __init__(self) -> None:
         self._size = 0
         self._memory = bytearray()
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._sum = blake2b(digest_size=16)
 
     def __enter__(self) -> Self:
@@ -56,13 +57,13 @@ class Upload:
         if self._file is not None:
             await self._write()
 
-    def slices(self) -> Iterator[bytes]:
-        """All of it, from the beginning. What has come lately is read from the system's memory, not from the disk."""
-        for at in range(0, self._size, SLICE_BYTES):
-            yield self.read(at, min(at + SLICE_BYTES, self._size))
+    def slices(self, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """All of it, or a range. What has come lately is read from the system's memory, not from the disk."""
+        end = self._size if end is None else end
+        for at in range(begin, end, SLICE_BYTES):
+            yield self._read(at, min(at + SLICE_BYTES, end))
 
-    def read(self, begin: int, end: int) -> bytes:
-        """The bytes of this range."""
+    def _read(self, begin: int, end: int) -> bytes:
         if self._file is None:
             return bytes(self._memory[begin:end])
         return os.pread(self._file.fileno(), end - begin, begin)
@@ -77,6 +78,7 @@ class Upload:
 
     def _append(self, data: bytearray) -> None:
         if self._file is None:
-            self._file = TemporaryFile()  # noqa: SIM115 - closed with the upload
-        self._file.write(data)
-        self._file.flush()
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - closed with the upload
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]

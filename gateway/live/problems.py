@@ -102,7 +102,7 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "log_dropped": Threshold(0.0, "the-log-drops-lines"),
     "store_failing": Threshold(2.0, "the-store-is-down"),
     "reload_refused": Threshold(0.0, "a-reload-was-refused"),
-    "peer_stale": Threshold(0.0, "a-gateway-dies"),
+    "peer_lost": Threshold(0.0, "a-gateway-dies"),
 }
 SLOW: Final = 1.5
 """Times the fleet's pace."""
@@ -363,4 +363,4 @@ def _of_gateway(signs: Signs, lately: Signs) -> Iterator[Finding]:
     if signs.reload_refused:
         yield Finding("reload_refused", "", "The configuration file is not valid: the old configuration stays.")
     for url, since_wall_s in signs.missed.items():
-        yield Finding("peer_stale", url, f"The gateway at {url} has died, and is not back.", since_wall_s)
+        yield Finding("peer_lost", url, f"The gateway at {url} has died, and is not back.", since_wall_s)

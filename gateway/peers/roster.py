@@ -85,5 +85,6 @@ class Roster:
         self._renewed = {
             url: before[url] if url in before and before[url][0] == signature else (signature, now_unix_s)
             for url, signature in here.items()
+            if signature  # a release before signs nothing, so that its row does not change
         }
         self._read_s = now_unix_s

@@ -45,9 +45,11 @@ class ReceiptSink(WrappedSink):
         return shown(self._receipts.of(self._delivery))
 
     def _with_comment(self, events: bytes) -> bytes:
-        """Events with the receipt as a comment before the last event of the stream."""
+        """Events with the receipt as a comment before the last event of the stream. Other bytes stay as they are."""
         attempt = self._delivery.attempt
         if self._has_told or attempt is None or attempt.exchange is None or not attempt.exchange.has_last_event:
+            return events
+        if not self._delivery.asked.form.has_events:
             return events
         self._has_told = True
         attempt.exchange.keep()

@@ -15,7 +15,7 @@ from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.content_types import is_event_stream
 from plait.gateway.api.error_answers import error_body, error_event
 from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
-from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage
+from plait.gateway.server.served_request import Framing, ServedReceive, ServedRequest, Stage
 
 LAST_WORD_S = 1.5
 """The longest time that an error may take to be sent at the end, to a client that reads slowly."""
@@ -155,6 +155,8 @@ def _tell(request: ServedRequest, error: PlaitError) -> None:
     elif request.stage is Stage.ANSWERING:
         if is_event_stream(request.answer_headers):
             request.end(error_event(path, error))
+        elif request.framing is Framing.CLOSE:  # an end in order would say that the answer is whole
+            request.line.transport.abort()
         else:
             request.line.transport.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.gateway.api.served_gateway import Reply, Served, request, serving
 
@@ -67,6 +68,33 @@ async def test_before_the_first_byte_another_engine_is_asked() -> None:
         replies = [Reply.of(await asked(made, SPEECH)) for _ in range(4)]
     found = {(reply.status, reply.body == AUDIO, reply.headers["plait-engine"]) for reply in replies}
     assert found == {(200, True, "b")}
+
+
+@pytest.mark.parametrize("body", [b"", b"\n"])
+async def test_an_empty_answer_is_one(body: bytes) -> None:
+    async with serving() as made:
+        made.answer = engine_says(body, "text/plain")
+        replies = [Reply.of(await asked(made, SPEECH)) for _ in range(4)]
+        assert made.gateway.router.engines["a"].health.takes_calls
+    assert {(reply.status, reply.body) for reply in replies} == {(200, body)}
+
+
+async def test_a_receipt_is_in_the_head_alone() -> None:
+    async with serving() as made:
+        made.answer = engine_says(AUDIO, "audio/wav")
+        reply = Reply.of(await asked(made, SPEECH, plait={"receipt": True}))
+    assert "plait-receipt" in reply.headers
+    assert reply.body == AUDIO
+
+
+async def test_a_client_that_goes_in_the_middle_has_no_answer() -> None:
+    async with serving() as made:
+        made.answer = engine_says(AUDIO, "audio/wav", length=10**9)
+        with capture_logs() as logs:
+            await made.head(request(b'{"model": "m", "input": "Hi"}', path=SPEECH))
+            await asyncio.sleep(0.1)
+    (line,) = [entry for entry in logs if entry["event"] == "call"]
+    assert (line["outcome"], line["status"]) in {("client_gone", 499), ("failed", 200)}
 
 
 async def test_a_client_that_goes_frees_the_engine() -> None:

@@ -108,6 +108,8 @@ def test_each_byte_may_come_alone() -> None:
         (form(part("model", b"\xff")), "UTF-8"),
         (form(part("model", b"m"), ends=False), "last boundary"),
         (form(*[part("a", b"")] * (MOST_PARTS + 1)), "fields"),
+        (b'--a-b\r\ncontent-disposition: form-data; x="%b"; name="model"\r\n\r\nm\r\n' % (b"x" * 2_000), "too long"),
+        (b"--a-b\r\n" + b'content-disposition: form-data; name="model"\r\n' * 2 + b"\r\nm\r\n", "two names"),
         (b"", "last boundary"),
         (b"no form", "form"),
         (b"--a-b\r\n" + b"x: y\r\n" * 100, "form"),
@@ -168,7 +170,7 @@ async def test_a_long_upload_is_not_in_memory() -> None:
 
 
 async def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> Iterator[bytes]:
+    def full(*_: object, **_options: object) -> Iterator[bytes]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("plait.gateway.intake.uploads.TemporaryFile", full)

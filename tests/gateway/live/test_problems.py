@@ -71,7 +71,7 @@ WRONG: Mapping[str, tuple[str, Change]] = {
     "log_dropped": ("", lambda at_s: {"log_dropped": round(at_s)}),
     "store_failing": ("", constant(store_problem="the disk is full")),
     "reload_refused": ("", constant(reload_refused=True)),
-    "peer_stale": ("http://b", constant(missed={"http://b": 1.0})),
+    "peer_lost": ("http://b", constant(missed={"http://b": 1.0})),
 }
 
 

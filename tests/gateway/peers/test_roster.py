@@ -90,3 +90,13 @@ def test_a_gateway_is_missed_for_ten_minutes_and_not_by_one_that_was_late_itself
     made.read([row(3, "http://c")], NOW_S)
     made.read([], NOW_S + 30)
     assert not made.missed
+
+
+def test_a_gateway_of_the_release_before_is_not_missed() -> None:
+    made, _ = roster(unsigned_until_s=NOW_S + 1_000)
+    for second in range(10):
+        made.read(
+            [row(1, "http://a", at_s=NOW_S + second), row(2, "http://old", "")][: 2 if second < 8 else 1],
+            NOW_S + second,
+        )
+    assert not made.missed

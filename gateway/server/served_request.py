@@ -10,7 +10,8 @@ answers in one of two ways. A call writes to the request as a `Sink`. Any other 
 | served | answering | `start`, `whole`, ASGI's `http.response.start` |
 | answering | complete | `end`, the last byte of `whole`, ASGI's last `http.response.body` |
 
-A request `is_gone` once nobody can get its answer. Then the rest of the answer is dropped, in any stage.
+A request `is_gone` once nobody can get its answer. Then the rest of the answer is dropped, in any stage. While the
+connection closes, an answer begins as ever, and its bytes are dropped.
 """
 
 from __future__ import annotations
@@ -232,10 +233,10 @@ class ServedRequest(Client, eq=False):
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """All of an answer. A long one goes out as the client reads it."""
-        if self._is_lost:
-            return
         transport = self.line.transport
         self._begin(status, [*headers, (b"content-length", b"%d" % len(body))], Framing.LENGTH)
+        if self._is_lost:
+            return
         if self.framing is Framing.NO_BODY:
             body = b""
         head, self.head = self.head, b""

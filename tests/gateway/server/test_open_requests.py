@@ -13,6 +13,7 @@ from plait.gateway.asgi import WatchedReceive
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.served_request import ServedReceive, Stage
 from tests.gateway.server.fake_connection import FakeConnection, Read
+from tests.gateway.server.serving import GET, serving
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 WHOLE = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}
@@ -144,6 +145,29 @@ async def test_whose_client_has_gone_need_not_be_answered() -> None:
     with structlog.testing.capture_logs() as logged:
         await served(OpenRequests(answering(then_waits=False)), made)
     assert (logged, made.transport.written) == ([], [])
+
+
+async def test_a_whole_answer_for_a_connection_that_closes_is_an_answer() -> None:
+    """The client has closed its side, and the event loop tells so in a moment."""
+
+    answered = asyncio.Event()
+
+    async def late(_scope: Scope, receive: Receive, _send: Send) -> None:
+        assert isinstance(receive, ServedReceive)
+        while not receive.client.line.transport.is_closing():  # noqa: ASYNC110 - the moment itself
+            await asyncio.sleep(0)
+        assert not receive.client.is_gone
+        receive.client.whole(200, [], b"late")
+        answered.set()
+
+    with structlog.testing.capture_logs() as logged:
+        async with serving(application=late) as running:
+            _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(GET + b"\r\n")
+            writer.close()
+            async with asyncio.timeout(5):
+                await answered.wait()
+    assert logged == []
 
 
 async def test_what_goes_wrong_behind_the_first_byte_ends_the_stream() -> None:

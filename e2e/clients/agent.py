@@ -57,10 +57,11 @@ class Agent:
         return [] if not found else ["node", str(found[0])] if found[0].suffix == ".js" else [str(found[0])]
 
 
+CODEX_KEY: Final = "model_providers.plait.env_key=AGENT_KEY"
 _CODEX: Final = (
     "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", MODEL, "-c", "model_provider=plait",
     "-c", "model_providers.plait.name=plait", "-c", "model_providers.plait.wire_api=responses",
-    "-c", "model_providers.plait.base_url={url}/v1", "-c", "model_providers.plait.env_key=AGENT_KEY",
+    "-c", "model_providers.plait.base_url={url}/v1", "-c", CODEX_KEY,
 )  # fmt: skip
 _CLAUDE: Final = ("-p", "--model", MODEL, "--dangerously-skip-permissions")
 _OPENCODE: Final[Mapping[str, Any]] = {

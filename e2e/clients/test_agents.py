@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clients.agent import AGENT_PROGRAMS, MODEL, SAID, Agent, ShellModel, prepared
+from e2e.clients.agent import AGENT_PROGRAMS, CODEX_KEY, MODEL, SAID, Agent, ShellModel, prepared
 from e2e.clients.client import CLIENTS
 from e2e.clients.matrix import Matrix
 from e2e.clients.program_run import KEY, run_program, run_tool
@@ -82,6 +82,22 @@ def test_an_agent_answers_with_an_object(
     assert answer.get("structured_output", answer) == {"said": f"It said: {' '.join(SAID)}"}
     assert any(b'"additionalProperties":false' in received.body for received in engine.received)
     matrix.note(f"{agent.name} {agent.version}, {kind}: an answer of two calls that is an object of a schema.")
+
+
+def test_codex_reads_the_models(served: tuple[str, ShellModel, Server], tmp_path: Path) -> None:
+    """Codex asks for them if its key comes from a command, and keeps its own instructions."""
+    _, engine, gateway = served
+    codex = AGENT_PROGRAMS[0]
+    if not codex.runs:
+        pytest.skip(f"{codex.name} is not installed")
+    environment = prepared(codex, gateway.url, tmp_path)
+    engine.received.clear()
+    command = [*codex.runs, *(argument.replace("{url}", gateway.url) for argument in codex.first)]
+    command[command.index(CODEX_KEY)] = 'model_providers.plait.auth={command="printenv",args=["AGENT_KEY"]}'
+    done = run_tool(command, tmp_path, environment)
+    assert f"It said: {' '.join(SAID)}" in done.stdout, done.stdout + done.stderr
+    assert "models" not in "".join(line for line in done.stderr.splitlines() if "ERROR" in line)
+    assert b"You are a coding agent running in the Codex CLI" in engine.received[-1].body
 
 
 def test_a_loop_over_responses(served: tuple[str, ShellModel, Server], matrix: Matrix, tmp_path: Path) -> None:

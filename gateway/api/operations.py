@@ -78,7 +78,10 @@ class Operations:
         self._keys.check(request.scope)
         models = self._router.models
         listed = models.names | {alias for alias, model in models.given.aliases.items() if model in models.names}
-        return _json({"object": "list", "data": [self._describe(name) for name in sorted(listed)]})
+        answer: dict[str, object] = {"object": "list", "data": [self._describe(name) for name in sorted(listed)]}
+        if "client_version" in request.query_params:  # of Codex: some other clients read `models` before `data`
+            answer["models"] = []  # an entry would replace Codex's own instructions
+        return _json(answer)
 
     async def _model(self, request: Request) -> Response:
         self._keys.check(request.scope)

@@ -57,6 +57,8 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
     assert (await served.http.get("/v1/models/")).json()["data"] == listed
     served.gateway.router.health.unreachable("a")
     assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"
+    codex = (await served.http.get("/v1/models", params={"client_version": "0.171.0"})).json()
+    assert codex == {"object": "list", "data": listed, "models": []}
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ SLO_SCHEDULER = "slo"
 class EngineCache:
     """The cache of the engine of `view`, in tree blocks of `block_tokens`.
 
-    `kv_tokens` bounds the estimate while the engine does not report; None: nobody has told it. Then `assumed_tokens`
-    bound the estimate, and nothing else. `reports` says whether the cache is known by reports; None: not known yet. If
+    `kv_tokens` bounds the estimate while the engine does not report; None: neither engine nor configuration tells it.
+    Then `profile_tokens` do, of a profile that the configuration names, else `assumed_tokens`, which count for nothing
+    else. `reports` says whether the cache is known by reports; None: not known yet. If
     not, the engine may report all the same: then `kind` is set, and `agreement` says what is wrong with its tokenizer.
     `epoch` and `cursor` are those of the report that changes are asked for since. `last_report` is the latest.
     `problem` says why an engine that has our plugin has no usable report, or gets no token ids. `unconfirmed` holds the
@@ -56,6 +57,7 @@ class EngineCache:
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
+    profile_tokens: int | None = None
     assumed_tokens: int | None = None
     evictions: ExpectedEvictions = field(init=False)
 
@@ -64,10 +66,15 @@ class EngineCache:
         self._bound()
 
     @property
-    def estimated_tokens(self) -> int | None:
-        """The size of the cache, as somebody has told it; None if nobody has."""
+    def told_tokens(self) -> int | None:
+        """The size of the cache, as the engine or the configuration tells it; None if neither does."""
         report = self.last_report
         return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
+
+    @property
+    def estimated_tokens(self) -> int | None:
+        """The size of the cache, as it is told, or by the profile that the configuration names; None without one."""
+        return self.told_tokens or self.profile_tokens
 
     def use_size(self, kv_tokens: int) -> None:
         """The engine has said how much its cache takes, without a report."""

@@ -201,14 +201,16 @@ class Router:
         cost_model: CostModel,
         *,
         kv_tokens: int | None = None,
+        profile_kv_tokens: int | None = None,
         assumed_kv_tokens: int | None = None,
         health: Health | None = None,
         hang_s: float = DEFAULT_HANG_S,
     ) -> None:
         """Add a new engine, untried.
 
-        `kv_tokens` bounds its estimated cache while it does not report. If nobody has told them, `assumed_kv_tokens`
-        do, which count for nothing else. `hang_s` is how long a trial of a quiet engine may stay without an answer.
+        `kv_tokens` bounds its estimated cache while it does not report. If neither engine nor configuration tells them,
+        `profile_kv_tokens` do, else `assumed_kv_tokens`, which count for nothing else. `hang_s` is how long a trial of
+        a quiet engine may stay without an answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
@@ -216,8 +218,9 @@ class Router:
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
         progress = Progress(hang_s)
         cache = EngineCache(
-            view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting, assumed_tokens=assumed_kv_tokens
-        )
+            view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting,
+            profile_tokens=profile_kv_tokens, assumed_tokens=assumed_kv_tokens,
+        )  # fmt: skip
         since = self.health.wall_s()
         self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress, health_since=since)
 

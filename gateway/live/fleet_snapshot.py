@@ -23,8 +23,9 @@ MOST_ENGINES: Final = 64
 class EngineState(msgspec.Struct):
     """One engine. `queued_calls` wait in the gateway for it, `waiting_calls` and `running_calls` are in it.
 
-    `outstanding_tokens` are prompt tokens that are still to be computed. The KV cache has `kv_tokens` (None: not
-    known), of which `kv_used_tokens` hold something. `cached_tokens` are prompt tokens that are known to be there.
+    `outstanding_tokens` are prompt tokens that are still to be computed. The KV cache has `kv_tokens` (None:
+    neither engine nor configuration tells them), of which `kv_used_tokens` hold something. `cached_tokens` are prompt
+    tokens that are known to be there.
     """
 
     name: str
@@ -116,7 +117,7 @@ def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
         sent = max(0, view.outstanding - queued)
         running = sent if counts is None else counts.running
         waiting = max(0, sent - running) if counts is None or counts.waiting is None else counts.waiting
-        kv_tokens, used = engine.cache.estimated_tokens, None
+        kv_tokens, used = engine.cache.told_tokens, None
     return EngineState(
         name=name,
         health=engine.health.state.value,

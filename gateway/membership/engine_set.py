@@ -337,11 +337,11 @@ def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
     models = engine.models or tuple(model.name for model in config.models) or ("",)
     name = config.model(models[0]).profile
     profile = load_profile(name)
-    told = None if name == DEFAULT_PROFILE else profile.kv.tokens
     router.add_engine(
         engine.name,
         profile.cost_model(),
-        kv_tokens=engine.kv_tokens or told,
+        kv_tokens=engine.kv_tokens,
+        profile_kv_tokens=None if name == DEFAULT_PROFILE else profile.kv.tokens,
         assumed_kv_tokens=profile.kv.tokens,
         health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=upstream.probe_max_interval_s)),
         hang_s=upstream.hang_timeout_s,

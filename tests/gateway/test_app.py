@@ -184,7 +184,7 @@ def test_configuration_reaches_the_router() -> None:
     small, big = router.engines["a"], router.engines["b"]
     router.health.answered("b", {"big": None})
     assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING
-    assert (small.cache.kv_tokens, big.cache.kv_tokens) == (640, 225_000)
+    assert (small.cache.estimated_tokens, big.cache.estimated_tokens) == (640, 225_000)
     assert small.view.cost_model.prefill_time_s(1_000) > big.view.cost_model.prefill_time_s(1_000)
     assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 7)
     assert (small.health.state, small.health.probe_after_s) == (HealthState.UNTRIED, 2.0)
@@ -212,21 +212,21 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "known", "told"),
     [
-        ({}, None),
-        ({"models": ["m"]}, None),
-        ({"kv_tokens": 640}, 640),
-        ({"models": ["big"]}, 225_000),
+        ({}, None, None),
+        ({"models": ["m"]}, None, None),
+        ({"kv_tokens": 640}, 640, 640),
+        ({"models": ["big"]}, 225_000, None),
     ],
 )
-def test_a_size_that_nobody_told_is_not_known(more: dict[str, Any], told: int | None) -> None:
-    """The default profile has a size, which bounds the estimate of the cache and is shown nowhere."""
+def test_a_size_that_nobody_told_is_not_shown(more: dict[str, Any], known: int | None, told: int | None) -> None:
+    """A profile's size bounds the estimate of the cache, and counts as known if the configuration names the profile."""
     models = [{"name": "m"}, {"name": "big", "profile": "h100-llama-70b-tp2"}]
     gateway = Gateway(parse_config({"engines": [{**ENGINES[0], **more}], "models": models}, "test"))
     cache = gateway.router.engines["a"].cache
-    assert cache.estimated_tokens == told
-    assert cache.view.residency.most_blocks == (told or load_profile(DEFAULT_PROFILE).kv.tokens) // cache.block_tokens
+    assert cache.estimated_tokens == known
+    assert cache.view.residency.most_blocks == (known or load_profile(DEFAULT_PROFILE).kv.tokens) // cache.block_tokens
     (shown,) = fleet_news(gateway.router, gateway._admission, gateway._feed, 0.0).engines
     assert (shown.kv_tokens, shown.kv_used_tokens) == (told, None)
 

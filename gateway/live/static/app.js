@@ -96,8 +96,9 @@ function showEngine(item, engine, prefixes) {
   setWidth(last, rest / size);
   last.title = "other tokens";
   bar.setAttribute("role", "img");
-  bar.setAttribute("aria-label", `KV cache ${percent(used / size)} in use`);
-  setText(kv.children[0], engine.kv_tokens ? `KV ${percent(used / size)} of ${tokens(engine.kv_tokens)}` : "KV size not known");
+  const use = engine.kv_tokens ? `KV ${percent(used / size)} of ${tokens(engine.kv_tokens)}` : "KV size not known";
+  bar.setAttribute("aria-label", use);
+  setText(kv.children[0], use);
   setText(kv.children[1], `${tokens(engine.cached_tokens)} cached, ${engine.knowledge}`);
   const figures = [engine.running_calls, engine.waiting_calls, engine.queued_calls, engine.outstanding_tokens];
   figures.forEach((figure, i) => {

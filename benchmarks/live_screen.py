@@ -1,10 +1,9 @@
 """The cost of watching a gateway: CPU time and memory, at 60 calls/s over 64 embedded engines.
 
 `python -m benchmarks live_screen [--rounds N] [--seconds S] [--engines N] [--json PATH]`. In each round nobody watches
-for half of the time, then a terminal screen (`plait top`) and a second stream (what a page reads), then nobody again.
-Its metrics are scraped each 5 s all the time. The servers
-are real, and the load comes from a process of its own. Showing costs what the gateway needs more, and the screen's
-process.
+for half of the time, then a terminal screen (`plait top`) and what a page reads, then nobody again. Its metrics are
+scraped each 5 s all the time. The servers are real, and the load comes from a process of its own. Showing costs what
+the gateway needs more, and the screen's process.
 """
 
 from __future__ import annotations
@@ -44,6 +43,8 @@ SETTLE_S: Final = 5.0
 """After a change of watchers, before anything is measured."""
 
 SCRAPE_S: Final = 5.0
+EVENTS_PER_STATUS: Final = 4
+"""A page asks for the status each 2 s."""
 
 MOST_CPU: Final = 0.10
 MOST_GROWTH: Final = 1.05
@@ -141,11 +142,14 @@ def _stream(plan: FleetPlan) -> Iterator[list[float]]:
     is_over, rates = threading.Event(), list[float]()
 
     def read() -> None:
-        for name, data in AskedGateway(plan.url, KEY).events(is_over):
+        asked = AskedGateway(plan.url, KEY)
+        for name, data in asked.events(is_over):
             if is_over.is_set():
                 return
             if name == "fleet":
                 rates.append(data["calls_per_s"])
+                if len(rates) % EVENTS_PER_STATUS == 0:
+                    asked.ask("/admin/status")
 
     thread = threading.Thread(target=read)
     thread.start()

@@ -191,9 +191,8 @@ class Gateway:
 
     def _new_rest(self) -> Starlette:
         live = LiveApi(
-            self.router, self._admission, self._feed, self._admin,
-            problems=self._watched.problems, is_stopping=lambda: self._requests.stopping,
-        )  # fmt: skip
+            self.router, self._admission, self._feed, self._admin, is_stopping=lambda: self._requests.stopping
+        )
         rest = Starlette(
             routes=[
                 *SemanticApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,

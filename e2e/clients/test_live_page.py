@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,6 +17,8 @@ import pytest
 
 from e2e.clients.browser import Page, browser, chromium
 from e2e.ports import free_ports
+from e2e.server_process import Server, eventually
+from e2e.servers import Launcher
 from plait.backends.profiles import load_profile
 from plait.gateway.simulation.endless_load import running_load
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
@@ -144,6 +147,57 @@ def test_it_names_what_is_wrong_until_it_is_mended(served: Served, page: Page) -
     finally:
         os.kill(engine_id, signal.SIGCONT)
     page.eventually(is_hidden("problem-section"))
+
+
+WORKERS = 2
+TENANTS = [f"<u>tenant-{number:02}</u>" for number in range(12)]
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
+    """A gateway of several workers whose tenants and engines have names that look like HTML, and its last engine."""
+    with Launcher(tmp_path) as launch:
+        engines = [launch.engine(name) for name in ("one", "two")]
+        tenants = list[Mapping[str, Any]](
+            {"name": name, "api_keys": [name], "weight": 1 + place} for place, name in enumerate(TENANTS)
+        )
+        named = [{"name": f"<u>{engine.name}</u>", "url": engine.url} for engine in engines]
+        gateway = launch.gateway(named, server={"workers": WORKERS, "admin_key": KEY}, tenants=tenants)
+        for one in (*engines, gateway):
+            one.start()
+        for one in (*engines, gateway):
+            one.wait_until_ready()
+        eventually(lambda: gateway.metric("plait_engine_up") == WORKERS * len(engines))
+        yield gateway, engines[-1]
+
+
+def test_tenants_and_problems_are_of_all_workers(workers: tuple[Server, Server], page: Page) -> None:
+    gateway, engine = workers
+    for place, name in enumerate(TENANTS):
+        for _ in range(1 + place):  # each over a connection of its own
+            answer = gateway.post(
+                "/v1/completions",
+                json={"model": "demo", "prompt": "Hello", "max_tokens": 4},
+                headers={"authorization": f"Bearer {name}"},
+            )
+            assert answer.status_code == 200
+    page.open(f"{gateway.url}/#key={KEY}")
+    page.eventually("document.querySelectorAll('#tenants tbody tr').length === 10")
+    first = page.evaluate("[...document.querySelector('#tenants tbody tr').children].map((cell) => cell.textContent)")
+    assert (first[:5], first[6]) == ([TENANTS[-1], "12", "0", "12", "0"], "48")
+    assert int(first[5]) >= 12
+    assert page.evaluate("document.getElementById('tenant_count').textContent") == "since the start, and 2 more"
+
+    engine.kill()
+    page.eventually("document.getElementById('problems').innerText.includes('engine_out')")
+    page.eventually("document.getElementById('engines').innerText.includes('<u>two</u>')")
+    state = page.eventually(
+        "document.querySelector('#engines .odd')?.textContent", lambda text: text and "since" in text
+    )
+    assert re.fullmatch(r"(down|ejected) \(\w+\), since \d+ s", state)
+    assert page.evaluate("document.querySelectorAll('u').length") == 0
+    assert page.evaluate("document.body.scrollHeight <= innerHeight"), "all of it fits"
+    assert page.complaints == []
 
 
 def process_of(engine: str) -> int:

@@ -62,12 +62,12 @@ class Admission:
         ahead_s: float = AHEAD_S,
         chat_tokens: float = CHAT_TOKENS,
     ) -> None:
-        self._shares = FairShares(weights)
+        self.shares = FairShares(weights)
         self._uses: defaultdict[str, TenantUse] = defaultdict(TenantUse)
         self.queue = Queue(
             router,
             at,
-            self._shares,
+            self.shares,
             limits,
             self._uses,
             max_wait_s=max_wait_s,
@@ -75,7 +75,7 @@ class Admission:
             on_sent=self._sent,
             on_given_up=self._given_up,
         )
-        self.sessions = SessionGates(router, at, self._shares.weight, self._freed, chat_tokens)
+        self.sessions = SessionGates(router, at, self.shares.weight, self._freed, chat_tokens)
         self._lines = self.queue.lines
         self._limits = limits
         self._busy = set[str]()  # and tenants that were busy lately
@@ -149,7 +149,7 @@ class Admission:
         assert call.booking is not None
         self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
-        self._shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        self.shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
         if self.queue.held:
             self.queue.place_held(call.tenant, now_s)
         turn, call.turn = call.turn, None

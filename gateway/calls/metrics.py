@@ -7,7 +7,7 @@ If those are not the engine's, blocks never match and placement is blind.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import exp
 from typing import Final, NamedTuple
 
@@ -404,6 +404,10 @@ class CallMetrics:
             answered[tenant] -= broken
         return answered, dict(self._failed)
 
+    def tokens_of_tenants(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """By tenant: prompt tokens of answered calls, and tokens generated, since the start."""
+        return _by_tenant(self._tenant_prompt), _by_tenant(self._tenant_output)
+
     def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
         """Count what a call has waited for, once for each reason."""
         for why, waited_s in (waiting.waited_for(now_s) or {}).items():
@@ -449,6 +453,14 @@ class CallMetrics:
             self._margin_s.of[(model,)],
         )
         return found
+
+
+def _by_tenant(counts: FastCounter) -> Mapping[str, int]:
+    """The sums over models of what is counted by tenant and model."""
+    found: dict[str, int] = {}
+    for (tenant, _), count in counts.of.items():
+        found[tenant] = found.get(tenant, 0) + round(count.value)
+    return found
 
 
 def _times(attempt: Attempt, arrived_s: float, now_s: float) -> Iterator[tuple[str, float, float]]:

@@ -150,7 +150,7 @@ class Screen:
             title = "Shared prefixes, and the part that each engine holds"
             yield ScreenPart(title, self._prefix_rows(), MOST_PREFIXES, self._prefixes)
         yield ScreenPart("Models", status["models"], MOST_ROWS, _counts, is_needed=False)
-        busiest = sorted(status["tenants"], key=lambda row: (-row["waiting_calls"], -row["answered_calls"]))
+        busiest = sorted(status["tenants"], key=_business, reverse=True)
         yield ScreenPart("Tenants, since the start", busiest, MOST_ROWS, _counts, is_needed=False)
 
     def _engine_rows(self) -> list[Json]:
@@ -282,19 +282,24 @@ class Screen:
 
 
 def _problems(rows: Sequence[Json]) -> Table:
-    table = _table("code", "since", "what", "see")
-    table.columns[2].no_wrap = False
+    table = _table("code", "about", "since", "what", "see")
+    table.columns[3].no_wrap = False
     for row in rows:
-        table.add_row(Text(row["code"], "bold red"), ago(row["since"]), row["sentence"], f"{PAGE}#{row['part']}")
+        code, see = Text(row["code"], "bold red"), f"{PAGE}#{row['part']}"
+        table.add_row(code, row["about"], ago(row["since"]), row["sentence"], see)
     return table
 
 
+def _business(tenant: Json) -> tuple[int, int]:
+    return tenant["waiting_calls"], tenant["answered_calls"] + tenant["failed_calls"]
+
+
 def _counts(rows: Sequence[Json]) -> Table:
-    """A table of counts, with the fields of the rows as its columns."""
+    """A table of names and figures, with the fields of the rows as its columns."""
     names = [name.replace("_", " ") for name in rows[0]]
     table = _table(*names, right=range(1, len(names)))
-    for row in rows:
-        table.add_row(*map(str, row.values()))
+    for name, *figures in (row.values() for row in rows):
+        table.add_row(name, *(f"{figure:,}".removesuffix(".0") for figure in figures))
     return table
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import time
 from typing import Final
 
@@ -13,7 +12,6 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.feed import Feed
-from plait.gateway.live.problems import Problem
 from plait.policy.prefix.hot_prefixes import held_shares, hot_prefixes, prefix_id
 
 MOST_PREFIXES: Final = 12
@@ -73,13 +71,10 @@ class FleetNews(msgspec.Struct):
     engines: list[EngineState]
     models: list[ModelState]
     prefixes: list[PrefixState]
-    problems: Sequence[Problem]
 
 
-def fleet_news(
-    router: Router, admission: Admission, feed: Feed, now_s: float, problems: Sequence[Problem] = ()
-) -> FleetNews:
-    """Look at the fleet, of which the `problems` are known. The feed marks calls by the prefixes that are found."""
+def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -> FleetNews:
+    """Look at the fleet. The feed marks calls by the prefixes that are found."""
     rates = feed.rates(now_s)
     prefixes = hot_prefixes(router.tree, now_s, feed.recent, MOST_PREFIXES)
     feed.prefixes = {node.hashes[-1]: prefix_id(node) for node in prefixes}
@@ -102,7 +97,6 @@ def fleet_news(
             )
             for node in prefixes
         ],
-        problems=problems,
     )
 
 

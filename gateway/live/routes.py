@@ -21,8 +21,7 @@ from plait.gateway.api.program_api import event
 from plait.gateway.asgi import UNBUFFERED, ClientGoneError, unless_gone
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.feed import Feed, Watcher
-from plait.gateway.live.fleet_snapshot import FleetNews, fleet_news
-from plait.gateway.live.problems import Problems
+from plait.gateway.live.fleet_snapshot import fleet_news
 from plait.gateway.timer import loop_time_s
 
 TICK_S: Final = 0.5
@@ -69,14 +68,12 @@ class LiveApi:
         feed: Feed,
         access: AdminAccess,
         *,
-        problems: Problems,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._router = router
         self._admission = admission
         self._feed = feed
         self._access = access
-        self._problems = problems
         self._is_stopping = is_stopping
         self._fleet, self._fleet_s = b"", 0.0
         self.routes = [
@@ -105,14 +102,11 @@ class LiveApi:
                     await asyncio.sleep(TICK_S)
         await send({"type": "http.response.body", "body": b""})  # the server closes what is not read
 
-    def _seen(self, now_s: float) -> FleetNews:
-        return fleet_news(self._router, self._admission, self._feed, now_s, self._problems.now)
-
     def _news(self, watcher: Watcher) -> bytes:
         """What a watcher has not seen. All watchers share one look at the fleet."""
         now_s = loop_time_s()
         if not self._fleet or now_s - self._fleet_s > TICK_S * 0.8:
-            self._fleet = event("fleet", self._seen(now_s))
+            self._fleet = event("fleet", fleet_news(self._router, self._admission, self._feed, now_s))
             self._fleet_s = now_s
         calls = self._feed.news(watcher)
         return self._fleet + event("calls", calls) if calls.calls or calls.left_out else self._fleet

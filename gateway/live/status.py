@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from time import time
 from typing import Final, TypeVar
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.live.problems import Problem, Problems
+from plait.gateway.live.problems import Problem, Problems, Signs
 from plait.gateway.live.signs import SeenFleet
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peer_front import is_of_peer
@@ -42,7 +43,7 @@ log = structlog.get_logger(__name__)
 class EngineRow(msgspec.Struct):
     """An engine. `state` is its health, `handing over` or `draining`; `calls` are on it, or wait for it.
 
-    `since` is when its health became so, from 1970; 0: not known.
+    `since` is when that began, from 1970; 0: not known.
     """
 
     name: str
@@ -61,12 +62,15 @@ class ModelRow(msgspec.Struct):
 
 
 class TenantRow(msgspec.Struct):
-    """A tenant: its calls that wait, and those that were answered, and that engines have failed, since the start."""
+    """A tenant. Calls that were answered, calls that engines have failed, and tokens are counted since the start."""
 
     name: str
     waiting_calls: int
     answered_calls: int
     failed_calls: int
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    weight: float = 1.0
 
 
 class Status(msgspec.Struct):
@@ -89,12 +93,20 @@ class Watched(Collector):
     def __init__(self, fleet: SeenFleet) -> None:
         self.problems = Problems(_tell)
         self._fleet = fleet
+        self._draining_since: dict[str, float] = {}
 
     async def watch(self) -> None:
         """Look, until cancelled."""
         while True:
-            self.problems.look(self._fleet.signs(loop_time_s()))
+            self.look(loop_time_s())
             await asyncio.sleep(LOOK_S)
+
+    def look(self, now_s: float) -> None:
+        """Look once."""
+        signs = self._fleet.signs(now_s)
+        self.problems.look(signs)
+        draining = [name for name, engine in signs.engines.items() if engine.draining]
+        self._draining_since = {name: self._draining_since.get(name, signs.wall_s) for name in draining}
 
     def collect(self) -> Iterator[Metric]:
         """One gauge."""
@@ -110,13 +122,27 @@ class Watched(Collector):
         signs, router = self._fleet.signs(loop_time_s()), self._fleet.router
         return Status(
             list(self.problems.now),
-            [_engine(name, engine, hands_over=name in router.hand_over) for name, engine in router.engines.items()],
+            [self._engine(name, engine) for name, engine in router.engines.items()],
             [ModelRow(name, model.waiting, model.held_sessions) for name, model in signs.models.items()],
-            [
-                TenantRow(name, *(counts.get(name, 0) for counts in signs.tenants))
-                for name in sorted(set().union(*signs.tenants))
-            ],
+            list(self._tenants(signs)),
         )
+
+    def _engine(self, name: str, engine: FleetEngine) -> EngineRow:
+        state, cause, since = engine.health.state.value, engine.health.cause, engine.health_since
+        if engine.draining:
+            state, cause, since = "draining", "", self._draining_since.get(name, 0.0)
+        elif name in self._fleet.router.hand_over:
+            state, cause, since = "handing over", "", 0.0
+        return EngineRow(name, state, cause, round(since, 3), engine.view.outstanding)
+
+    def _tenants(self, signs: Signs) -> Iterator[TenantRow]:
+        fleet = self._fleet
+        prompt, output = fleet.metrics.tokens_of_tenants()
+        weights = {fleet.label(tenant): weight for tenant, weight in fleet.admission.shares.weights.items()}
+        for name in sorted(set().union(*signs.tenants)):
+            waiting, answered, failed = (counts.get(name, 0) for counts in signs.tenants)
+            tokens = prompt.get(name, 0), output.get(name, 0)
+            yield TenantRow(name, waiting, answered, failed, *tokens, weights.get(name, 1.0))
 
 
 class StatusApi:
@@ -144,8 +170,9 @@ class StatusApi:
         for name, answer in told.items():
             if answer is None:
                 found.append(Status([_unheard(code, name)], [], [], []))
-            elif answer.status == 200:  # else it is of an earlier version
-                found.append(_named(name, _ANSWER.decode(answer.body)))
+            elif answer.status == 200:
+                with suppress(msgspec.ValidationError):  # of another version
+                    found.append(_named(name, _ANSWER.decode(answer.body)))
         return merged(found)
 
 
@@ -161,7 +188,7 @@ def merged(found: Sequence[Status]) -> Status:
             for rows in _by_name(status.engines for status in found)
         ],
         [_summed(rows) for rows in _by_name(status.models for status in found)],
-        [_summed(rows) for rows in _by_name(status.tenants for status in found)],
+        [replace(_summed(rows), weight=rows[0].weight) for rows in _by_name(status.tenants for status in found)],
     )
 
 
@@ -181,13 +208,6 @@ def _summed(rows: Sequence[CountsT]) -> CountsT:
 def _precedence(row: EngineRow) -> tuple[bool, bool, float]:
     """A sort key: where gateways differ, the first state is told. Being out comes before up, draining last."""
     return row.state == "draining", row.state == "up", row.since
-
-
-def _engine(name: str, engine: FleetEngine, *, hands_over: bool) -> EngineRow:
-    health, calls = engine.health, engine.view.outstanding
-    if engine.draining or hands_over:
-        return EngineRow(name, "draining" if engine.draining else "handing over", "", 0.0, calls)
-    return EngineRow(name, health.state.value, health.cause, round(engine.health_since, 3), calls)
 
 
 def _named(name: str, status: Status) -> Status:

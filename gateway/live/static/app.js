@@ -1,12 +1,14 @@
-// Shows the gateway's stream of events, /admin/live. All text comes in by textContent.
+// Shows the gateway's stream of events, /admin/live, and /admin/status of all workers and gateways. All text comes in by
+// textContent.
 
 const COLOURS = 12;
 const MOST_ROWS = 40; // calls that are remembered and shown
 const MOST_RUNNING = 4; // of them, those that have not ended
 const MOST_BUFFER = 4e6; // characters of an event that has not ended
 const SILENCE_MS = 6000; // events come twice a second: a stream that says nothing for so long is broken
+const STATUS_MS = 2000; // between two looks at the status
+const MOST_TENANTS = 10; // shown
 const STORED = "plait-admin-key";
-const UP = new Set(["up"]);
 
 const by = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en");
@@ -75,10 +77,10 @@ function newEngine() {
 
 function showEngine(item, engine, prefixes) {
   const [title, bar, kv, queue] = item.children;
-  const odd = engine.draining ? "draining" : engine.stalled ? "stalled" : "";
+  const state = stateOf(engine);
   setText(title.children[0], engine.name);
-  setText(title.children[1], odd || engine.health);
-  setClass(title.children[1], odd || !UP.has(engine.health) ? "health odd" : "health");
+  setText(title.children[1], state);
+  setClass(title.children[1], state === "up" ? "health" : "health odd");
   const size = engine.kv_tokens || Math.max(1, engine.cached_tokens);
   const used = engine.kv_used_tokens ?? engine.cached_tokens;
   const held = prefixes.filter((prefix) => prefix.engines[engine.name] > 0);
@@ -105,6 +107,13 @@ function showEngine(item, engine, prefixes) {
     setText(queue.children[i].lastElementChild, figure < 1000 ? String(figure) : `${(figure / 1000).toFixed(1)}k`);
     setClass(queue.children[i], i && i < 3 && figure ? "some" : "");
   });
+}
+
+// What keeps an engine from calls, in all workers and gateways, why and since when.
+function stateOf(engine) {
+  const { state, cause, since } = states.get(engine.name) ?? { state: engine.draining ? "draining" : engine.health };
+  if (state === "up") return engine.stalled ? "stalled" : state;
+  return `${state}${cause ? ` (${cause})` : ""}${since ? `, since ${ago(since)}` : ""}`;
 }
 
 function newPrefix(engines) {
@@ -148,19 +157,50 @@ function newProblem() {
   return element("li", "", element("strong"), " ", element("span"), " ", element("small"));
 }
 
-function showProblems(problems, now) {
+function showProblems(problems) {
   by("problem-section").hidden = !problems.length;
   const items = sized(by("problems"), problems.length, newProblem);
   problems.forEach((problem, i) => {
     const [code, sentence, since] = items[i].children;
-    setText(code, problem.code);
+    setText(code, `${problem.code} ${problem.about}`);
     setText(sentence, problem.sentence);
-    setText(since, `since ${duration(Math.max(0, now - problem.since))}`);
+    setText(since, `since ${ago(problem.since)}`);
   });
 }
 
+function newTenant() {
+  return element("tr", "", element("td"), ...Array.from({ length: 6 }, () => element("td", "number")));
+}
+
+function showTenants(tenants) {
+  by("tenant-section").hidden = !tenants.length;
+  const calls = (tenant) => tenant.answered_calls + tenant.failed_calls;
+  const busiest = [...tenants].sort((one, other) => other.waiting_calls - one.waiting_calls || calls(other) - calls(one));
+  const rows = sized(by("tenants").tBodies[0], Math.min(MOST_TENANTS, tenants.length), newTenant);
+  busiest.slice(0, MOST_TENANTS).forEach((tenant, i) => {
+    const figures = [
+      tenant.weight, tenant.waiting_calls, tenant.answered_calls, tenant.failed_calls, tenant.prompt_tokens,
+      tenant.output_tokens,
+    ];
+    [tenant.name, ...figures.map(number.format)].forEach((text, j) => setText(rows[i].children[j], text));
+    setClass(rows[i].children[4], tenant.failed_calls ? "number failed" : "number");
+  });
+  const more = tenants.length - MOST_TENANTS;
+  setText(by("tenant_count"), `since the start${more > 0 ? `, and ${more} more` : ""}`);
+}
+
+let states = new Map(), now = Date.now() / 1000; // rows of engines by name; the gateway's clock
+
+const ago = (since) => duration(Math.max(0, now - since));
+
+function showStatus(status) {
+  states = new Map(status.engines.map((engine) => [engine.name, engine]));
+  showProblems(status.problems);
+  showTenants(status.tenants);
+}
+
 function showFleet(fleet) {
-  showProblems(fleet.problems, fleet.at);
+  now = fleet.at;
   const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
   setText(by("calls_per_s"), fleet.calls_per_s.toFixed(1));
   setText(by("hit_rate"), percent(fleet.hit_rate));
@@ -265,6 +305,17 @@ async function read(body, abort) {
   }
 }
 
+// Looks at the status until the stream ends. A look that fails ends the stream.
+async function look(headers, abort) {
+  const { signal } = abort;
+  while (!signal.aborted) {
+    const answer = await fetch("status", { headers, cache: "no-store", signal });
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    showStatus(await answer.json());
+    await new Promise((wake) => setTimeout(wake, STATUS_MS));
+  }
+}
+
 function ask(why) {
   sessionStorage.removeItem(STORED);
   if (why) setText(by("why"), why);
@@ -289,7 +340,8 @@ async function watch(key) {
         show(true);
         say("live", "live");
         pause_s = 0.5;
-        await read(answer.body, abort);
+        look(headers, abort).catch(() => abort.abort());
+        await read(answer.body, abort).finally(() => abort.abort());
       }
       say(answer.ok ? "stream ended, connecting again" : `status ${answer.status}, trying again`, "broken");
     } catch {

@@ -33,7 +33,10 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 
 
 def tenant(number: int) -> dict[str, Any]:
-    return {"name": f"tenant-{number}", "waiting_calls": number, "answered_calls": 1, "failed_calls": 0}
+    return {
+        "name": f"tenant-{number}", "waiting_calls": number, "answered_calls": 1, "failed_calls": 0,
+        "prompt_tokens": 1_234_567, "output_tokens": 98, "weight": 4.0,
+    }  # fmt: skip
 
 
 def problem(number: int) -> dict[str, Any]:
@@ -117,6 +120,16 @@ def test_engines_that_are_out_come_first() -> None:
     assert f"Engines, {MOST_ENGINES} of 64" in text
     assert text.index("ejected hang") < text.index("e0")
     assert "e62" in drawn(shown)
+
+
+def test_tenants_that_wait_come_first_with_their_tokens_and_weights() -> None:
+    shown = watched()
+    shown.take("status", status(tenants=[tenant(0) | {"answered_calls": 9}, *map(tenant, range(9))]))
+    lines = drawn(shown, 60).splitlines()
+    first = next(place for place, line in enumerate(lines) if f"Tenants, since the start, {MOST_ROWS} of 10" in line)
+    assert lines[first + 2].split() == ["tenant-8", "8", "1", "0", "1,234,567", "98", "4"]
+    shown.take("status", status(tenants=[tenant(0), tenant(0) | {"name": "busy", "failed_calls": 1}]))
+    assert "tenant-0" not in drawn(shown, 60).partition("busy")[0]
 
 
 def test_a_narrow_terminal_cuts_tables_at_their_right_and_wraps_sentences() -> None:

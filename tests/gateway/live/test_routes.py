@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -18,8 +19,8 @@ ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-def gateway(**server: Any) -> Gateway:
-    made = Gateway(parse_config({"engines": ENGINES, "server": server}, "test"))
+def gateway(tenants: Sequence[dict[str, Any]] = (), **server: Any) -> Gateway:
+    made = Gateway(parse_config({"engines": ENGINES, "server": server, "tenants": [*tenants]}, "test"))
     made.router.health.answered("a", {"m": 1_000})
     return made
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from plait.gateway.app import Gateway
 from plait.gateway.live.problems import Problem
 from plait.gateway.live.status import EngineRow, ModelRow, Status, TenantRow, merged
 from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
 
 
-async def asked() -> dict[str, object]:
-    made = gateway(admin_key=KEY)
-    made.engines.drain("a", draining=True)
+async def asked(made: Gateway) -> dict[str, Any]:
     async with client(made) as http:
         assert (await http.get("/admin/status")).status_code == 401
-        found: dict[str, object] = (await http.get("/admin/status", headers=BEARER)).json()
+        found: dict[str, Any] = (await http.get("/admin/status", headers=BEARER)).json()
     return found
 
 
 async def test_a_gateway_tells_what_it_sees() -> None:
-    assert await asked() == {
+    made = gateway(admin_key=KEY)
+    made.engines.drain("a", draining=True)
+    assert await asked(made) == {
         "problems": [],
         "engines": [{"name": "a", "state": "draining", "cause": "", "since": 0.0, "calls": 0}],
         "models": [{"name": "m", "waiting_calls": 0, "held_sessions": 0}],
@@ -25,8 +30,34 @@ async def test_a_gateway_tells_what_it_sees() -> None:
     }
 
 
+async def test_an_engine_says_since_when_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = gateway(admin_key=KEY), list[float]()
+    for wall_s, draining in ((5.0, True), (9.0, True), (11.0, False), (13.0, True)):
+        monkeypatch.setattr("plait.gateway.live.signs.time", lambda now_s=wall_s: now_s)
+        made.engines.drain("a", draining=draining)
+        made._watched.look(wall_s)
+        (engine,) = (await asked(made))["engines"]
+        if draining:
+            seen.append(engine["since"])
+    assert seen == [5.0, 5.0, 13.0]
+
+
+async def test_tenants_have_their_calls_tokens_and_weights() -> None:
+    made = gateway(admin_key=KEY, tenants=[{"name": "gold", "api_keys": ["g"], "weight": 4}], api_keys=["k"])
+    metrics = made._watched._fleet.metrics
+    for tenant, model in (("gold", "m"), ("gold", "n"), ("a1b2", "m")):
+        metrics._tenant_calls.of[tenant, model, "200", ""].value += 2
+        metrics._tenant_prompt.of[tenant, model].value += 100
+        metrics._tenant_output.of[tenant, model].value += 7
+    assert (await asked(made))["tenants"] == [
+        {"name": name, "waiting_calls": 0, "answered_calls": 2 * models, "failed_calls": 0,
+         "prompt_tokens": 100 * models, "output_tokens": 7 * models, "weight": weight}
+        for name, models, weight in (("a1b2", 1, 1.0), ("gold", 2, 4.0))
+    ]  # fmt: skip
+
+
 def seen(*engines: EngineRow, problems: tuple[Problem, ...] = (), waiting: int = 0) -> Status:
-    tenants = [TenantRow("t", waiting, 10, 1)] if waiting else []
+    tenants = [TenantRow("t", waiting, 10, 1, 100, 20, 2.0)] if waiting else []
     return Status([*problems], [*engines], [ModelRow("m", waiting, 1)], tenants)
 
 
@@ -35,7 +66,7 @@ def test_calls_of_several_gateways_are_summed() -> None:
     both = merged([seen(up, waiting=2), seen(out, EngineRow("b", "up", "", 1.0, 0), waiting=3), seen()])
     assert both.engines == [EngineRow("a", "ejected", "hang", 5.0, 7), EngineRow("b", "up", "", 1.0, 0)]
     assert both.models == [ModelRow("m", 5, 3)]
-    assert both.tenants == [TenantRow("t", 5, 20, 2)]
+    assert both.tenants == [TenantRow("t", 5, 20, 2, 200, 40, 2.0)]
 
 
 def test_an_engine_drains_once_it_does_in_all_gateways() -> None:

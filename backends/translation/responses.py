@@ -154,6 +154,10 @@ class CallItem:
         return [{"type": "response.output_item.added", "output_index": self._position, "item": item}]
 
     def add(self, part: Part) -> Iterable[Event]:  # noqa: ARG002
+        """All of the call."""
+        return self.told()
+
+    def told(self) -> Iterable[Event]:
         """A delta with all of the call."""
         return self._told("delta", "delta")
 
@@ -319,10 +323,13 @@ class ResponseTurn:
     def _item_for(self, part: Part) -> tuple[Item, list[Event]]:
         if self._items and self._items[-1].continues(part):
             return self._items[-1], []
-        events = self._close("completed")
         item = self._new_item(part, len(self._items))
+        return item, self._opened(item)
+
+    def _opened(self, item: Item) -> list[Event]:
+        events = self._close("completed")
         self._items.append(item)
-        return item, [*events, *self._numbered(item.opening())]
+        return [*events, *self._numbered(item.opening())]
 
     def _new_item(self, part: Part, position: int) -> Item:
         suffix = f"{self._key}_{position}"

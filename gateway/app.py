@@ -24,13 +24,14 @@ from plait.gateway.admission.shares import needs, part_of_engines
 from plait.gateway.admission.tenants import BURST_S, TenantIds, TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
+from plait.gateway.api.background_api import BackgroundApi
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, SlowClientMetrics
 from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.refusals import Refusals
-from plait.gateway.api.responses_api import ResponsesApi
+from plait.gateway.api.response_routes import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.api.shared_engines import SharedEngines
 from plait.gateway.calls.call_reader import CallReader, PromptReader
@@ -130,9 +131,7 @@ class Gateway:
         )
         self._relay = relay = self._new_relay()
         self._bodies = new_bodies(config, self._forwarding.peers)
-        self._chained = ChainedCalls(
-            executor, reader, relay, programs, self._bodies, keep_alive_s=config.sessions.keep_alive_s
-        )
+        self._chained = ChainedCalls(executor, reader, relay, programs, self._bodies, stored=self._stored)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding, self.refusals)
         self._rest = self._new_rest()
         self._requests = OpenRequests(self._new_routes(completions), self.refusals.outermost)
@@ -183,7 +182,7 @@ class Gateway:
                 bodies,
                 tenant_of=keys.check,
                 check_admin=lambda scope: self._admin.check(Request(scope)),
-                responses=self._stored,
+                responses=BackgroundApi(self._chained),
                 on_refused=self.refusals.elsewhere,
             )
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
@@ -199,7 +198,7 @@ class Gateway:
                 *ProgramApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
                 *self._new_operations().routes,
                 *About(self.router, self._keys, self._admin).routes,
-                *ResponsesApi(self._stored, self._keys).routes,
+                *ResponsesApi(self._chained, self._keys).routes,
                 *live.routes,
                 *AdminApi(self.engines, self._admin, self._bodies).routes,
                 *StatusApi(self._watched, self._admin, self._forwarding).routes,

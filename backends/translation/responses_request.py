@@ -173,7 +173,6 @@ _OWN_FIELDS: Final = frozenset({
     "text", "tool_choice", "tools", "top_logprobs", "truncation",
 })  # fmt: skip
 _REFUSED: Final = {
-    "background": "a response in the background",
     "conversation": "a stored conversation",
     "moderation": "moderation",
     "prompt": "a stored prompt",

@@ -22,6 +22,7 @@ from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, p
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
 from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
@@ -187,8 +188,10 @@ class ForwardingApi:
                     await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return _answered
             previous, own = given.get("previous_response_id"), self._referred(incoming, given)
+            if given.get("background") and incoming.path == RESPONSES_PATH:
+                return self._in_background(incoming, annotations, own, receive, send)
             fields, send = self._conversation(incoming, own, send)
-            reason = self._reason_to_translate(route, request, annotations, fields)
+            reason = self._reason_to_translate(route, request, annotations)
             if reason is not None:
                 try:
                     return await self._translated(incoming, route.translation, fields, receive, send)
@@ -230,20 +233,24 @@ class ForwardingApi:
         previous = given.get("previous_response_id")
         return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
 
-    def _reason_to_translate(
-        self, route: CallRoute, request: ForwardedRequest, annotations: Annotations, fields: Fields
-    ) -> str | None:
-        """Why the engines' own route cannot serve a request, so that it becomes a chat completion; None: it can.
+    def _in_background(
+        self, incoming: Incoming, annotations: Annotations, own: Fields, receive: Receive, send: Send
+    ) -> Answer:
+        """Begin a response that is made whether its client waits or not."""
+        background, fields = BackgroundApi(self.completions.chained), continued(self.stored, incoming.tenant, own)
+        try:
+            owner = background.begin(incoming, annotations, own, fields)
+        except InexpressibleError as error:
+            raise error.because(BECOMES_CHAT) from None
+        return partial(background.answer, owner, incoming, receive, send)
 
-        A response in the background could only be asked of the engine that has it, so it is left to be refused.
-        """
+    def _reason_to_translate(self, route: CallRoute, request: ForwardedRequest, annotations: Annotations) -> str | None:
+        """Why the engines' own route cannot serve a request, so that it becomes a chat completion; None: it can."""
         calls = self.completions.calls
         models = calls.router.models
         model = models.check(request.model)
         if not models.all_have(model, route.path):
             return ENGINE_SPEAKS_CHAT
-        if fields.get("background"):
-            return "only the engine that runs it would know it, and the next request may go to another"
         if not annotations.is_label:
             return "a call with inputs, an output or a condition becomes a chat completion"
         if calls.isolate_tenants and route.computes and models.lack_field(model, route.path, "cache_salt"):

@@ -138,6 +138,7 @@ _FILES: Final = {
 
 _POSTS: Final = {
     "/ping": "Whether the gateway runs",
+    "/v1/responses/{response_id}/cancel": "Cancel a response in the background",
     "/v1/sessions/{session_id}/close": "Say that no more calls of a session come",
     "/admin/engines": "Add an engine",
     "/admin/engines/{name}": "Drain an engine, or give it calls again",
@@ -158,8 +159,8 @@ _READS: Final = {
     "/": "A page for people; leads to the live view where there is an admin API",
     "/v1/models": "The models that are served",
     "/v1/models/{model}": "One model",
-    "/v1/responses/{response_id}": "A stored response",
-    "/v1/responses/{response_id}/input_items": "The input of a stored response",
+    "/v1/responses/{response_id}": "A response that is stored or in the background",
+    "/v1/responses/{response_id}/input_items": "The input of a response",
     "/v1/sessions/{session_id}": "A session",
     "/health": "Whether the gateway runs",
     "/ready": "Whether engines are up for every model",
@@ -184,7 +185,7 @@ _READS: Final = {
 }
 
 _DELETES: Final = {
-    "/v1/responses/{response_id}": "Forget a stored response",
+    "/v1/responses/{response_id}": "Forget a response",
     "/v1/sessions/{session_id}": "Delete a session",
     "/v1/sessions/{session_id}/calls/{call_id}": "Cancel a call of a session",
     "/admin/engines/{name}": "Remove an engine",

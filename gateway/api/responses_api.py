@@ -8,18 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Message, Send
 
-from plait.backends.errors import CallerError, NotFoundError
+from plait.backends.errors import CallerError
 from plait.backends.http.content_types import is_event_stream
 from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
-from plait.gateway.api.auth import KeyRing
 from plait.gateway.calls.stored_responses import SHOWN, StoredResponses
-from plait.gateway.chaining.unstored import unstored_fields, unstored_headers, unstored_response
+from plait.gateway.chaining.unstored import unstored_event, unstored_headers
 from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.timer import loop_time_s
 
@@ -87,7 +83,7 @@ class KeptResponse:
         for number, event in enumerate(parts):
             if any(name in event for name in _LAST_EVENTS):
                 data = json_object(event.partition(b"data:")[2]) or {}
-                parts[number] = await self._told(data.get("response"), event, _unstored_event)
+                parts[number] = await self._told(data.get("response"), event, unstored_event)
         return b"".join(parts)
 
     async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
@@ -107,11 +103,6 @@ class KeptResponse:
             now_s=loop_time_s(),
         )
         return await self.stored.told(self.tenant, response_id, news, unstored) if is_kept else unstored(news)
-
-
-def _unstored_event(event: bytes) -> bytes:
-    """The last event of a response that is not stored."""
-    return with_data(event, unstored_fields(json_object(event.partition(b"data:")[2]) or {}))
 
 
 class ContinuedResponse:
@@ -184,44 +175,3 @@ def input_items(fields: Json) -> list[Any]:
     if isinstance(given, list):
         return given
     return [] if given is None else [{"type": "message", "role": "user", "content": given}]
-
-
-class ResponsesApi:
-    """The routes below `/v1/responses`. A tenant sees its own responses only."""
-
-    def __init__(self, stored: StoredResponses, keys: KeyRing) -> None:
-        self._stored = stored
-        self._keys = keys
-        self.routes = [
-            Route("/v1/responses/{response_id}", self._get, methods=["GET"]),
-            Route("/v1/responses/{response_id}", self._delete, methods=["DELETE"]),
-            Route("/v1/responses/{response_id}/input_items", self._items, methods=["GET"]),
-        ]
-
-    async def _get(self, request: Request) -> Response:
-        tenant, response_id = self._asked(request)
-        return _json(self._stored.get(tenant, response_id, loop_time_s()).answer)
-
-    async def _delete(self, request: Request) -> Response:
-        tenant, response_id = self._asked(request)
-        self._stored.delete(tenant, response_id, loop_time_s())
-        deleted = _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
-        return await self._stored.told(tenant, response_id, deleted, unstored_response)
-
-    async def _items(self, request: Request) -> Response:
-        """The input, the latest item first, all of it on one page."""
-        tenant, response_id = self._asked(request)
-        items = msgspec.json.decode(self._stored.get(tenant, response_id, loop_time_s()).items, type=list[object])
-        return _json(msgspec.json.encode({"object": "list", "data": items[::-1], "has_more": False}))
-
-    def _asked(self, request: Request) -> tuple[str, str]:
-        """The tenant, and the id of the response. Raises `NotFoundError` for what is no id."""
-        tenant, response_id = self._keys.check(request.scope), request.path_params["response_id"]
-        if not RESPONSE_ID.fits(response_id):
-            message = f"There is no response of this id: a response's id is {RESPONSE_ID.rule}."
-            raise NotFoundError(message, param="response_id")
-        return tenant, response_id
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")

@@ -90,6 +90,12 @@ _CACHED_COMMENT: Final = re.compile(rb"^: .*\bplait-cached-tokens=(\d+)", re.MUL
 """How a stream tells its headers whose status went out before them."""
 
 
+def ignored_headers(ignored: Sequence[str]) -> Headers:
+    """The header that says what was left out of a request that was translated; none if nothing was."""
+    said = ", ".join(_UNSAFE.sub("?", one) for one in ignored)[:IGNORED_CHARACTERS].encode()
+    return [(IGNORED, said)] if said else []
+
+
 class TranslatedAnswer(RewrittenAnswer):
     """The answer to a request that was translated to a chat. `ignored` is what was left out of it."""
 
@@ -99,7 +105,7 @@ class TranslatedAnswer(RewrittenAnswer):
         super().__init__(to_client, translator)
         self._translator = translator
         self._translation = translation
-        self._ignored = ", ".join(_UNSAFE.sub("?", one) for one in ignored)[:IGNORED_CHARACTERS].encode()
+        self._ignored = ignored_headers(ignored)
         self._prompt_tokens = 0
         self._has_begun = False
 
@@ -113,7 +119,7 @@ class TranslatedAnswer(RewrittenAnswer):
         cached = dict(headers).get(_CACHED)
         if cached is not None:
             self._expect_cached(int(cached))
-        return [*headers, (IGNORED, self._ignored)] if self._ignored else headers
+        return [*headers, *self._ignored]
 
     def events(self, events: bytes) -> bytes:
         """The events of the client's API."""

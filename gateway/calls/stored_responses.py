@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -51,6 +51,9 @@ class ResponseLog(Protocol):
 
     async def committed(self, stream: StreamKey) -> bool:
         """Wait until all that was appended is stored. False if it is not. Raises `PlaitError` while others share it."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is appended in the block is stored together or not at all."""
 
     def unix_s(self, now_s: float) -> float:
         """An event's time as a wall clock's."""
@@ -159,16 +162,25 @@ class StoredResponses:
         """A response's stream in the log."""
         return StreamKey(RESPONSE, tenant, response_id)
 
-    async def told(self, tenant: str, response_id: str, news: T, unstored: Callable[[T], T]) -> T:
+    async def told(
+        self, tenant: str, response_id: str, news: T, unstored: Callable[[T], T], *, in_background: bool = False
+    ) -> T:
         """What tells of a response, or of its end, once that is stored; marked by `unstored` if it is not.
 
-        It never changes, so it may be told while the log cannot be reached: this gateway has it.
+        It never changes, so it may be told while the log cannot be reached: this gateway has it. But another gateway
+        may make one that is `in_background` again until it is stored. Then this raises `PlaitError`.
         """
         try:
             is_stored = self._log is None or await self._log.committed(self.stream(tenant, response_id))
         except PlaitError:
+            if in_background:
+                raise
             is_stored = False
         return news if is_stored else unstored(news)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is written in the block is stored together or not at all."""
+        return nullcontext() if self._log is None else self._log.together()
 
     def restore(self, stream: StoredStream, offset_s: float, now_s: float) -> None:
         """A response that an earlier gateway has written. Its times are `offset_s` after those of this one."""

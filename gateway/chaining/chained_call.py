@@ -30,6 +30,7 @@ from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.filled_prompts import FilledPrompts
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import AnswerBytes
@@ -75,6 +76,9 @@ class CallRunner:
 
     entrance: Entrance
     """Where programs enter their sessions."""
+
+    stored: StoredResponses
+    """Has responses in the background when they have ended."""
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """The task of each running call."""

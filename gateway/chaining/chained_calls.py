@@ -28,6 +28,7 @@ from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.records import refused
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
+from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, without_keys
 from plait.gateway.chaining.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
 from plait.gateway.chaining.metrics import ProgramMetrics
@@ -171,12 +172,12 @@ class ChainedCalls:
         metrics: ProgramMetrics,
         bodies: OpenBodies,
         *,
-        keep_alive_s: float,
+        stored: StoredResponses,
     ) -> None:
         self.executor = executor
         slices, prompts = Slices(), FilledPrompts(reader, executor, bodies)
-        self.runner = CallRunner(executor, reader, relay, metrics, prompts, slices, Entrance(slices))
-        self._keep_alive_s = keep_alive_s
+        self.runner = CallRunner(executor, reader, relay, metrics, prompts, slices, Entrance(slices), stored)
+        self.keep_alive_s = executor.sessions.limits.keep_alive_s
 
     def give_up_stranded(self) -> None:
         """No request comes any more: answer the clients that wait for a variable that nobody can produce now."""
@@ -253,7 +254,7 @@ class ChainedCalls:
     async def answer(self, owner: AnsweredCall, send: Send) -> None:
         """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
         headers = [(b"plait-session", owner.session.session_id.encode())]
-        await owner.answer.follow(send, headers, self._keep_alive_s if owner.streams else None)
+        await owner.answer.follow(send, headers, self.keep_alive_s if owner.streams else None)
 
     def left(self, owner: AnsweredCall) -> None:
         """One client of the call waits no more: it has the answer, or has gone, or the gateway is stopping."""

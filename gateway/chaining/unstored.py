@@ -8,6 +8,8 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from plait.backends.errors import PlaitError
+from plait.gateway.answers.event_bytes import with_data
+from plait.gateway.answers.other_answers import json_object
 from plait.gateway.asgi import NOT_DURABLE, Headers
 
 ErrorT = TypeVar("ErrorT", bound=PlaitError)
@@ -39,6 +41,16 @@ def unstored_messages(messages: list[Message]) -> list[Message]:
 def unstored_fields(news: dict[str, Any]) -> dict[str, Any]:
     """An object in a stream that tells of what is not stored."""
     return {**news, "durable": False}
+
+
+def unstored_event(event: bytes) -> bytes:
+    """The last event of a response that is not stored."""
+    return with_data(event, unstored_fields(json_object(event.partition(b"data:")[2]) or {}))
+
+
+def unstored_events(events: list[bytes]) -> list[bytes]:
+    """The last events of a response that is not stored."""
+    return [*events[:-1], *map(unstored_event, events[-1:])]
 
 
 def unstored_response(answer: Response) -> Response:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -96,6 +96,7 @@ class Durability:
         self._offset_s = 0.0
         self._why: str | None = "the store is being read"
         self._is_frozen = False
+        self._together: list[Change] | None = None
         self._restart: asyncio.Future[None] | None = None
         self._leaving: asyncio.Future[None] | None = None
         self._parts: tuple[CallRunner, StoredResponses, Router] | None = None
@@ -150,11 +151,30 @@ class Durability:
 
     def append(self, changes: Sequence[Change]) -> None:
         """Write these, until `freeze`."""
-        if not self._is_frozen:
+        if self._is_frozen:
+            return
+        if self._together is None:
             self.log.append(changes)
             self._compaction.appended(changes)
-            if self.membership is not None and len(changes) == 1 and changes[0].data is None:
-                self.membership.has_ended(changes[0].stream.tenant, changes[0].stream.name)
+        else:
+            self._together += changes
+        if self.membership is not None and len(changes) == 1 and changes[0].data is None:
+            self.membership.has_ended(changes[0].stream.tenant, changes[0].stream.name)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is appended in the block is one batch, which is stored as a whole. Blocks may be within another."""
+        if self._together is not None:
+            yield
+            return
+        self._together = []
+        try:
+            yield
+        finally:
+            changes, self._together = self._together, None
+            if changes:
+                self.log.append(changes)
+                self._compaction.appended(changes)
 
     async def committed(self, stream: StreamKey) -> bool:
         """Wait until all that was appended is stored. False if it is not, or not all of the stream.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.chaining.background_call import BackgroundCall, responding_again
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
 from plait.gateway.chaining.chained_calls import answered_again, answered_before
 from plait.gateway.chaining.native_step import native_again
@@ -89,7 +90,10 @@ class Replay:
             session.give_room(has_room=False)
             when_whole(session)
             for call, problem in [*self._unreadable, *self._exhausted()]:
-                self.runner.executor.fail(call, FailureCause(message=problem), self.now_s)
+                if isinstance(call.owner, BackgroundCall):
+                    call.owner.give_up(problem)
+                else:
+                    self.runner.executor.fail(call, FailureCause(message=problem), self.now_s)
 
     @property
     def _executor(self) -> Executor:
@@ -144,6 +148,8 @@ class Replay:
                     call = answered_again(runner, session, event.call_id, request, self.now_s)
                 case "native":
                     call = native_again(runner.executor, session, event.call_id, request)
+                case "response":
+                    call = responding_again(runner, session, event.call_id, request, self.now_s)
         except PlaitError as error:
             call = self._ghost(event)
             self._unreadable.append((call, f"it cannot be read again after a restart: {error.message}"))

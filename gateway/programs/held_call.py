@@ -85,7 +85,7 @@ class Output:
 class KeptRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request as it is stored, so that its call can be made again. `headers` have no keys of clients."""
 
-    kind: Literal["submission", "answered", "native"]
+    kind: Literal["submission", "answered", "native", "response"]
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes

@@ -30,7 +30,7 @@ FORM = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\
 FORM_TYPE = "multipart/form-data; boundary=b"
 PIECE = b" " * 20_000
 KEY, ADMIN_KEY = "sk-one", "sk-admin"
-WITHOUT_BODY = {"/v1/sessions/{session_id}/close", "/ping", "/{path:path}"}
+WITHOUT_BODY = {"/v1/sessions/{session_id}/close", "/v1/responses/{response_id}/cancel", "/ping", "/{path:path}"}
 DEEP = b'{"session_id": "s", "input": ' + b"[" * 20_000
 SETTINGS: dict[str, Any] = {
     "server": {

@@ -176,7 +176,7 @@ def test_what_it_does_not_know_stays() -> None:
 
 def test_what_only_the_answer_repeats_is_left_out() -> None:
     assert (
-        chat(metadata={"a": "b"}, store=True, truncation="auto", previous_response_id="resp_1", background=False)
+        chat(metadata={"a": "b"}, store=True, truncation="auto", previous_response_id="resp_1", background=True)
         == chat()
     )
 
@@ -197,7 +197,6 @@ def test_what_only_the_answer_repeats_is_left_out() -> None:
         ({"tools": [LOOK], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-        ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -136,14 +136,14 @@ async def test_an_annotation_in_the_body_is_carried_too(api: Api) -> None:
     [
         ([], {}, {}, "because the engine speaks chat completions only"),
         ([RESPONSES], {}, {"plait_session": "s", "plait_output": "x"}, "because a call with inputs, an output or"),
-        ([RESPONSES], {"background": True}, {}, "because only the engine that runs it would know it"),
+        ([RESPONSES], {"background": True}, {}, "because a response in the background becomes a chat completion"),
     ],
 )
 async def test_a_refusal_says_why(
     api: Api, routes: list[str], more: dict[str, Any], headers: dict[str, str], reason: str
 ) -> None:
     has(api, *routes)
-    tools = {} if more else {"tools": BUILT_IN[RESPONSES], "tool_choice": "required"}
+    tools = {"tools": BUILT_IN[RESPONSES], "tool_choice": "required"}
     response = await api.post(RESPONSES, {**ASK[RESPONSES], **tools, **more}, **headers)
     assert response.status_code == 400
     assert reason in response.json()["error"]["message"]
@@ -225,12 +225,6 @@ async def test_without_store_nothing_is_stored_and_unknown_ones_are_refused(api:
     first = (await api.post(RESPONSES, {"input": "the sky is", "store": False})).json()
     response = await api.post(RESPONSES, {"input": "x", "previous_response_id": first["id"]})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "previous_response_not_found")
-
-
-async def test_a_response_in_the_background_is_refused(api: Api) -> None:
-    has(api, RESPONSES)
-    response = await api.post(RESPONSES, {"input": "x", "background": True})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "background")
 
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}

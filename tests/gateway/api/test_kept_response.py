@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 from starlette.types import Message
@@ -31,6 +32,9 @@ class Written:
     async def committed(self, stream: StreamKey) -> bool:
         assert stream.name in self.names, "nobody waits for what is not written"
         return True
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def unix_s(self, now_s: float) -> float:
         return now_s

@@ -141,7 +141,8 @@ class Exchange:
         self._reads = asyncio.Event()
         self._reads.set()
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": b""}
+        path, _, query = path.partition("?")
+        scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw, "query_string": query.encode()}
         scope["raw_path"] = quote(path, errors="surrogatepass").encode()
         self.task = asyncio.ensure_future(gateway.app(scope, self._receive, self._send))
 

@@ -65,6 +65,7 @@ PLACES = [
     *paths("/v1/variables/s/{}", "semantic_var_id", "GET"),
     *paths("/v1/responses/{}", "response_id", "GET", "DELETE"),
     *paths("/v1/responses/{}/input_items", "response_id", "GET"),
+    *paths("/v1/responses/{}/cancel", "response_id", "POST"),
     *bodies("/v1/sessions", session_id={"session_id": Bad}),
     *bodies(
         VARIABLES,

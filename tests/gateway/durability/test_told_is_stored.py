@@ -9,6 +9,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,9 @@ class Away:
         if self._error is not None:
             raise self._error
         return False
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def unix_s(self, now_s: float) -> float:
         return now_s

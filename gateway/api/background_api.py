@@ -1,0 +1,120 @@
+"""Responses in the background: they are made whether a client waits or not, and found by their id.
+
+One that has not ended is a session with one call (`background_call.py`), one that has ended is a stored response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.types import Receive, Send
+
+from plait.backends.errors import CallerError, NotFoundError, PlaitError, SessionEndedError
+from plait.backends.protocol.openai import check_request
+from plait.backends.translation.answer_translator import Identity, new_identity
+from plait.backends.translation.background_turn import PREFIX
+from plait.backends.translation.translation import TRANSLATIONS
+from plait.gateway.api.responses_api import input_items
+from plait.gateway.api.rewritten_answer import ignored_headers
+from plait.gateway.asgi import Headers, send_whole, unless_gone
+from plait.gateway.calls.annotations import Annotations, wants_durable
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.routes import RESPONSES_PATH
+from plait.gateway.chaining.background_call import (
+    AskedResponse,
+    BackgroundCall,
+    HeldResponse,
+    new_response,
+    read_response,
+    response_of,
+)
+from plait.gateway.chaining.chained_calls import ChainedCalls
+from plait.gateway.chaining.unstored import unstored_headers
+from plait.gateway.ids import SESSION_ID
+from plait.gateway.store.event_log import StreamKey
+from plait.gateway.timer import loop_time_s
+
+Fields = dict[str, Any]
+
+BECOMES_CHAT: Final = "a response in the background becomes a chat completion"
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundApi:
+    """Begins responses in the background, and finds those that have not ended."""
+
+    chained: ChainedCalls
+
+    def begin(self, incoming: Incoming, annotations: Annotations, own: Fields, fields: Fields) -> BackgroundCall:
+        """Begin a response. `fields` have all that was said before, `own` only what this request says.
+
+        Raises `PlaitError` for one that is refused.
+        """
+        if fields.get("store") is False:
+            message = "A response in the background is stored, so that it can be asked for: leave 'store' out."
+            raise CallerError(message, param="store")
+        if not annotations.is_label:
+            message = "A response in the background takes no inputs, output, condition or objective of a session."
+            raise CallerError(message, param="background")
+        identity = self._new_identity(incoming.tenant)
+        asked = AskedResponse(fields, input_items(own), fields.get("previous_response_id"), identity.created_s)
+        held = read_response(incoming, asked)
+        check_request(held.request)
+        reader = self.chained.runner.reader
+        reader.prompts.check(held.request)
+        reader.router.models.check(held.request.model)
+        return self._added(identity, held, durable=wants_durable(incoming.headers) and annotations.durable is not False)
+
+    def find(self, tenant: str, response_id: str) -> BackgroundCall | None:
+        """A response that has not ended; None if there is none. Raises `PlaitError` while that cannot be told."""
+        if not SESSION_ID.fits(response_id):
+            return None
+        try:
+            session = self.chained.executor.sessions.find(tenant, response_id, loop_time_s())
+        except (NotFoundError, SessionEndedError):
+            return None
+        return response_of(session)
+
+    def has(self, tenant: str, response_id: str) -> bool:
+        """Whether this gateway has a response, which may have ended."""
+        return self.chained.runner.stored.has(tenant, response_id) or self.chained.executor.sessions.has(
+            tenant, response_id
+        )
+
+    def stream(self, tenant: str, response_id: str) -> StreamKey:
+        """The stream in a store of a response that has ended."""
+        return self.chained.runner.stored.stream(tenant, response_id)
+
+    async def answer(self, owner: BackgroundCall, incoming: Incoming, receive: Receive, send: Send) -> None:
+        """Answer the request that has begun a response, once that is stored."""
+        fields, queued = owner.fields, owner.answer.response
+        headers: Headers = [
+            (b"x-request-id", incoming.request_id.encode("latin-1")),
+            *ignored_headers(TRANSLATIONS[RESPONSES_PATH].ignored(fields)),
+        ]
+        headers = await owner.told(headers, unstored_headers)
+        if fields.get("stream"):
+            await unless_gone(receive, owner.answer.follow(send, headers, 0, self.chained.keep_alive_s))
+        else:
+            await send_whole(send, 200, [*headers, (b"content-type", b"application/json")], queued)
+
+    def _new_identity(self, tenant: str) -> Identity:
+        """That of a response which belongs to this gateway."""
+        while True:
+            identity = new_identity()
+            if self.chained.executor.sessions.is_own(tenant, f"{PREFIX}{identity.key}"):
+                return identity
+
+    def _added(self, identity: Identity, held: HeldResponse, *, durable: bool) -> BackgroundCall:
+        executor, incoming = self.chained.executor, held.incoming
+        session = executor.sessions.open(
+            incoming.tenant, f"{PREFIX}{identity.key}", incoming.arrived_s, durable=durable
+        )
+        owner = new_response(self.chained.runner, session, held)
+        try:
+            executor.add(session, owner.call, incoming.arrived_s)
+        except PlaitError:
+            executor.endings.end(session, "has no call", loop_time_s())
+            raise
+        return owner

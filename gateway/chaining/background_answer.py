@@ -1,0 +1,155 @@
+"""The answer to a response in the background: its events, which any number of readers follow from any number on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Message, Send
+
+from plait.backends.errors import EngineGarbledError, PlaitError
+from plait.backends.http.content_types import is_event_stream
+from plait.backends.translation.answer_translator import Identity, TurnTranslator, write_event
+from plait.backends.translation.background_turn import BackgroundTurn
+from plait.backends.translation.responses import error_event
+from plait.gateway.answers.error_texts import error_of
+from plait.gateway.answers.event_bytes import events_of
+from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
+from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, Ledger
+
+EVENT_BYTES: Final = 64
+"""What an event takes besides its bytes: an object and a place in a list."""
+
+Told = Callable[[list[bytes]], Awaitable[list[bytes]]]
+"""The last events, once the response is stored. Raises `PlaitError` if nobody may be told."""
+
+
+class BackgroundAnswer(MessageSink):
+    """The sink of the chat stream that an engine answers with. The last events are told by `finish`."""
+
+    def __init__(self, fields: Mapping[str, Any], identity: Identity, ledger: Ledger) -> None:
+        super().__init__()
+        self._fields = fields
+        self._identity = identity
+        self._ledger = ledger
+        self._held_bytes = 0
+        self._changed = asyncio.Event()
+        self._told: Told | None = None  # once it has ended
+        self._error: PlaitError | None = None  # why no more comes here
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turn = BackgroundTurn(self._fields, self._identity)
+        self._translator = TurnTranslator(self._turn)
+        self._events = list(map(write_event, self._turn.queue()))
+        self._last: list[bytes] = []  # those from its end on
+        self._status = 200
+        self._is_stream = False
+        self._refusal = b""
+
+    def put(self, message: Message) -> None:
+        """Take the next message. Raises `PlaitError` if the tenant may not hold so much."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._is_stream = self._status == 200 and is_event_stream(message["headers"])
+        elif self._is_stream:
+            events = events_of(self._translator.feed(message.get("body", b"")))
+            self._add([event for event in events if not event.startswith(b":")])
+        else:
+            self._refusal += message.get("body", b"")
+
+    def take_back(self) -> None:
+        """The response is generated again. Who has been told a part goes on at its number."""
+        self._ledger.free(self._held_bytes)
+        self._held_bytes = 0
+        self._begin()
+
+    @property
+    def response(self) -> bytes:
+        """The response as it is now."""
+        return msgspec.json.encode(self._turn.answer())
+
+    @property
+    def problem(self) -> PlaitError | None:
+        """Why what the engine has answered is no response; None if it is one."""
+        if self._turn.is_over:
+            return None
+        if self._status != 200:
+            return error_of(self._status, self._refusal)
+        return EngineGarbledError("The engine's answer is no stream of a chat completion.")
+
+    def fail(self, error: PlaitError) -> None:
+        """The response has failed, unless it has ended before."""
+        self._end(lambda: self._turn.fail(error.error_object))
+
+    def cancel(self) -> None:
+        """The response was cancelled, unless it has ended before."""
+        self._end(self._turn.cancel)
+
+    def finish(self, told: Told) -> None:
+        """It has ended. Readers get the last events as `told` says."""
+        self._told = told
+        self._wake()
+
+    def break_off(self, error: PlaitError) -> None:
+        """The response goes on elsewhere, or not at all. Readers are told so."""
+        self._error = error
+        self._wake()
+
+    async def follow(self, send: Send, headers: Headers, number: int, keep_alive_s: float) -> None:
+        """Send the events from a number on as they come, and a comment whenever nothing comes for `keep_alive_s`."""
+        await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
+        while self._told is None and self._error is None:
+            news = self._events[number:]
+            number += len(news)
+            if news or not await self._changes(keep_alive_s):
+                await send({"type": "http.response.body", "body": b"".join(news) or KEEP_ALIVE, "more_body": True})
+        await send({"type": "http.response.body", "body": await self._end_from(number)})
+
+    async def _end_from(self, number: int) -> bytes:
+        """The last events from a number on."""
+        error, events = self._error, [*self._events, *self._last]
+        if error is None and self._told is not None:
+            try:
+                return b"".join(await self._told(events_from(number, events)))
+            except PlaitError as unstored:
+                error = unstored
+        assert error is not None
+        return write_event(error_event(error.error_object, number))
+
+    def _end(self, events: Callable[[], Any]) -> None:
+        if not self._turn.is_over:
+            self._last += map(write_event, events())
+
+    def _add(self, events: list[bytes]) -> None:
+        if self._turn.is_over:
+            self._last += events
+        elif events:
+            more_bytes = sum(map(len, events)) + EVENT_BYTES * len(events)
+            self._ledger.hold(more_bytes)
+            self._held_bytes += more_bytes
+            self._events += events
+            self._wake()
+
+    async def _changes(self, within_s: float) -> bool:
+        """Wait until something has come. False if that is later."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def events_from(number: int, events: list[bytes]) -> list[bytes]:
+    """The events of an ended response from a number on.
+
+    A reader that is beyond them was told of a longer text before the response was generated again. It gets the last.
+    """
+    return events[number:] if number <= len(events) else events[-1:]

@@ -1,0 +1,224 @@
+"""The call of a response in the background. Its session has the response's id, and ends with it.
+
+So what holds for sessions holds for the response until it has ended: one gateway has it, the store makes it again after
+a kill, and it counts in its tenant's limits. Then it is a stored response like any other. One commit of the store has
+both the end of the session and the response, so that neither is lost nor is the response made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from plait.backends.errors import EngineError, GatewayStoppingError, PlaitError
+from plait.backends.protocol.openai import ChatRequest, parse_request
+from plait.backends.translation.answer_translator import Identity
+from plait.backends.translation.background_turn import PREFIX
+from plait.backends.translation.translation import TRANSLATIONS
+from plait.gateway.asgi import ClientGoneError
+from plait.gateway.calls.annotations import Annotations, read_annotations
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.outgoing import unhurried
+from plait.gateway.calls.records import refused
+from plait.gateway.calls.routes import CHAT_PATH, RESPONSES_PATH
+from plait.gateway.chaining.background_answer import BackgroundAnswer
+from plait.gateway.chaining.chained_call import CallRunner, ChainedCall, without_keys
+from plait.gateway.chaining.filled_prompts import Unfilled
+from plait.gateway.chaining.unstored import unstored_events
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall
+from plait.gateway.programs.session import Session
+from plait.gateway.programs.session_errors import FailureCause
+from plait.gateway.timer import loop_time_s
+from plait.policy.types import CHARACTERS_PER_TOKEN
+
+T = TypeVar("T")
+
+
+class AskedResponse(msgspec.Struct, frozen=True):
+    """What a response in the background is made from. A store has it as JSON."""
+
+    fields: dict[str, Any]
+    """The request's, with all that was said before."""
+
+    items: list[Any]
+    """The request's own input."""
+
+    previous: str | None
+    """The response that it continues."""
+
+    created_s: int
+    """The Unix time."""
+
+
+class HeldResponse(NamedTuple):
+    """The chat that a response is, with its annotations. The body of `incoming` is the chat's."""
+
+    asked: AskedResponse
+    incoming: Incoming
+    request: ChatRequest
+    annotations: Annotations
+
+
+def read_response(incoming: Incoming, asked: AskedResponse) -> HeldResponse:
+    """The chat that a response is. Raises `CallerError` for what no chat can express."""
+    body = msgspec.json.encode(TRANSLATIONS[RESPONSES_PATH].to_chat({**asked.fields, "stream": True}))
+    request = parse_request(body, ChatRequest)
+    annotations = read_annotations(incoming.headers, request.plait)
+    return HeldResponse(asked, msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), request, annotations)
+
+
+class BackgroundCall(ChainedCall):
+    """The call of one response. Clients follow its `answer`."""
+
+    __slots__ = ("_held", "_is_cancelled", "_is_kept", "_is_over", "_previous", "answer", "fields", "items")
+
+    def __init__(self, runner: CallRunner, session: Session, held: HeldResponse) -> None:
+        super().__init__(runner, session, CHAT_PATH)
+        asked = held.asked
+        self.fields = {name: value for name, value in asked.fields.items() if name != "input"}
+        identity = Identity(session.session_id.removeprefix(PREFIX), asked.created_s)
+        self.answer = BackgroundAnswer(self.fields, identity, self.answer_bytes)
+        self.items = msgspec.json.encode(asked.items)
+        self._previous = asked.previous
+        self._held: HeldResponse | None = held
+        self._is_cancelled = False
+        self._is_over = self._is_kept = False
+
+    async def run(self, ready: ReadyCall) -> None:
+        """Deliver the chat, and store the response."""
+        held, call, executor = self._held, self.call, self.runner.executor
+        assert held is not None, "a call runs once"
+        self._held = None  # frees the body
+        incoming = msgspec.structs.replace(held.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
+        with self.runner.prompts.of(incoming.tenant, call) as prompt:
+            unfilled = Unfilled(
+                held.request.model,
+                held.request.prompt_field,
+                None,
+                lambda: (incoming.body, held.request),
+                lambda request: request if self.fields.get("stream") else unhurried(request),
+            )
+            asked = await prompt.read(incoming, unfilled, held.annotations)
+            executor.start(call, loop_time_s())
+            await self.deliver(asked, self.answer)
+        if self.answer.problem is not None:
+            raise self.answer.problem
+        with self.runner.stored.together():
+            self._has_ended = True
+            executor.finish(call, loop_time_s())
+            self._keep()
+
+    def cancel(self) -> None:
+        """A client wants the response no more."""
+        with self.runner.stored.together():
+            self.runner.executor.cancel(self.call, loop_time_s())
+
+    def give_up(self, problem: str) -> None:
+        """The call is not started again, because of this."""
+        self._fail(FailureCause(message=problem), problem, EngineError(f"The response was given up: {problem}."))
+
+    def take_back(self) -> bool:
+        """Always True: a reader goes on at its number."""
+        self.answer.take_back()
+        return True
+
+    def on_broken(self, error: PlaitError) -> None:
+        """The call was cancelled, or its session has ended."""
+        self._is_cancelled = self.session.ended is None
+        super().on_broken(error)
+
+    def on_failed(self, error: PlaitError) -> None:
+        """A call that no engine has had ends its request here."""
+        if not self._is_delivered:
+            self._is_delivered = True
+            call, tenant = self.call, self.session.tenant.name
+            told = ClientGoneError() if self._is_cancelled else error
+            ending = refused(call.call_id, RESPONSES_PATH, tenant, call.model, arrived_s=call.arrived_s, error=told)
+            self.runner.relay.holdings.records.no_call(ending)
+
+    def _fail(self, cause: FailureCause, problem: str, error: PlaitError | None) -> None:
+        """Store the end, unless the response goes on elsewhere or its session is no more."""
+        if self._has_ended:
+            return
+        error = error or self.answer.problem or EngineError(cause.message)
+        if self._goes_on(error):
+            super()._fail(cause, problem, error)
+            self.answer.break_off(error)
+            return
+        with self.runner.stored.together():
+            super()._fail(cause, problem, error)
+            if self._is_cancelled:
+                self.answer.cancel()
+            else:
+                self.answer.fail(error)
+            self._keep()
+
+    def _goes_on(self, error: PlaitError) -> bool:
+        is_handed_over = self.runner.handed_over.is_set() and self.session.record.stores
+        return self.session.ended is not None or is_handed_over or isinstance(error, GatewayStoppingError)
+
+    def _keep(self) -> None:
+        session, stored, now_s = self.session, self.runner.stored, loop_time_s()
+        self._is_over = True
+        self._is_kept = stored.put(
+            session.tenant.name,
+            session.session_id,
+            previous=self._previous,
+            items=self.items,
+            answer=self.answer.response,
+            now_s=now_s,
+        )
+        self.runner.executor.endings.end(session, "has its response", now_s)
+        self.answer.finish(lambda events: self.told(events, unstored_events))
+
+    async def told(self, news: T, unstored: Callable[[T], T]) -> T:
+        """What tells of the response, once that is stored; marked by `unstored` if it is not.
+
+        Raises `PlaitError` if nobody may be told, because another gateway may have it.
+        """
+        tenant, response_id = self.session.tenant.name, self.session.session_id
+        if not self._is_over:
+            return await self.session.record.told(news, unstored)
+        if not self._is_kept:
+            return unstored(news)
+        return await self.runner.stored.told(tenant, response_id, news, unstored, in_background=True)
+
+
+def new_response(runner: CallRunner, session: Session, held: HeldResponse) -> BackgroundCall:
+    """The owner of a response's call, which is not in its session yet."""
+    asked, incoming, request, annotations = held
+    owner = BackgroundCall(runner, session, held)
+    owner.call = HeldCall(
+        incoming.request_id,
+        (),
+        (),
+        owner,
+        request.model,
+        slo=annotations.slo,
+        objective=annotations.objective,
+        prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
+        output_tokens=request.output_limit,
+        held_bytes=len(incoming.body) + len(owner.items),
+        request=lambda: KeptRequest(
+            "response", RESPONSES_PATH, without_keys(incoming.headers), msgspec.json.encode(asked)
+        ),
+    )
+    return owner
+
+
+def responding_again(
+    runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float
+) -> HeldCall:
+    """The call of a response that was kept. Raises `CallerError` if it could not run any more."""
+    incoming = Incoming(request.path, request.headers, b"", call_id, now_s, session.tenant.name)
+    return new_response(runner, session, read_response(incoming, _ASKED.decode(request.body))).call
+
+
+def response_of(session: Session) -> BackgroundCall | None:
+    """The response that a session is; None if it is a session of a client."""
+    return next((call.owner for call in session.calls.values() if isinstance(call.owner, BackgroundCall)), None)
+
+
+_ASKED = msgspec.json.Decoder(AskedResponse)

@@ -169,20 +169,29 @@ class Forwarding:
     async def holder(self, stream: StreamKey, path: str, headers: Headers) -> str | None:
         """The other gateway that has a response's stream, which it shows at a path; None if none has.
 
-        Raises `PeerUnavailableError` if it can be told that one had it, and has died.
+        Raises `PeerUnavailableError` if one that may have it has died. Without a store, that is the owner of a session
+        of this name, which makes the response in the background.
         """
         if not RESPONSE_ID.fits(stream.name):
             return None
         if self.membership is not None:
             with suppress(UnreachableStoreError):
                 return await self.membership.holder(stream)
-        checked = Checked(API_KEYS, stream.tenant)
+        checked, owner = Checked(API_KEYS, stream.tenant), self.peers.owner(stream.tenant, stream.name)
+        silent = recovering = None
         for name in self.peers.others:
-            with suppress(PeerUnavailableError):
+            try:
                 async with self.asked(name, Forwarded("GET", path, headers, checked)) as response:
                     if response.status == 200:
                         return name
-        return None
+                    if response.status == 503 and name == owner:
+                        recovering = name
+            except PeerUnavailableError as error:
+                if name == owner:
+                    silent = error
+        if silent is not None:
+            raise silent
+        return recovering
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,6 +1,6 @@
 """Lets several gateways answer as one on all routes that are no calls.
 
-A request for a session goes to the gateway that has it, one for a stored response to the one that has stored it. A
+A request for a session goes to the gateway that has it, one for a response to the one that makes or has stored it. A
 change of the engines is made in all of them, and `/metrics` has the metrics of all. Calls are forwarded where they are
 read (`gateway/api/call_api.py`).
 """
@@ -49,10 +49,10 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 class ResponsesHere(Protocol):
-    """The responses that are stored in this gateway."""
+    """The responses that this gateway has."""
 
     def has(self, tenant: str, response_id: str) -> bool:
-        """Whether a response is stored here."""
+        """Whether a response is stored here, or made in the background."""
 
     def stream(self, tenant: str, response_id: str) -> StreamKey:
         """A response's stream in a store."""
@@ -113,8 +113,8 @@ class SessionRoutes:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        if (response := OF_A_RESPONSE.match(path)) is not None and not is_of_peer(scope):
-            await self._at_holder(tenant, response[1], scope, receive, send)
+        if (response := OF_A_RESPONSE.match(path)) is not None:
+            await self._at_holder(tenant, response, scope, receive, send)
         elif path in NAMING_A_SESSION and scope["method"] == "POST":
             with self._bodies.open(scope, tenant) as opened:
                 if not await self._is_elsewhere(opened, scope, receive, send):
@@ -132,14 +132,20 @@ class SessionRoutes:
         asked = _forwarded(scope, Checked(API_KEYS, opened.tenant), body)
         return await self._forwarding.forward_to_owner(owned, asked, receive, send)
 
-    async def _at_holder(self, tenant: str, response_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by the gateway that has a stored response."""
+    async def _at_holder(self, tenant: str, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the gateway that has a response. One in the background is a session until it has ended."""
+        response_id = path[1]
         if not self._responses.has(tenant, response_id):
-            stream, asked = self._responses.stream(tenant, response_id), _forwarded(scope, Checked(API_KEYS, tenant))
-            holder = await self._forwarding.holder(stream, asked.target, scope["headers"])
-            if holder is not None:
-                await self._forwarding.forward(holder, asked, receive, send)
+            forwarding, asked = self._forwarding, _forwarded(scope, Checked(API_KEYS, tenant))
+            owned = OwnedName(tenant, response_id if forwarding.peers.share else None)
+            if await forwarding.forward_to_owner(owned, asked, receive, send):
                 return
+            if not is_of_peer(scope):
+                stream = self._responses.stream(tenant, response_id)
+                holder = await forwarding.holder(stream, quote(path[0], errors="surrogatepass"), scope["headers"])
+                if holder is not None:
+                    await forwarding.forward(holder, asked, receive, send)
+                    return
         await self._app(scope, receive, send)
 
     async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:

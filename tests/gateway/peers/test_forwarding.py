@@ -14,6 +14,7 @@ from plait.backends.errors import PeerUnavailableError
 from plait.gateway.peers.forwarding import Forwarding
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import Checked, Forwarded, PeerKey
+from plait.gateway.store.event_log import StreamKey
 
 WHOLE = b"HTTP/1.1 201 Created\r\ndate: today\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\nhere"
 BROKEN = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\nhere"
@@ -113,3 +114,25 @@ async def test_a_gateway_that_does_not_answer_is_said_to_be_unavailable() -> Non
         with pytest.raises(PeerUnavailableError) as raised:
             await sent(made)
     assert (raised.value.status, raised.value.retry_after_s) == (503, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "of_owner", "of_another"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "1", "1"),
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", None, None),
+        (b"HTTP/1.1 503 Recovering\r\ncontent-length: 0\r\n\r\n", "1", None),
+        (b"", PeerUnavailableError, None),
+    ],
+    ids=["there", "not there", "recovering", "silent"],
+)
+async def test_who_may_make_a_response_is_waited_for(answer: bytes, of_owner: Any, of_another: Any) -> None:
+    async with forwarding(answer) as (made, _):
+        for name, wanted in (("1", of_owner), ("0", of_another)):
+            names = (f"resp_{number}" for number in range(100))
+            stream = StreamKey("response", "t", next(one for one in names if made.peers.owner("t", one) == name))
+            if wanted is PeerUnavailableError:
+                with pytest.raises(PeerUnavailableError):
+                    await made.holder(stream, "/v1/responses/x", ())
+            else:
+                assert await made.holder(stream, "/v1/responses/x", ()) == wanted

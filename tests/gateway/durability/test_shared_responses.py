@@ -1,0 +1,73 @@
+"""Responses in the background in gateways that share a store: one goes on with those of another."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.api.test_background_api import RESPONSES, TEXT, events, retrieve, text_of
+from tests.gateway.chaining.chained_gateway import settle
+from tests.gateway.durability.durable_gateway import DurableServed
+from tests.gateway.durability.shared_gateways import gateway, shared_memory
+from tests.gateway.durability.test_shared_sessions import ended, epoch_of, until
+from tests.gateway.peers.shared_memory import SharedMemory
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
+    return shared_memory(monkeypatch)
+
+
+async def begun(served: DurableServed) -> str:
+    """A new response, which is on its engine."""
+    exchange = await ended(await served.send(RESPONSES, {"model": "m", "input": "hi", "background": True}))
+    await until(lambda: "hi" in served.engine.running)
+    return str(exchange.json["id"])
+
+
+async def test_another_gateway_goes_on_with_it(shared: SharedMemory) -> None:
+    async with gateway("one") as one, gateway("two", max_attempts=3) as two:
+        response_id = await begun(one)
+        one.durability.log.jobs.regular = None
+        one.durability.freeze()  # it hangs
+        shared.give_up(epoch_of(one))
+        stream = await retrieve(two, response_id, "?stream=true")
+        await until(lambda: "hi" in two.engine.running)
+        await two.engine.answer("hi", TEXT)
+        assert text_of(await ended(stream)) == TEXT
+        assert (await ended(await retrieve(two, response_id))).json["status"] == "completed"
+
+
+async def test_a_gateway_that_was_given_up_tells_nothing_of_it(shared: SharedMemory) -> None:
+    async with gateway("one") as one:
+        response_id = await begun(one)
+        stream = await retrieve(one, response_id, "?stream=true")
+        shared.give_up(epoch_of(one))
+        assert events(await ended(stream))[-1]["type"] == "error"
+        assert not one.gateway._stored._tenants
+
+
+async def test_an_end_that_cannot_be_stored_is_not_told(shared: SharedMemory) -> None:
+    async with gateway("one") as one:
+        response_id = await begun(one)
+        stream = await retrieve(one, response_id, "?stream=true")
+        one.waits = False
+        shared.away = True
+        await until(lambda: one.durability.problem is not None)
+        await one.engine.answer("hi", TEXT)
+        await settle()
+        assert events(await ended(stream))[-1]["type"] == "error"
+        assert (await ended(await retrieve(one, response_id))).refusal == (503, "store_failed")
+        shared.away = False
+        await until(lambda: one.durability.problem is None)
+        assert (await ended(await retrieve(one, response_id))).json["status"] == "completed"
+
+
+async def test_a_gateway_that_stops_lets_another_have_it(shared: SharedMemory) -> None:
+    async with gateway("one") as one, gateway("two", max_attempts=3) as two:
+        response_id = await begun(one)
+        one.gateway.begin_stop()
+        assert (await ended(await retrieve(one, response_id))).refusal == (503, "gateway_stopping")
+        await one.engine.answer("hi", TEXT)
+        await until(lambda: not one.engine.running)
+        assert (await ended(await retrieve(one, response_id))).refusal == (503, "gateway_stopping")
+        assert two.engine.delivered == []

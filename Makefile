@@ -23,7 +23,7 @@ E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2
 
 # Semantic variables, programs and uploads, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
-	unstreamed_answers.py routes_beside_chat.py)
+	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py)
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \

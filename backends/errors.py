@@ -116,7 +116,7 @@ class ModelNotFoundError(NotFoundError):
 
 
 class NoWebSocketError(CallerError):
-    """A client asks for a WebSocket, which there is not here. It is to use HTTP."""
+    """A client asks for a WebSocket where there is none; clients go on with HTTP then."""
 
     status = 426
     default_code = "no_websocket"

@@ -239,7 +239,7 @@ class PassedBytes(EventStream):
         return None if self._has_ended else EngineBrokenError(f"engine {self._engine_id} has not ended its answer")
 
     def feed(self, chunk: bytes) -> bytes:
-        """What has come. Blanks at the beginning wait for more: an answer begins with something."""
+        """The bytes that can go on. Blanks at the beginning wait for more: an answer begins with something."""
         self._pieces.append(chunk)
         if not self._has_begun and not chunk.strip():
             return b""
@@ -247,7 +247,7 @@ class PassedBytes(EventStream):
         return self._kept()
 
     def end(self) -> bytes:
-        """What was kept."""
+        """End the answer; returns the bytes that waited."""
         self._has_ended = True
         return self._kept()
 

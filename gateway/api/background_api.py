@@ -100,7 +100,7 @@ class BackgroundApi:
             await send_whole(send, 200, [*headers, (b"content-type", b"application/json")], queued)
 
     def _new_identity(self, tenant: str) -> Identity:
-        """That of a response which belongs to this gateway."""
+        """A new identity whose session is this gateway's."""
         while True:
             identity = new_identity()
             if self.chained.executor.sessions.is_own(tenant, f"{PREFIX}{identity.key}"):

@@ -36,7 +36,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
 
     @property
     def original(self) -> bytes:
-        """What stands for the bytes: their hash."""
+        """The hash of the form, which tells two requests apart as its bytes would."""
         return self.form.upload.digest
 
     def for_engine(self, *_call: object, **_agreement: object) -> Body:

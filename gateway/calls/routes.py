@@ -37,8 +37,7 @@ KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
 class CallRoute:
     """One route. `form` is the form of its answers, as the engine sends them.
 
-    An engine `computes` what its body says, which therefore counts as work. Otherwise the answer costs it nothing. With
-    `has_files`, its body is a form.
+    If a call `computes`, the model runs for it; if not, it counts as no work. A request that `has_files` is a form.
     """
 
     path: str

@@ -89,7 +89,7 @@ class BackgroundAnswer(MessageSink):
         self._end(self._turn.cancel)
 
     def finish(self, told: Told) -> None:
-        """It has ended. Readers get the last events as `told` says."""
+        """The response has ended. Readers get the last events as `told` says."""
         self._told = told
         self._wake()
 

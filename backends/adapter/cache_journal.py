@@ -8,6 +8,19 @@ from itertools import chain, takewhile
 
 from plait.backends.protocol.cache_state import StoredRun
 
+
+class Changes:
+    """The `count` of an engine's changes: the cursor of a report on all journals that share it.
+
+    A block changed last at `of_blocks`. What was removed at `forgotten` and before is not known any more.
+    """
+
+    __slots__ = ("count", "forgotten", "of_blocks")
+
+    def __init__(self) -> None:
+        self.count = self.of_blocks = self.forgotten = 0
+
+
 MAX_TOMBSTONES = 65_536
 """This many removals are remembered. At one poll a second, that suffices for 4 million evicted tokens a second."""
 
@@ -15,48 +28,55 @@ MAX_TOMBSTONES = 65_536
 class CacheJournal:
     """Tree blocks in the order of their last change, so that a delta is the tail of that order.
 
-    `cursor` counts changes. For a cursor from before a forgotten removal, the report is a snapshot.
+    For a cursor from before a forgotten removal, the report is a snapshot. `changes` are shared with other journals of
+    the same engine.
     """
 
-    def __init__(self, max_tombstones: int = MAX_TOMBSTONES) -> None:
-        self.cursor = 0
-        self.changed_at = 0
-        """The cursor of the latest change of a block. Other changes are counted, too."""
+    def __init__(self, max_tombstones: int = MAX_TOMBSTONES, changes: Changes | None = None) -> None:
+        self.changes = Changes() if changes is None else changes
         self._max_tombstones = max_tombstones
         self._stored: OrderedDict[int, tuple[int, int | None]] = OrderedDict()
         self._removed: OrderedDict[int, int] = OrderedDict()
-        self._forgotten_until = 0
         self.stored = self._stored.keys()
         """The tree blocks stored now."""
+
+    @property
+    def cursor(self) -> int:
+        """The latest change, of this journal or another one."""
+        return self.changes.count
+
+    @property
+    def changed_at(self) -> int:
+        """The latest change of a block, in this journal or another one."""
+        return self.changes.of_blocks
 
     def store(self, block: int, parent: int | None) -> None:
         """`block` is now resident, behind `parent`. No change if it is stored already."""
         if block in self._stored:
             return
-        self.changed_at = self.advance()
         self._removed.pop(block, None)
-        self._stored[block] = (self.changed_at, parent)
+        self._stored[block] = (self._changed(), parent)
 
     def remove(self, block: int) -> None:
         """`block` was evicted. No change if it is not stored."""
         if self._stored.pop(block, None) is None:
             return
-        self._removed[block] = self.changed_at = self.advance()
+        self._removed[block] = self._changed()
         if len(self._removed) > self._max_tombstones:
             self.forget_until(self._removed.popitem(last=False)[1])
 
     def advance(self) -> int:
         """Something has changed. Returns the new cursor."""
-        self.cursor += 1
-        return self.cursor
+        self.changes.count += 1
+        return self.changes.count
 
     def forget_until(self, cursor: int) -> None:
         """What was removed at this cursor and before is not known any more."""
-        self._forgotten_until = max(self._forgotten_until, cursor)
+        self.changes.forgotten = max(self.changes.forgotten, cursor)
 
     def remembers(self, cursor: int) -> bool:
         """Whether the changes since a cursor are known: it is not forgotten, and not in the future."""
-        return self._forgotten_until <= cursor <= self.cursor
+        return self.changes.forgotten <= cursor <= self.changes.count
 
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
         """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""
@@ -74,6 +94,11 @@ class CacheJournal:
         if not self.remembers(cursor):
             return None
         return [block for block, _ in chain(self._stored_since(cursor), self._removed_since(cursor))]
+
+    def _changed(self) -> int:
+        """A block was stored or removed. Returns the new cursor."""
+        self.changes.of_blocks = self.advance()
+        return self.changes.of_blocks
 
     def _stored_since(self, cursor: int) -> Iterator[tuple[int, tuple[int, int | None]]]:
         """The latest first."""

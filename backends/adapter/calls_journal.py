@@ -52,12 +52,13 @@ class _Here:
 class CallsJournal:
     """The engine's calls in the order of their last change, so that a delta is the tail of that order.
 
-    It counts its changes on the cursor of `cache`, so one cursor is enough for a report. `key` is the engine's name for
-    a call.
+    It counts its changes on the cursor of `cache`, so one cursor is enough for a report. The blocks of `lower` tiers
+    need not be computed either. `key` is the engine's name for a call.
     """
 
-    def __init__(self, cache: CacheJournal, block_tokens: int) -> None:
+    def __init__(self, cache: CacheJournal, block_tokens: int, lower: Sequence[Container[int]] = ()) -> None:
         self._cache = cache
+        self._tiers = cache.stored, *lower
         self._block_tokens = block_tokens
         self._here: OrderedDict[Hashable, _Here] = OrderedDict()
         self._numbers = count(1)
@@ -144,10 +145,11 @@ class CallsJournal:
     def _reported(self, call: _Here) -> OutstandingCall:
         if call.is_computed:
             return OutstandingCall(call.number, call.gateway, call.prompt_tokens, 0, call.is_urgent, True, [])
-        hashes, stored = call.hashes, self._cache.stored
+        hashes, tiers = call.hashes, self._tiers
         if hashes is None:
             hashes = call.hashes = call.find()[: min(call.prompt_tokens // self._block_tokens, MAX_HASHES)]
-        held = next((place for place, block in enumerate(hashes) if block not in stored), len(hashes))
+        missed = (place for place, block in enumerate(hashes) if not any(block in tier for tier in tiers))
+        held = next(missed, len(hashes))
         missed_tokens = max(1, call.prompt_tokens - held * self._block_tokens)
         return OutstandingCall(
             call.number, call.gateway, call.prompt_tokens, missed_tokens, call.is_urgent, False, list(hashes)

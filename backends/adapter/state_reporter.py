@@ -12,6 +12,7 @@ from math import inf
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
+from plait.backends.adapter.tier_journal import TierJournal
 from plait.backends.protocol.cache_state import (
     CacheState,
     IterationState,
@@ -249,8 +250,9 @@ class StateReporter:
 
     `engine` is the engine's name, `policy` the name of its local scheduler, or `engine` if it schedules by itself.
     `takes_objectives` says whether the objectives of its calls may change. The engine's driver tells of its
-    `iterations` there, and of its calls here. `tokenizer` is for an engine whose API server does not add it. The other
-    fields are as in the report.
+    `iterations` there, and of its calls here. `tokenizer` is for an engine whose API server does not add it. `lower`
+    are the tiers below the accelerator; their journals share the changes of `journal`. The other fields are as in the
+    report.
     """
 
     engine: str
@@ -264,6 +266,7 @@ class StateReporter:
     takes_objectives: bool = False
     slots: int = 0
     tier: Tier = "chunks"
+    lower: Sequence[TierJournal] = ()
     tokenizer: TokenizerFingerprint | None = None
     iterations: Iterations = field(default_factory=Iterations)
     attainment: Attainment = field(default_factory=Attainment)
@@ -271,7 +274,8 @@ class StateReporter:
     calls: CallsJournal = field(init=False)
 
     def __post_init__(self) -> None:
-        self.calls = CallsJournal(self.journal, self.granularity_tokens)
+        lower = [one.journal.stored for one in self.lower]
+        self.calls = CallsJournal(self.journal, self.granularity_tokens, lower)
 
     # The engine's calls. `key` is its name for one.
 
@@ -329,7 +333,8 @@ class StateReporter:
         `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens. The calls of the `gateway` that asks
         are left out.
         """
-        snapshot, stored, removed = self.journal.since(since if epoch in {None, self.epoch} else None)
+        cursor = since if epoch in {None, self.epoch} else None
+        snapshot, stored, removed = self.journal.since(cursor)
         calls, ended = self.calls.since(None if snapshot else since, gateway)
         return CacheState(
             engine=self.engine,
@@ -349,6 +354,7 @@ class StateReporter:
             tokenizer=self.tokenizer,
             calls=calls,
             ended=ended,
+            tiers=[one.since(cursor) for one in self.lower],
         )
 
     def _scheduler_state(self, preemptions: int) -> SchedulerState:

@@ -46,6 +46,9 @@ MAX_TIME_S = 1e9
 ROUNDING_S = 1e-3
 """A mean that is kept up by adding and subtracting may end below zero by less than this."""
 
+MAX_TIERS = 8
+"""More tiers than any engine has."""
+
 SLACK = 4
 """A report may list so many times the blocks that fit the cache: changes pile up between two polls."""
 
@@ -55,6 +58,22 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True):
 
     parent: BlockHash | None
     hashes: list[BlockHash]
+
+
+class LowerTier(msgspec.Struct, frozen=True):
+    """A tier of the cache below the accelerator: `host` (memory), `disk` or `remote`, by its name in `tier`.
+
+    `stored` and `removed` are blocks whose fastest copy is there, as those of the report are the accelerator's. A block
+    that moves is removed from one tier and stored in another one. `total_blocks` engine blocks fit; 0: not known.
+    So far, `loaded_tokens` were brought back from there, for which its link was busy for `loading_s`.
+    """
+
+    tier: str
+    total_blocks: int = 0
+    stored: list[StoredRun] = []
+    removed: list[BlockHash] = []
+    loaded_tokens: int = 0
+    loading_s: float = 0.0
 
 
 class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +144,8 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     `calls` came or were computed since the cursor. `ended` are the numbers of those that ended. A snapshot has all
     calls. None: the engine does not say.
+
+    `tiers` are those below the accelerator, the fastest first.
     """
 
     engine: str
@@ -145,6 +166,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     chats: ChatRendering | None = None
     calls: list[OutstandingCall] | None = None
     ended: list[int] = []
+    tiers: list[LowerTier] = []
 
     def __post_init__(self) -> None:
         if self.kind not in ADAPTED:
@@ -168,6 +190,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             "it stored more than fits the KV cache": (
                 blocks * self.granularity_tokens > SLACK * kv.total_blocks * self.block_tokens
             ),
+            "its tiers cannot be": not self._tiers_can_be_true,
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
             "its calls cannot be": not self._calls_can_be_true,
             "a time is negative or not finite": not all(-ROUNDING_S <= time_s < MAX_TIME_S for time_s in times_s),
@@ -185,6 +208,18 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             and len(set(call.hashes)) == len(call.hashes)
             and len(call.gateway) <= MAX_NAME
             for call in calls
+        )
+
+    @property
+    def _tiers_can_be_true(self) -> bool:
+        return len(self.tiers) <= MAX_TIERS and all(
+            0 <= tier.total_blocks <= MAX_BLOCKS
+            and 0 <= tier.loaded_tokens <= MAX_COUNT
+            and -ROUNDING_S <= tier.loading_s < MAX_TIME_S
+            and len(tier.tier) <= MAX_NAME
+            and sum(len(run.hashes) for run in tier.stored) * self.granularity_tokens
+            <= SLACK * (tier.total_blocks * self.block_tokens or MAX_BLOCKS)
+            for tier in self.tiers
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.cache_journal import CacheJournal, Changes
 from plait.backends.protocol.cache_state import StoredRun
 
 Block = int
@@ -111,3 +111,29 @@ def test_blocks_one_behind_the_other_are_one_run() -> None:
     runs = [StoredRun(None, [1, 2, 3]), StoredRun(1, [10, 11]), StoredRun(None, [20]), StoredRun(None, [30])]
     assert journal.since(None) == (True, runs, [])
     assert journal.since(2) == (False, [StoredRun(2, [3]), *runs[1:]], [])
+
+
+def test_journals_that_share_their_changes_need_one_cursor() -> None:
+    changes = Changes()
+    device, host = CacheJournal(changes=changes), CacheJournal(changes=changes)
+    device.store(1, None)
+    device.store(2, 1)
+    seen = device.cursor
+    device.remove(2)
+    host.store(2, 1)
+    assert (device.cursor, device.changed_at) == (host.cursor, host.changed_at) == (seen + 2, seen + 2)
+    assert device.since(seen) == (False, [], [2])
+    assert host.since(seen) == (False, [StoredRun(1, [2])], [])
+
+
+def test_a_report_on_all_journals_is_a_snapshot_if_one_of_them_has_forgotten() -> None:
+    changes = Changes()
+    device, host = CacheJournal(changes=changes), CacheJournal(max_tombstones=1, changes=changes)
+    device.store(1, None)
+    for block in (2, 3):
+        host.store(block, 1)
+    seen = device.cursor
+    for block in (3, 2):
+        host.remove(block)
+    assert device.since(seen)[0]
+    assert host.since(seen)[0]

@@ -1,0 +1,24 @@
+"""The engine's side of the reports on tiers below the accelerator: host memory, disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.protocol.cache_state import LowerTier
+
+
+@dataclass(slots=True, eq=False)
+class TierJournal:
+    """One tier. `journal` has the tree blocks whose fastest copy is there; the other fields are as in the report."""
+
+    tier: str
+    journal: CacheJournal
+    total_blocks: int = 0
+    loaded_tokens: int = 0
+    loading_s: float = 0.0
+
+    def since(self, cursor: int | None) -> LowerTier:
+        """What has changed since a cursor; all of it if that is None or forgotten."""
+        _, stored, removed = self.journal.since(cursor)
+        return LowerTier(self.tier, self.total_blocks, stored, removed, self.loaded_tokens, self.loading_s)

@@ -17,8 +17,9 @@ class EmbeddedCall(LocalCall):
     The call ends when it has generated `final_output_tokens`. The scheduler may only know its limit. `cached_tokens`
     are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is when the engine
     received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks were cached at
-    the last look-up. `handle` is the gateway's name for a call whose objectives may change, `gateway` that of the
-    gateway.
+    the last look-up, and `loadable_blocks` behind them were in lower tiers, from which `loaded_tokens` were brought
+    back. While the call waits, the blocks that are `kept` for it are not evicted. `handle` is the gateway's name for a
+    call whose objectives may change, `gateway` that of the gateway.
     """
 
     chain: HashChain = field(kw_only=True)
@@ -30,6 +31,9 @@ class EmbeddedCall(LocalCall):
     cached_tokens: int | None = field(default=None, kw_only=True)
     received_s: float | None = field(default=None, kw_only=True)
     matched_blocks: int = field(default=0, kw_only=True)
+    loadable_blocks: int = field(default=0, kw_only=True)
+    kept: list[int] = field(default_factory=list, kw_only=True)
+    loaded_tokens: int = field(default=0, kw_only=True)
     handle: str | None = field(default=None, kw_only=True)
     gateway: str = field(default="", kw_only=True)
 

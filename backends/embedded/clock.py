@@ -40,6 +40,10 @@ class EngineClock:
         """Emulated seconds since the start."""
         return (self._loop.time() - self._zero) * self._time_scale
 
+    def _real_s(self, when_s: float) -> float:
+        """A time of the engine on the loop's clock."""
+        return self._zero + when_s / self._time_scale
+
     def add(self, call: EmbeddedCall, on_output: OnOutput) -> None:
         """Queue a call; `on_output` is called for each of its tokens."""
         self._listeners[call] = on_output
@@ -82,11 +86,13 @@ class EngineClock:
     async def _run(self) -> None:
         ends_s: float | None = None
         while True:
-            if ends_s is None:
-                await self._added.wait()
+            if self.engine.idle:
+                with suppress(TimeoutError):  # the next load is over
+                    async with asyncio.timeout_at(None if ends_s is None else self._real_s(ends_s)):
+                        await self._added.wait()
                 self._added.clear()  # not before the wait: a call may have come before this task ran first
                 now_s = self.now_s()
-            else:
+            elif ends_s is not None:
                 await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))
                 now_s = max(ends_s, self.now_s() - MAX_LAG_S)
             step = self.engine.step(now_s)

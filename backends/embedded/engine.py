@@ -11,17 +11,20 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import cast
 
 from plait.backends.adapter.prefix_search import shared_blocks
 from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.kv_blocks import KvBlocks
+from plait.backends.embedded.kv_blocks import KvBlocks, Load
+from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
-from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler
+from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.preemption import WATERMARK_BLOCKS
 
 
 class EmbeddedFacts:
@@ -34,8 +37,11 @@ class EmbeddedFacts:
         """The most calls that may run at once."""
         self.shares_in_iteration = True
         """A block can be found once its computation is scheduled."""
+        self.loading: dict[LocalCall, Load] = {}
+        """The waiting calls whose blocks are being brought back from lower tiers."""
         self._cache = blocks.cache
         self._matched = blocks.matched
+        self._loadable = blocks.loadable
         self._block_tokens = blocks.block_tokens
 
     @property
@@ -44,16 +50,17 @@ class EmbeddedFacts:
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are cached now. The last token is always computed."""
+        """How many tokens of a waiting call are in some tier now. The last token is always computed."""
         assert isinstance(call, EmbeddedCall)
-        return self._matched(call) * self._block_tokens
+        return (self._matched(call) + self._loadable(call)) * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
-        return -(-new_tokens // self._block_tokens) + self._cache.idle(call.chain.hashes, self._matched(call))
+        idle = self._cache.idle(call.chain.hashes, self._matched(call))
+        return -(-new_tokens // self._block_tokens) + idle + self._loadable(call)
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many blocks preempting a running call would free."""
@@ -83,7 +90,8 @@ class EmbeddedFacts:
 class EngineSettings:
     """The settings of one emulated engine. `kv_tokens` is the KV cache's size, `max_batch_tokens` the token budget.
 
-    `scheduler` names the local scheduler in `plait.policy.scheduling.local_scheduler.SCHEDULERS`.
+    `scheduler` names the local scheduler in `plait.policy.scheduling.local_scheduler.SCHEDULERS`. `lower` are the tiers
+    below the KV cache, the fastest first.
     """
 
     name: str
@@ -93,6 +101,7 @@ class EngineSettings:
     max_batch_tokens: int = 2048
     max_running_calls: int = 256
     scheduler: str = "slo"
+    lower: tuple[TierSettings, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +114,15 @@ class Step:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; `computed_prompt_tokens` includes recomputation after preemption."""
+    """Totals since the start; `computed_prompt_tokens` includes recomputation after preemption.
+
+    `loaded_tokens` were brought back from lower tiers. At first admissions they count as cached.
+    """
 
     calls: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    loaded_tokens: int = 0
     computed_prompt_tokens: int = 0
     output_tokens: int = 0
     iterations: int = 0
@@ -145,7 +158,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = measuring(self._scheduler, cost_model)
-        self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens)
+        self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens, settings.lower)
         self.granularity_tokens = self._blocks.granularity_tokens
         self.journal = self._blocks.journal
         self.facts = EmbeddedFacts(
@@ -153,11 +166,13 @@ class Engine:
         )
         self._in_flight: list[EmbeddedCall] = []
         self._ends_s: float | None = None
+        self._computes = False
         self._work = IterationWork()
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
             policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
+            lower=self._blocks.lower.told,
         )  # fmt: skip
         self._iterations = self._reporter.iterations
         self.refinable = self._reporter.refinable
@@ -167,7 +182,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no iteration is in flight. Then a call that is added needs a `step` to begin one."""
-        return self._ends_s is None
+        return not self._computes
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether a call can run at all: its KV must fit into an otherwise empty cache."""
@@ -194,6 +209,11 @@ class Engine:
             self._blocks.release(call)
         elif call in self.waiting:
             self.waiting.remove(call)
+            load = self.facts.loading.pop(call, None)
+            if load is None:
+                self._blocks.let_go(call)
+            else:
+                self._blocks.give_up(call, load)
         else:
             return False
         if call in self._in_flight:
@@ -203,11 +223,13 @@ class Engine:
 
     def step(self, now_s: float) -> Step:
         """If the iteration in flight is over by now, end it and begin the next one."""
-        if self._ends_s is not None and now_s < self._ends_s:
+        if self._computes and self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
         if self._measuring is not None and self._work.new_tokens:
             self._measuring.observe(self._iterations.last_s, self._work)
         self._stepped_s = now_s
+        if self.facts.loading:
+            self._end_loads(now_s)
         outputs = tuple(self._emit(call) for call in self._in_flight)
         self._in_flight = []
         self._ends_s = self._begin(now_s)
@@ -231,8 +253,8 @@ class Engine:
         )
 
     def _begin(self, now_s: float) -> float | None:
-        """Plan and start the next iteration. Returns its end; None if there is nothing to compute."""
-        plan = self._scheduler.plan(now_s, self.waiting, self.running, self.facts)
+        """Plan and start the next iteration. Returns its end, or that of the next load; None if there is neither."""
+        plan = self._plan(now_s)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
             self._preempt(call)
@@ -246,14 +268,63 @@ class Engine:
             computed.append((tokens, call.computed_tokens))
             self._schedule(call, tokens)
         self._work = IterationWork.of([tokens for tokens, _ in computed], [context for _, context in computed])
+        self._load_ahead(plan, now_s)
+        self._computes = bool(computed)
         if not computed:
-            return None
+            return min((load.ends_s for load in self.facts.loading.values()), default=None)
         duration_s = self.cost_model.iteration_time_s(computed)
         self.counters.iterations += 1
         self.counters.busy_s += duration_s
         self._iterations.computes(self._work.chunks)
         self._iterations.took(duration_s)
         return now_s + duration_s
+
+    def _plan(self, now_s: float) -> Plan:
+        """The next iteration's plan. A call that it would start waits first for the blocks that lower tiers have."""
+        waiting, running, facts = self.waiting, self.running, self.facts
+        plan = self._scheduler.plan(now_s, waiting, running, facts)
+        if not self._blocks.lower:
+            return plan
+        while self._load_picked(plan, now_s):
+            plan = self._scheduler.plan(now_s, waiting, running, facts)
+        if not plan.picks and not facts.loading and any(call.kept for call in waiting):
+            for call in waiting:  # each keeps what another needs
+                self._blocks.let_go(call)
+            plan = self._scheduler.plan(now_s, waiting, running, facts)
+        return plan
+
+    def _load_picked(self, plan: Plan, now_s: float) -> bool:
+        """Bring back what lower tiers have of the calls that a plan starts. Returns whether there was anything."""
+        before = len(self.facts.loading)
+        for call, _ in plan.picks:
+            if not cast("EmbeddedCall", call).blocks:
+                self._load(call, now_s)
+        return len(self.facts.loading) > before
+
+    def _load(self, call: LocalCall, now_s: float) -> None:
+        """Bring a waiting call's blocks back if lower tiers have some, and that is sooner done than computing them."""
+        assert isinstance(call, EmbeddedCall)
+        load = self._blocks.load(call, now_s, self.cost_model.marginal_s)
+        if load is None:
+            return
+        self.facts.loading[call] = load
+        tokens = len(load.blocks) * self.settings.block_tokens
+        call.loaded_tokens += tokens
+        self.counters.loaded_tokens += tokens
+
+    def _load_ahead(self, plan: Plan, now_s: float) -> None:
+        """Bring back what the next calls need, while the cache has room beside the decodes."""
+        if self._blocks.lower and not plan.preempt:
+            spare = WATERMARK_BLOCKS * len(self.running)
+            for call in plan.backfill:
+                if call in self.waiting and self.facts.blocks_needed(call, 1) + spare <= self.facts.free_blocks:
+                    self._load(call, now_s)
+
+    def _end_loads(self, now_s: float) -> None:
+        loading = self.facts.loading
+        for call in [call for call, load in loading.items() if load.ends_s <= now_s]:
+            assert isinstance(call, EmbeddedCall)
+            self._blocks.loaded(call, loading.pop(call))
 
     def _admit(self, call: EmbeddedCall, now_s: float) -> None:
         """Start a waiting call on its cached blocks."""

@@ -32,6 +32,7 @@ COUNTERS = {
     "calls": "Calls received",
     "prompt_tokens": "Prompt tokens of admitted calls",
     "cached_prompt_tokens": "Prompt tokens found in the KV cache",
+    "loaded_tokens": "Tokens brought back to the KV cache from lower tiers",
     "computed_prompt_tokens": "Prompt tokens computed, including recomputation after a preemption",
     "output_tokens": "Tokens generated",
     "iterations": "Iterations run",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.lower_tiers import LowerTiers, TierSettings, TreeBlock
 from plait.backends.protocol.cache_state import KvState
 from plait.policy.prefix.block_hash import tree_block_tokens
 
@@ -38,6 +40,9 @@ class BlockCache:
     def free_blocks(self) -> int:
         """Blocks that no call uses, including cached ones. All of them can be allocated."""
         return len(self._free)
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._by_hash
 
     def match(self, hashes: Sequence[int], most: int | None = None, guess: int = 0) -> int:
         """How many of a chain's leading blocks, `most` at most, are cached.
@@ -141,15 +146,32 @@ class BlockCache:
         self._references[block] += 1
 
 
-class KvBlocks:
-    """A KV cache of `kv_tokens`. Only this class changes a call's blocks. `journal` has the tree blocks in `cache`."""
+class Load(NamedTuple):
+    """A call's wait for blocks from lower tiers, over at `ends_s`.
 
-    def __init__(self, kv_tokens: int, block_tokens: int) -> None:
+    The call brings `blocks` back itself, for its chain from the position `first` on; none: another call brings them.
+    """
+
+    ends_s: float
+    first: int
+    blocks: Sequence[int]
+
+
+class KvBlocks:
+    """A KV cache of `kv_tokens`. Only this class changes a call's blocks. `journal` has the tree blocks in `cache`.
+
+    `lower` has the tiers below it.
+    """
+
+    def __init__(self, kv_tokens: int, block_tokens: int, lower: Sequence[TierSettings] = ()) -> None:
         self.block_tokens = block_tokens
         self.granularity_tokens = tree_block_tokens(block_tokens)
         self.journal = CacheJournal()
         self.cache = BlockCache(kv_tokens // block_tokens, self._evicted)
-        self._tree_block_of: dict[int, int] = {}
+        self._named: dict[int, TreeBlock] = {}
+        self.lower = LowerTiers(lower, block_tokens, self.journal, self.cache.__contains__, self._named)
+        self._on_the_way: dict[int, float] = {}
+        """When the blocks arrive that are being brought back, by hash."""
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks `tokens` take."""
@@ -161,10 +183,63 @@ class KvBlocks:
         call.matched_blocks = self.cache.match(call.chain.hashes, most, call.matched_blocks)
         return call.matched_blocks
 
+    def loadable(self, call: EmbeddedCall) -> int:
+        """How many blocks behind the `matched` ones lower tiers have."""
+        if not self.lower:
+            return 0
+        most = (call.prompt_tokens + call.output_tokens - 1) // self.block_tokens
+        call.loadable_blocks = self.lower.held(call.chain.hashes, self.matched(call), most, call.loadable_blocks)
+        return call.loadable_blocks
+
+    def load(self, call: EmbeddedCall, now_s: float, computing_s: Callable[[float], float]) -> Load | None:
+        """Begin to bring a waiting call's blocks back. It holds them, and those that are cached, from now on.
+
+        None if there is nothing to bring back, no room for it, or if computing so many tokens is sooner done.
+        """
+        matched, loadable = self.matched(call), self.loadable(call)
+        if not loadable:
+            return None
+        cache, hashes = self.cache, call.chain.hashes
+        missing = hashes[matched : matched + loadable]
+        arrives_s = self._on_the_way.get(missing[0])
+        if arrives_s is not None:
+            return Load(arrives_s, matched, ())
+        if cache.idle(hashes, matched) + loadable > cache.free_blocks:
+            return None
+        if self.lower.load_s(missing, now_s) > computing_s(loadable * self.block_tokens):
+            return None
+        self.let_go(call)
+        call.kept = cache.acquire(hashes[:matched])
+        ends_s = self.lower.load(missing, now_s)
+        self._on_the_way.update(dict.fromkeys(missing, ends_s))
+        return Load(ends_s, matched, cache.allocate(loadable))
+
+    def loaded(self, call: EmbeddedCall, load: Load) -> None:
+        """Blocks have been brought back. The call holds them until it is admitted."""
+        for index, block in enumerate(load.blocks, load.first):
+            block_hash = call.chain.hashes[index]
+            del self._on_the_way[block_hash]
+            call.kept.append(self.cache.register(block, block_hash))
+            self._stored(call, index)
+
+    def give_up(self, call: EmbeddedCall, load: Load) -> None:
+        """A call ends while its blocks are brought back. The link has been busy for nothing."""
+        for index in range(load.first, load.first + len(load.blocks)):
+            del self._on_the_way[call.chain.hashes[index]]
+        self.cache.release(load.blocks)
+        self.let_go(call)
+
+    def let_go(self, call: EmbeddedCall) -> None:
+        """A waiting call holds no blocks any more."""
+        self.cache.release(call.kept)
+        call.kept = []
+
     def admit(self, call: EmbeddedCall) -> None:
         """Give the call its cached blocks, and count their tokens as computed."""
         matched = self.matched(call)
         call.blocks = self.cache.acquire(call.chain.hashes[:matched])
+        if call.kept:
+            self.let_go(call)
         call.registered_blocks = matched
         call.computed_tokens = matched * self.block_tokens
 
@@ -202,10 +277,18 @@ class KvBlocks:
         per_tree_block = self.granularity_tokens // self.block_tokens
         tree_index, offset = divmod(index, per_tree_block)
         if offset == per_tree_block - 1:
-            tree_block = self._tree_block_of[call.chain.hashes[index]] = call.tree_chain.hashes[tree_index]
-            self.journal.store(tree_block, call.tree_chain.parent(tree_index))
+            block_hash = call.chain.hashes[index]
+            named = call.tree_chain.hashes[tree_index], call.tree_chain.parent(tree_index)
+            self._named[block_hash] = named
+            self.journal.store(*named)
+            if self.lower:
+                self.lower.rise(block_hash)
 
     def _evicted(self, block_hash: int) -> None:
-        tree_block = self._tree_block_of.pop(block_hash, None)
-        if tree_block is not None:
-            self.journal.remove(tree_block)
+        named = self._named.get(block_hash)
+        if named is not None:
+            self.journal.remove(named[0])
+        if self.lower:
+            self.lower.sink(block_hash)
+        elif named is not None:
+            del self._named[block_hash]

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
 
 # The upper bounds exclude infinity.
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -62,10 +63,20 @@ class LongPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     product_ms: Milliseconds = 0.0
 
 
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The link from a lower tier to the accelerator: a load takes `latency_ms`, and its bytes over the bandwidth."""
+
+    tier: str
+    gbytes_per_s: Annotated[float, Meta(gt=0, le=1e9)]
+    latency_ms: Milliseconds = 0.0
+
+
 class Kv(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV cache's size."""
+    """The KV cache's size, the bytes of a token in it, and the links to its lower tiers."""
 
     tokens: Annotated[int, Meta(gt=0)]
+    bytes_per_token: Annotated[int, Meta(gt=0)] = BYTES_PER_TOKEN
+    links: list[Link] = []
 
 
 class Pivot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +123,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 self.long_prefill.product_ms / 1e3,
             ),
             efficiency=self.efficiency,
+            links=tuple(
+                TierLink.of(link.tier, self.kv.bytes_per_token, link.gbytes_per_s, link.latency_ms / 1e3)
+                for link in self.kv.links
+            ),
         )
 
     def toml(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
@@ -168,6 +168,9 @@ class SglangFacts:
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users.get(blocks[index], 0) > 1)
         return -(-call.computed_tokens // page) - shared * self._granularity // page
+
+    loading: Final[Sequence[LocalCall]] = ()
+    """Empty: SGLang loads while it computes, layer by layer."""
 
     @property
     def shares_in_iteration(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
@@ -135,6 +135,9 @@ class VllmFacts:
             for manager in self._managers
             for block in manager.req_to_blocks.get(call.call_id, ())
         )
+
+    loading: Final[Sequence[LocalCall]] = ()
+    """Empty: vLLM hides such calls from its queue itself."""
 
     @property
     def shares_in_iteration(self) -> bool:

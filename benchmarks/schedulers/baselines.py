@@ -37,6 +37,7 @@ class _Budgeted:
         self.cached_tokens = facts.cached_tokens
         self.blocks_needed = facts.blocks_needed
         self.blocks_freed = facts.blocks_freed
+        self.loading = facts.loading
         self.shares_in_iteration = facts.shares_in_iteration
         self.stored_tokens = facts.stored_tokens
         self.block_key = facts.block_key

@@ -13,6 +13,7 @@ class Facts:
     """Nothing is cached, shared or short."""
 
     max_batch_tokens, max_running_calls, free_blocks = 100, 10, 1000
+    loading = ()
     shares_in_iteration = True
 
     def stored_tokens(self, call: LocalCall) -> int:

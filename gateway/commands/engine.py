@@ -6,13 +6,17 @@ import argparse
 
 from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.engine import EngineSettings
+from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
-from plait.backends.profiles import load_profile, shipped_profiles
+from plait.backends.profiles import Profile, load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import positive, positive_number
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.server.http_server import run_server
+from plait.policy.costs.tier_link import TierLink, link_of
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
+
+TIERS = {"host": "host memory", "disk": "files"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", default="embedded", help="as in the configuration (default: %(default)s)")
     parser.add_argument("--profile", default="a6000-mistral-7b", help=f"cost profile: {profiles}, or a path to a .toml")
     parser.add_argument("--kv-tokens", type=positive, help="KV cache in tokens (default: the profile's)")
+    for tier, what in TIERS.items():
+        parser.add_argument(
+            f"--{tier}-kv-tokens", type=positive, help=f"KV of so many tokens in {what} (default: none)"
+        )
+        parser.add_argument(f"--{tier}-gbps", type=positive_number, help="GB/s from there (default: the profile's)")
     parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
     parser.add_argument(
         "--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (default: %(default)s)"
@@ -58,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
             max_batch_tokens=arguments.max_batch_tokens,
             max_running_calls=arguments.max_running_calls,
             scheduler=arguments.scheduler,
+            lower=_lower(arguments, profile),
         ),
         cost_model=profile.cost_model(),
         model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens, arguments.random),
@@ -67,3 +77,18 @@ def run(arguments: argparse.Namespace) -> None:
         chat_only=arguments.chat_only,
     )
     run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)
+
+
+def _lower(arguments: argparse.Namespace, profile: Profile) -> tuple[TierSettings, ...]:
+    """The tiers below the KV cache. A bandwidth that is given is in 10^9 bytes a second."""
+    tiers = []
+    for tier in TIERS:
+        kv_tokens, gbps = getattr(arguments, f"{tier}_kv_tokens"), getattr(arguments, f"{tier}_gbps")
+        if gbps and not kv_tokens:
+            raise ValueError(f"--{tier}-gbps says nothing without --{tier}-kv-tokens")
+        if kv_tokens:
+            link = link_of(tier, profile.cost_model().links)
+            if gbps:
+                link = TierLink.of(tier, profile.kv.bytes_per_token, gbps, link.latency_s)
+            tiers.append(TierSettings(link, kv_tokens))
+    return tuple(tiers)

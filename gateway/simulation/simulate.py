@@ -179,6 +179,7 @@ class Simulation:
         self._waiting = self._finished = 0
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
         self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
+        self._next_step_s: dict[Engine, float] = {}
         self._to_come = 0  # events that must happen before the run ends
         self._gateways = [self._new_gateway(one) for one in routers]
         self._parts: dict[_Gateway, dict[str, int]] = {}
@@ -309,7 +310,8 @@ class Simulation:
     def _step(self, engine: Engine, now_s: float) -> None:
         step = engine.step(now_s)
         self._note_admitted(engine, now_s)
-        if step.ends_s is not None:
+        if step.ends_s is not None and step.ends_s != self._next_step_s.get(engine):
+            self._next_step_s[engine] = step.ends_s
             self._schedule(step.ends_s, partial(self._step, engine))
         for output in step.outputs:
             self._deliver(output, now_s)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
+from plait.policy.costs.tier_link import TierLink
+
 USUAL_TOKENS = 2048
 """How fast engines are is compared by a prompt of so many tokens."""
 
@@ -81,7 +83,10 @@ class LongAttention:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of engine time. `context_s` is the attention per token of context, `context_floor_s` its minimum."""
+    """Seconds of engine time. `context_s` is the attention per token of context, `context_floor_s` its minimum.
+
+    `links` are those to the lower tiers of the cache, as far as they are known.
+    """
 
     forward: PiecewiseLinear
     context_constant_s: float
@@ -89,6 +94,7 @@ class CostModel:
     context_floor_s: float
     long_attention: LongAttention
     efficiency: float = 1.0
+    links: tuple[TierLink, ...] = ()
     tokens_per_s: float = field(init=False, repr=False, compare=False)
     """How fast a prompt of `USUAL_TOKENS` is computed in large iterations; 1 if that takes no time."""
     _one_s: float = field(init=False, repr=False, compare=False)

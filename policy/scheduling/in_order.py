@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from plait.policy.scheduling.leaders import MOST_HELD, Leaders
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan, ready
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ def plan_in_order(
         return Plan(tuple(preempted), tuple(picks), tuple(rest))
     if leaders is not None:
         _lead(leaders, picks, facts)
-    found = _startable(((call, facts.cached_tokens(call)) for call in order(waiting, facts)), leaders)
+    found = _startable(order(ready(waiting, facts), facts), facts, leaders)
     admitted, misfit = _admit(found, _Room(free_slots, budget, free), facts, leaders)
     backfill = islice(chain(misfit, (call for call, _ in found)), MAX_BACKFILL_CALLS)
     return Plan((), (*picks, *admitted), (*rest, *backfill))
@@ -205,10 +205,13 @@ def _lead(leaders: Leaders, running: Iterable[tuple[LocalCall, int]], facts: Eng
             leaders.add(call, facts.stored_tokens(call), min(call.prompt_tokens, call.computed_tokens + tokens))
 
 
-def _startable(found: Iterator[tuple[LocalCall, int]], leaders: Leaders | None) -> Iterator[tuple[LocalCall, int]]:
+def _startable(
+    ordered: Iterable[LocalCall], facts: EngineFacts, leaders: Leaders | None
+) -> Iterator[tuple[LocalCall, int]]:
     """(Call, cached tokens) without the calls that wait for a leader."""
     held = 0
-    for call, cached_tokens in found:
+    for call in ordered:
+        cached_tokens = facts.cached_tokens(call)
         now_tokens, next_tokens = leaders.cached_tokens(call, cached_tokens) if leaders else (cached_tokens,) * 2
         if next_tokens - now_tokens < LEAST_SHARED_TOKENS:
             yield call, now_tokens

@@ -96,6 +96,10 @@ class EngineFacts(Protocol):
         """Blocks that preempting a running call would free."""
 
     @property
+    def loading(self) -> Collection[LocalCall]:
+        """Waiting calls whose blocks are being brought back from lower tiers. They take no tokens, and block nobody."""
+
+    @property
     def shares_in_iteration(self) -> bool:
         """Whether a call can use blocks that an earlier pick of the same iteration computes."""
 
@@ -110,6 +114,12 @@ class EngineFacts(Protocol):
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
         """Tokens of a waiting call that it could take from the other call's blocks. Its last token is computed."""
+
+
+def ready(waiting: Sequence[LocalCall], facts: EngineFacts) -> Sequence[LocalCall]:
+    """The waiting calls without those whose blocks are on the way."""
+    loading = facts.loading
+    return [call for call in waiting if call not in loading] if loading else waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.moment import Moment, SloSettings, split_running, time_prefills
 from plait.policy.scheduling.outputs import RecentOutputs
 from plait.policy.scheduling.pace import Pace, PreemptionHistory, RecentIterations
-from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan, ready
 from plait.policy.scheduling.preemption import (
     MakeRoom,
     add_decodes,
@@ -110,6 +110,7 @@ class SloScheduler:
     ) -> Plan:
         """The next iteration's plan."""
         self._follow(now_s, waiting, running)
+        waiting = ready(waiting, facts)
         slack_s = self._phases.arrivals_slack_s(self._ttft_slack, now_s)
         if slack_s is None and not self._objectives.any(waiting, running):
             return plan_in_order(waiting, running, facts, self._hit_ratio.turns, leaders=Leaders(facts))

@@ -40,6 +40,7 @@ class FakeEngine:
     waiting: list[LocalCall] = field(default_factory=list)
     running: list[LocalCall] = field(default_factory=list)
     looked_up: int = 0
+    loading: set[LocalCall] = field(default_factory=set)
     shares_in_iteration: bool = True
     contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)

@@ -33,6 +33,8 @@ class PrefixEngine:
     stored: set[Key] = field(default_factory=set)
     in_flight: deque[list[Key]] = field(default_factory=deque)
 
+    loading: tuple[LocalCall, ...] = ()
+
     @property
     def shares_in_iteration(self) -> bool:
         return self.lag == 0

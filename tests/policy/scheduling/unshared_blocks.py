@@ -8,6 +8,7 @@ from plait.policy.scheduling.plan import LocalCall
 class UnsharedBlocks:
     """No block of a call is another's."""
 
+    loading = ()
     shares_in_iteration = True
 
     def stored_tokens(self, call: LocalCall) -> int:

@@ -1,0 +1,170 @@
+"""The tiers of an embedded engine below its accelerator: host memory and disk, each with its LRU and its link.
+
+A block that the accelerator evicts is written down to the fastest tier, and what that evicts for it to the next one. A
+block that is brought back stays where it was, so that it need not be written again. Writing takes no time: it goes the
+other way on the link, and ahead of need, as in vLLM and SGLang.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.tier_journal import TierJournal
+from plait.policy.costs.tier_link import LinkQueue, TierLink
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """One tier: the tokens that fit into it, and its link."""
+
+    link: TierLink
+    kv_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Tier:
+    """The `blocks` in a tier by hash, the least recently used first."""
+
+    link: TierLink
+    total_blocks: int
+    told: TierJournal
+    queue: LinkQueue = field(default_factory=LinkQueue)
+    blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+
+TreeBlock = tuple[int, int | None]
+"""A tree block and the one before it."""
+
+
+class LowerTiers:
+    """All of an engine's lower tiers, the fastest first. `above` is the engine's journal, with which theirs are told.
+
+    `is_above` says whether the accelerator has a block. `named` has the tree blocks by their last KV block, as long as
+    any tier has that.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[TierSettings],
+        block_tokens: int,
+        above: CacheJournal,
+        is_above: Callable[[int], bool],
+        named: dict[int, TreeBlock],
+    ) -> None:
+        self._tiers = [
+            _Tier(one.link, blocks, TierJournal(one.link.tier, CacheJournal(changes=above.changes), blocks))
+            for one in tiers
+            if (blocks := one.kv_tokens // block_tokens)
+        ]
+        self._block_tokens = block_tokens
+        self._is_above = is_above
+        self._named = named
+        self.told = [tier.told for tier in self._tiers]
+        """What reports say of each."""
+
+    def __bool__(self) -> bool:
+        return bool(self._tiers)
+
+    def __contains__(self, block_hash: int) -> bool:
+        return self._fastest(block_hash) is not None
+
+    def sink(self, block_hash: int) -> None:
+        """The accelerator has evicted a block."""
+        self._put(0, block_hash)
+
+    def rise(self, block_hash: int) -> None:
+        """The accelerator has a block, computed or brought back."""
+        named = self._named.get(block_hash)
+        if named is not None:
+            for tier in self._tiers:
+                tier.told.journal.remove(named[0])
+
+    def held(self, hashes: Sequence[int], start: int, end: int, guess: int = 0) -> int:
+        """How many of a chain's blocks from `start` to `end` are here without a gap; a guess saves look-ups."""
+        low, high = start, end
+        if start < start + guess <= end and hashes[start + guess - 1] in self:
+            low = start + guess
+            if low == end or hashes[low] not in self:
+                return guess
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in self:
+                low = middle + 1
+            else:
+                high = middle
+        return low - start
+
+    def load_s(self, hashes: Collection[int], now_s: float) -> float:
+        """When a load of these blocks would be over, in seconds from now."""
+        return max((tier.queue.wait_s(now_s) + load_s for tier, load_s in self._loads(hashes)), default=0.0)
+
+    def load(self, hashes: Sequence[int], now_s: float) -> float:
+        """Bring blocks of a chain back. They are used, the last ones first. Returns when the load is over."""
+        ends_s = now_s
+        for tier, load_s in self._loads(hashes):
+            ends_s = max(ends_s, tier.queue.load(now_s, load_s))
+            tier.told.loading_s += load_s
+        for block_hash in reversed(hashes):
+            found = self._fastest(block_hash)
+            assert found is not None
+            found.blocks.move_to_end(block_hash)
+            found.told.loaded_tokens += self._block_tokens
+        return ends_s
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        for tier in self._tiers:
+            assert len(tier.blocks) <= tier.total_blocks
+            here = {
+                self._named[one][0]
+                for one in tier.blocks
+                if one in self._named and not self._is_above(one) and self._fastest(one) is tier
+            }
+            assert here == set(tier.told.journal.stored)
+
+    def _loads(self, hashes: Collection[int]) -> list[tuple[_Tier, float]]:
+        counts: dict[str, int] = {}
+        for block_hash in hashes:
+            tier = self._fastest(block_hash)
+            if tier is not None:
+                counts[tier.link.tier] = counts.get(tier.link.tier, 0) + 1
+        return [
+            (tier, tier.link.load_s(counts[tier.link.tier] * self._block_tokens))
+            for tier in self._tiers
+            if tier.link.tier in counts
+        ]
+
+    def _fastest(self, block_hash: int) -> _Tier | None:
+        for tier in self._tiers:
+            if block_hash in tier.blocks:
+                return tier
+        return None
+
+    def _put(self, index: int, block_hash: int) -> None:
+        """A tier gets a block. What it evicts for that goes to the next one, unless the accelerator has it."""
+        if index == len(self._tiers):
+            self._named.pop(block_hash, None)
+            return
+        tier = self._tiers[index]
+        tier.blocks[block_hash] = None
+        tier.blocks.move_to_end(block_hash)
+        self._tell(block_hash, self._fastest(block_hash))
+        if len(tier.blocks) > tier.total_blocks:
+            oldest, _ = tier.blocks.popitem(last=False)
+            if not self._is_above(oldest):
+                self._tell(oldest, self._fastest(oldest))
+                self._put(index + 1, oldest)
+
+    def _tell(self, block_hash: int, fastest: _Tier | None) -> None:
+        """A block's fastest copy is there from now on; None: no lower tier has one."""
+        named = self._named.get(block_hash)
+        if named is None:
+            return
+        for tier in self._tiers:
+            if tier is fastest:
+                tier.told.journal.store(*named)
+            else:
+                tier.told.journal.remove(named[0])

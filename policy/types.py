@@ -220,6 +220,8 @@ NO_MARGIN: Final = Margin()
 class Placement(NamedTuple):
     """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
 
+    The engine brings as many of them back from each lower tier as `loaded` says, by the tier's name.
+
     The `plait-placement` header, the log and the metrics show the `reason`: a `PlacementReason`, or a policy's own
     word in printable ASCII.
     `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
@@ -236,6 +238,7 @@ class Placement(NamedTuple):
     meets_slo: bool | None = None
     first_token_s: float = 0.0
     decode_s: float = 0.0
+    loaded: Sequence[tuple[str, int]] = ()
     compared: Compared | None = None
 
     @property

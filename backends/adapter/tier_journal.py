@@ -15,10 +15,13 @@ class TierJournal:
     tier: str
     journal: CacheJournal
     total_blocks: int = 0
+    free_blocks: int = 0
     loaded_tokens: int = 0
     loading_s: float = 0.0
 
     def since(self, cursor: int | None) -> LowerTier:
         """What has changed since a cursor; all of it if that is None or forgotten."""
         _, stored, removed = self.journal.since(cursor)
-        return LowerTier(self.tier, self.total_blocks, stored, removed, self.loaded_tokens, self.loading_s)
+        return LowerTier(
+            self.tier, self.total_blocks, self.free_blocks, stored, removed, self.loaded_tokens, self.loading_s
+        )

@@ -55,7 +55,7 @@ class LowerTiers:
         named: dict[int, TreeBlock],
     ) -> None:
         self._tiers = [
-            _Tier(one.link, blocks, TierJournal(one.link.tier, CacheJournal(changes=above.changes), blocks))
+            _Tier(one.link, blocks, TierJournal(one.link.tier, CacheJournal(changes=above.changes), blocks, blocks))
             for one in tiers
             if (blocks := one.kv_tokens // block_tokens)
         ]
@@ -152,6 +152,7 @@ class LowerTiers:
         tier.blocks[block_hash] = None
         tier.blocks.move_to_end(block_hash)
         self._tell(block_hash, self._fastest(block_hash))
+        tier.told.free_blocks = max(0, tier.total_blocks - len(tier.blocks))
         if len(tier.blocks) > tier.total_blocks:
             oldest, _ = tier.blocks.popitem(last=False)
             if not self._is_above(oldest):

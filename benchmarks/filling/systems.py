@@ -8,14 +8,19 @@ from functools import partial
 from math import inf
 from typing import Final
 
+import msgspec
+
 from benchmarks.filling.workloads import BLOCK_TOKENS, TREE_BLOCK_TOKENS
 from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
+from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Simulation
+from plait.policy.costs.tier_link import TierLink, link_of
 from plait.policy.placement.policies import Policy
 
 NONE: Final = "none"
@@ -39,6 +44,9 @@ REPORT_DELAY_S: Final = 0.02
 class FleetSize:
     """Equal engines. Their KV cache is the profile's without `kv_tokens`. `scheduler` names their local scheduler.
 
+    Below it they have a tier in host memory of so many times its size (`host`), with a link of `host_gbps`. A router
+    may not know of it (`knows_host`): it gets reports without tiers, as older ones do.
+
     The `fast` first engines may be so many times `faster`; the router may not have been `told`.
     """
 
@@ -50,6 +58,9 @@ class FleetSize:
     fast: int = 1
     told: bool = True
     gateways: int = 1
+    host: float = 0.0
+    host_gbps: float = 25.0
+    knows_host: bool = True
 
 
 def systems(fleet: FleetSize) -> dict[str, NewSystem]:
@@ -97,6 +108,10 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[list[Router], dict[s
         Router(policy, block_tokens=TREE_BLOCK_TOKENS, gateway_id=f"gateway-{number}")
         for number in range(fleet.gateways)
     ]
+    lower: tuple[TierSettings, ...] = ()
+    if fleet.host:
+        link = TierLink.of("host", profile.kv.bytes_per_token, fleet.host_gbps, link_of("host", ()).latency_s)
+        lower = (TierSettings(link, round(fleet.host * kv_tokens)),)
     engines = {}
     for number in range(fleet.engines):
         engine_id = f"engine-{number}"
@@ -109,6 +124,15 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[list[Router], dict[s
             kv_tokens=kv_tokens,
             block_tokens=BLOCK_TOKENS,
             scheduler=fleet.scheduler,
+            lower=lower,
         )
-        engines[engine_id] = Engine(settings, real)
+        engines[engine_id] = (Engine if fleet.knows_host else Untold)(settings, real)
     return routers, engines
+
+
+class Untold(Engine):
+    """An engine whose reports say nothing of its lower tiers."""
+
+    def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
+        """The report without them."""
+        return msgspec.structs.replace(super().cache_state(since, gateway), tiers=[])

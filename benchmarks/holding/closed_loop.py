@@ -47,7 +47,8 @@ class Condition:
     `thinks_s`: the sessions think so long, evenly between the two, instead of what the trace has. Clients name their
     sessions if they are `named`. Of every so many sessions, one is of another tenant (`other_tenant`, 0: none), which
     the gate knows if it `is_fair`. It is told so many times the capacity (`told`). So many `gateways` hear of each
-    other's calls from the engines, and each has a part of the capacity for its sessions.
+    other's calls from the engines, and each has a part of the capacity for its sessions. The engines have so many times
+    their KV in `host` memory.
     """
 
     engines: int
@@ -63,6 +64,7 @@ class Condition:
     chat: Chat | None = None
     told: float = 1.0
     gateways: int = 1
+    host: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class ClosedLoop:
             profile=condition.profile,
             kv_tokens=condition.kv_tokens,
             gateways=condition.gateways,
+            host=condition.host,
         )
         chosen: str | Policy = RIVALS.get(policy, policy)
         max_wait_s = AdmissionConfig().max_wait_s

@@ -399,7 +399,7 @@ class SessionGates:
 
 
 def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
-    """A part of the engines that take calls for a model, and of their KV.
+    """A part of the engines that take calls for a model, and of their KV in all tiers.
 
     None if one of the engines does not say how much it has.
     """
@@ -408,4 +408,7 @@ def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
     if not views or not all(sizes):
         return None
     slowness = sum(view.slowness for view in views) / len(views)
-    return Caches(part * len(views), int(part * sum(filter(None, sizes))), views[0].cost_model, slowness)
+    device_tokens = sum(filter(None, sizes))
+    kv_tokens = device_tokens + sum(view.tiers.total_tokens for view in views)
+    share = device_tokens / kv_tokens
+    return Caches(part * len(views), int(part * kv_tokens), views[0].cost_model, slowness, share)

@@ -296,7 +296,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     `plait-engine` header call it (default: host:port of the url). models: the models it serves (default: what its
     `/v1/models` lists). api_key: sent to the engine (default: none). kv_tokens: its KV cache in tokens, for an engine
     that does not report it (default: what it says in its metrics or of its sizes, else that of the model's `profile`
-    if this is not the default one, else not known).
+    if this is not the default one, else not known). host_kv_tokens: what it keeps in host memory below it, in tokens,
+    for an engine that does not report it (default: nothing).
     """
 
     url: Text
@@ -304,6 +305,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     models: tuple[Text, ...] = ()
     api_key: Token | None = None
     kv_tokens: Positive | None = None
+    host_kv_tokens: Positive | None = None
 
     def __post_init__(self) -> None:
         url, authority = base_url(self.url)

@@ -161,14 +161,13 @@ class FleetEngine:
         """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
         leaf = tree.insert(call.block_hashes)
+        if view.tiers.views:
+            placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)
         leaf.use(now_s)
         view.residency.book(leaf, waits=waits)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
-        taken_tokens = 0.0
-        if view.free_tokens is not None:
-            taken_tokens = min(view.free_tokens, missed_tokens)
-            view.free_tokens -= taken_tokens
+        taken_tokens = view.take(missed_tokens)
         attention_s = view.cost_model.added_s(missed_tokens, placement.cached_tokens)[1]
         answer_s, limit = 0.0, call.output_limit
         if not call.streamed:
@@ -185,20 +184,26 @@ class FleetEngine:
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             self.progress.sent(booking, now_s)
+            if view.tiers.views:
+                view.tiers.send(placement, now_s)
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
         """The engine is sent a call that has waited. What is cached may have changed meanwhile."""
         booking.enter(BookingState.SENT)
+        view = self.view
         self._look_again(booking)
-        self.view.residency.send(booking.leaf)
+        if view.tiers.views:
+            found = view.tiers.expect(booking.placement, booking.leaf, booking.call.block_tokens, is_booked=True)
+            booking.placement = view.tiers.send(found, now_s)
+        view.residency.send(booking.leaf)
         self.progress.sent(booking, now_s)
-        self.view.send(booking.context_tokens, booking.prefill, now_s)
+        view.send(booking.context_tokens, booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking) -> int:
         """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""
-        call = booking.call
-        return min(call.cacheable_blocks, self.view.residency.ready_blocks(booking.leaf)) * call.block_tokens
+        ready_blocks = self.view.tiers.held.ready_blocks(booking.leaf)
+        return min(booking.call.cacheable_blocks, ready_blocks) * booking.call.block_tokens
 
     def _look_again(self, booking: Booking) -> None:
         """Expect of a waiting call's prompt what is cached now."""
@@ -208,15 +213,9 @@ class FleetEngine:
         tokens = call.prompt_tokens - cached_tokens
         booking.placement = booking.placement._replace(cached_tokens=cached_tokens, missed_tokens=tokens)
         before, attention_s = booking.prefill, costs.added_s(tokens, cached_tokens)[1]
-        time_s = costs.prefill_time_s(tokens, cached_tokens)
-        booking.prefill = replace(
-            before,
-            tokens=tokens,
-            time_s=time_s,
-            attention_s=attention_s,
-            is_on_time=before.due_s < inf,
-            is_small=self.view.is_small(tokens, cached_tokens),
-        )
+        time_s, is_small = costs.prefill_time_s(tokens, cached_tokens), self.view.is_small(tokens, cached_tokens)
+        computed = replace(before, tokens=tokens, time_s=time_s, attention_s=attention_s)
+        booking.prefill = replace(computed, is_on_time=before.due_s < inf, is_small=is_small)
         self.view.queue.leave(before, booking.sent_s)
         self.view.queue.add(booking.prefill)
 
@@ -231,7 +230,7 @@ class FleetEngine:
         booking.first_token_s = self.served_s = now_s
         self.progress.came(booking, now_s, is_whole=False)
         if self.cache.reports:
-            self.cache.evictions.computed(booking)
+            self.cache.computed(booking)
         view = self.view
         view.compute(booking.prefill, now_s)
         booking.computed_s, booking.iteration_s = view.computed_s(now_s), view.sent_iteration_s

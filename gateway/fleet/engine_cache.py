@@ -6,21 +6,22 @@ Estimated caches hold what their engines have generated, too: the next turn show
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 
 import msgspec
 
-from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.cache_state import CacheState, StoredRun
 from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.fleet.expected_evictions import ExpectedEvictions, Prompt
 from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.block_hash import whole_hash
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
-from plait.policy.prefix.residency import Residency, Victim
+from plait.policy.prefix.resident_blocks import Run
 from plait.policy.types import Call
 
 SLO_SCHEDULER = "slo"
@@ -38,8 +39,9 @@ class EngineCache:
     `epoch` and `cursor` are those of the report that changes are asked for since. `last_report` is the latest.
     `problem` says why an engine that has our plugin has no usable report, or gets no token ids. `unconfirmed` holds the
     end time and the prefix of each ended call, until a report that was requested after that time confirms the prefix.
+    An estimated cache has a tier of `host_tokens` in host memory.
     `others` has the engine's calls that are not ours, and `answers` what it has generated while it does not report. The
-    prompts of the calls that are `waiting` are still to be computed: `evictions` are expected for them.
+    prompts of the calls that are `waiting` are still to be computed: `evictions` are expected for them in each tier.
     """
 
     view: EngineView
@@ -59,10 +61,11 @@ class EngineCache:
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
     profile_tokens: int | None = None
     assumed_tokens: int | None = None
-    evictions: ExpectedEvictions = field(init=False)
+    host_tokens: int | None = None
+    evictions: list[ExpectedEvictions] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.evictions = ExpectedEvictions(self.view.residency, self.block_tokens)
+        self.evictions = [ExpectedEvictions(self.view.residency, self.block_tokens)]
         self._bound()
 
     @property
@@ -94,7 +97,7 @@ class EngineCache:
             state.check()
             return self._apply(state, requested_s, agreement, now_s)
         except ValueError:
-            self.view.residency.resident.clear()
+            self.view.residency.clear()
             self.no_reports()
             raise
 
@@ -116,7 +119,7 @@ class EngineCache:
 
     def forget(self) -> None:
         """Another process serves from now on. Nothing is known of its cache, but calls are still booked here."""
-        self.view.residency.resident.clear()
+        self.view.residency.clear()
         while self.unconfirmed:
             self.view.residency.unbook(self.unconfirmed.popleft()[1])
         self.no_reports()
@@ -128,7 +131,7 @@ class EngineCache:
         `usage` is that of a whole answer.
         """
         if self.reports:
-            self.evictions.given_up(booking)
+            self._given_up(booking)
             self.view.residency.touch(booking.leaf)
             self.unconfirmed.append((now_s, booking.leaf))
         else:
@@ -137,11 +140,28 @@ class EngineCache:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
 
+    def computed(self, booking: Booking) -> None:
+        """A call's prompt is computed."""
+        for evictions in self.evictions:
+            evictions.computed(booking)
+
     def given_up(self, booking: Booking) -> None:
         """A call will not be computed, or not to its end: nothing is expected of it any more."""
         if self.reports:
-            self.evictions.given_up(booking)
+            self._given_up(booking)
         self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
+
+    def _given_up(self, booking: Booking) -> None:
+        for evictions in self.evictions:
+            evictions.given_up(booking)
+
+    def _use_tiers(self, names: Sequence[str]) -> None:
+        """The engine has these lower tiers."""
+        tiers = self.view.tiers
+        if (names or tiers.views) and names != tiers.names:
+            tiers.use(names)
+            of_each = (tiers.device, *(view.residency for view in tiers.views))
+            self.evictions = [ExpectedEvictions(one, self.block_tokens) for one in of_each]
 
     def _apply(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
         if state.granularity_tokens != self.block_tokens:
@@ -157,7 +177,7 @@ class EngineCache:
         elif was_estimated and not state.snapshot:
             self.cursor = self.epoch = None  # the blocks of earlier reports are missing: the next one shall have all
         else:
-            self._take_blocks(state, requested_s)
+            self._take_blocks(state, requested_s, now_s)
         self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
         scheduler = state.scheduler
         self.view.use_report(
@@ -171,12 +191,15 @@ class EngineCache:
         self.report_number += 1
         return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
 
-    def _take_blocks(self, state: CacheState, requested_s: float) -> None:
+    def _take_blocks(self, state: CacheState, requested_s: float, now_s: float) -> None:
         """Take over what the engine has stored and removed."""
         residency = self.view.residency
+        self._use_tiers([one.tier for one in state.tiers])
         if state.snapshot or state.epoch != self.epoch:
-            residency.resident.clear()
+            residency.clear()
         residency.resident.apply(state.removed, ((run.parent, run.hashes) for run in state.stored))
+        if state.tiers:
+            self._take_tiers(state, now_s)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
         self.view.free_tokens = float(state.kv_free_tokens)
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
@@ -184,19 +207,39 @@ class EngineCache:
         prompts: dict[object, Prompt] = {
             booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting
         }
-        self.evictions.update(state.kv_free_tokens, prompts)
+        rooms = (float(state.kv_free_tokens), *(tier.free_tokens or 0.0 for tier in self.view.tiers.views))
+        for evictions, free_tokens in zip(self.evictions, rooms, strict=True):
+            evictions.update(free_tokens, prompts)
+
+    def _take_tiers(self, state: CacheState, now_s: float) -> None:
+        """Take over what lower tiers have stored and removed.
+
+        A block that moves from one tier to another is removed from that one, and stays in all tiers together.
+        """
+        removed, runs, free_tokens = set(state.removed), list(state.stored), float(state.kv_free_tokens)
+        for view, tier in zip(self.view.tiers.views, state.tiers, strict=True):
+            removed.update(tier.removed)
+            runs += tier.stored
+            stored = [block for run in runs for block in run.hashes]
+            fresh = [part for run in runs for part in _without(run, removed)]
+            view.residency.resident.apply(removed.difference(stored), fresh)
+            view.total_tokens = tier.total_blocks * state.block_tokens
+            free_tokens += tier.free_blocks * state.block_tokens
+            view.free_tokens = free_tokens
+            view.took(tier.loaded_tokens, tier.loading_s, now_s)
 
     def _estimate(self, state: CacheState) -> None:
         """The engine's blocks have names that the gateway's prompts do not have. A new process has an empty cache."""
         if state.epoch != self.epoch:
-            self.view.residency.resident.clear()
+            self.view.residency.clear()
         self.reports, self.epoch, self.cursor = False, state.epoch, state.cursor
         self._assume_unconfirmed()
 
     def _assume_unconfirmed(self) -> None:
         """From now on the cache is estimated."""
         self.view.free_tokens = None
-        self.evictions.end()
+        for evictions in self.evictions:
+            evictions.end()
         while self.unconfirmed:
             self.view.residency.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
 
@@ -204,78 +247,27 @@ class EngineCache:
         """The size of the cache may have changed."""
         tokens = self.estimated_tokens or self.assumed_tokens
         self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
+        if not self.reports and self.host_tokens is not None and tokens is not None:
+            self._use_tiers(["host"])
+            tier = self.view.tiers.views[0]
+            tier.total_tokens = self.host_tokens
+            tier.residency.most_blocks = (tokens + self.host_tokens) // self.block_tokens
+        elif not self.reports:
+            self._use_tiers([])
 
 
-Prompt = tuple[Node, int]
-"""The node that a prompt's whole blocks end at, and the prompt's tokens."""
-
-
-class ExpectedEvictions:
-    """The prompts that one engine still has to compute, and the blocks that LRU evicts for them.
-
-    Blocks that are expected to be evicted do not count as held. They are expected anew with each report. It shows which
-    blocks of these prompts the engine has stored already, how much room is left, and what was really evicted. A prompt
-    that the engine was sent after a report counts from the next one on. Engines report between iterations, and often
-    begin such a prompt together with the calls that come soon after it.
-    """
-
-    def __init__(self, residency: Residency, block_tokens: int) -> None:
-        self._residency = residency
-        self._block_tokens = block_tokens
-        self._prompts: dict[object, Prompt] = {}
-        self._victims: list[Victim] = []
-        self._free_tokens = 0.0  # room in the engine's empty blocks at the latest report
-
-    def computed(self, call: object) -> None:
-        """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
-        if self._prompts.pop(call, None) is not None and not self._prompts:
-            self._forget()
-
-    def given_up(self, call: object) -> None:
-        """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
-        if self._prompts.pop(call, None) is not None:
-            self._expect()
-
-    def update(self, free_tokens: float, prompts: dict[object, Prompt]) -> None:
-        """A report came: `free_tokens` fit into the empty blocks. The engine still has to compute the `prompts`."""
-        self._prompts, self._free_tokens = prompts, free_tokens
-        self._expect()
-
-    def end(self) -> None:
-        """There are no reports any more, so nothing is expected."""
-        self._prompts = {}
-        self._forget()
-
-    def _expect(self) -> None:
-        """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""
-        self._forget()
-        if not self._prompts:
-            return
-        seen: set[Node] = set()
-        needed = sum(self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
-        blocks = int(needed - self._free_tokens) // self._block_tokens
-        if blocks > 0:
-            self._victims = self._residency.expect_eviction(blocks)
-
-    def _forget(self) -> None:
-        if self._victims:
-            self._residency.end_expectation(self._victims)
-            self._victims = []
-
-    def _needed_tokens(self, leaf: Node, prompt_tokens: int, seen: set[Node]) -> int:
-        """Tokens of a prompt that the engine has not stored. Nodes in `seen` do not count; the others are added to it.
-
-        The last tokens, which fill no block, count until the block before them is stored.
-        """
-        resident, blocks = self._residency.resident, 0
-        rest_tokens = 0 if resident.of(leaf) == len(leaf) else prompt_tokens - leaf.end_blocks * self._block_tokens
-        for node in leaf.path():
-            missing = len(node) - resident.of(node)
-            if not missing or node in seen:  # then nothing above is missing, or it counts already
-                break
-            seen.add(node)
-            blocks += missing
-        return blocks * self._block_tokens + rest_tokens
+def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:
+    """The parts of a run that are left without these blocks."""
+    parent, part = run.parent, list[int]()
+    for block in run.hashes:
+        if block not in blocks:
+            part.append(block)
+            continue
+        if part:
+            yield parent, part
+        parent, part = block, []
+    if part:
+        yield parent, part
 
 
 class EstimatedAnswers:

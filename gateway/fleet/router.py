@@ -26,8 +26,9 @@ from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.engine_view import EnginePace, EngineView, FleetPace
+from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
+from plait.policy.costs.pace import EnginePace, FleetPace
 from plait.policy.costs.situation import NOTHING_PASSED, Demand, Passed
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.policies import POLICIES, Policy, continued
@@ -203,13 +204,15 @@ class Router:
         kv_tokens: int | None = None,
         profile_kv_tokens: int | None = None,
         assumed_kv_tokens: int | None = None,
+        host_kv_tokens: int | None = None,
         health: Health | None = None,
         hang_s: float = DEFAULT_HANG_S,
     ) -> None:
         """Add a new engine, untried.
 
         `kv_tokens` bounds its estimated cache while it does not report. If neither engine nor configuration tells them,
-        `profile_kv_tokens` do, else `assumed_kv_tokens`, which count for nothing else. `hang_s` is how long a trial of
+        `profile_kv_tokens` do, else `assumed_kv_tokens`, which count for nothing else. Below it, the estimate has
+        `host_kv_tokens` in host memory. `hang_s` is how long a trial of
         a quiet engine may stay without an answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
@@ -219,7 +222,7 @@ class Router:
         progress = Progress(hang_s)
         cache = EngineCache(
             view, self.block_tokens, kv_tokens, others, self.answers, progress.waiting,
-            profile_tokens=profile_kv_tokens, assumed_tokens=assumed_kv_tokens,
+            profile_tokens=profile_kv_tokens, assumed_tokens=assumed_kv_tokens, host_tokens=host_kv_tokens,
         )  # fmt: skip
         since = self.health.wall_s()
         self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress, health_since=since)
@@ -234,6 +237,7 @@ class Router:
             raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
         engine.age(inf)
         engine.cache.forget()
+        engine.view.tiers.use(())
         self.answers.forget(engine_id)
         self.hand_over.end(engine_id)
         engine.view.pace.leave()

@@ -93,7 +93,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
                 prefix_id(node),
                 node.end_blocks * block_tokens,
                 round(node.uses(now_s), 1),
-                {name: round(share, 3) for name, share in held_shares(node).items()},
+                {name: round(share, 3) for name, share in held_shares(node).items() if name in router.engines},
             )
             for node in prefixes
         ],

@@ -1,9 +1,10 @@
 """The delay that a call causes on an engine, to itself and to all others, in seconds.
 
-The call waits for the prefills before its own (queue), for its own prefill and for its decode. Of the calls that are
-there, those that decode wait while its prompt is computed (stall). Their decodes take longer beside its own (slow).
-Prompts that come later begin later (later). What the engine drops for it is computed again (evicted). A copy of a
-prefix saves later calls some of that (repaid, see `least_delay.Copy`).
+The call waits for the prefills before its own (queue), then for what still comes from lower tiers of the cache (load),
+for its own prefill and for its decode. Of the calls that are there, those that decode wait while its prompt is computed
+(stall). Their decodes take longer beside its own (slow). Prompts that come later begin later (later). What the engine
+drops for it is computed again (evicted). A copy of a prefix saves later calls some of that (repaid, see
+`least_delay.Copy`).
 
 So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once using it costs
 more than computing it again. See docs/design/placement.md.
@@ -18,6 +19,7 @@ from typing import Final
 
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
 from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
+from plait.policy.costs.tier_views import Loads
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
@@ -48,6 +50,9 @@ MOST_VICTIMS = 64
 FIRST_TOKEN_WEIGHT: Final = 2.0
 """A second before a first token is one of TTFT and one of E2E."""
 
+BEFORE_FIRST_TOKENS: Final = ("queue", "load", "prefill", "later")
+"""The parts of a delay that have this weight."""
+
 
 @dataclass(slots=True)
 class DelayCost:
@@ -61,22 +66,23 @@ class DelayCost:
     later_s: float = 0.0
     evicted_s: float = 0.0
     repaid_s: float = 0.0
+    load_s: float = 0.0
 
     @property
     def first_token_s(self) -> float:
         """When the call's first token is expected."""
-        return self.queue_s + self.prefill_s
+        return self.queue_s + self.load_s + self.prefill_s
 
     @property
     def total_s(self) -> float:
         """All of it, with a weight of two for what is before first tokens."""
-        before_s = self.queue_s + self.prefill_s + self.later_s
+        before_s = self.queue_s + self.load_s + self.prefill_s + self.later_s
         rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
     def weighted_s(self) -> dict[str, float]:
         """The parts by their names, as they count: they sum to `total_s`."""
-        before = {part: FIRST_TOKEN_WEIGHT * getattr(self, f"{part}_s") for part in ("queue", "prefill", "later")}
+        before = {part: FIRST_TOKEN_WEIGHT * getattr(self, f"{part}_s") for part in BEFORE_FIRST_TOKENS}
         rest = {part: getattr(self, f"{part}_s") for part in ("decode", "stall", "slow", "evicted")}
         return {**before, **rest, "repaid": -self.repaid_s}
 
@@ -124,7 +130,9 @@ class CallToPlace:
             held_blocks,
             cost,
             meets_slo=meets_slo,
-            first_token_s=cost.queue_s + cost.prefill_s,  # `cost.first_token_s` would be a call for each placement
+            first_token_s=cost.queue_s
+            + cost.load_s
+            + cost.prefill_s,  # `cost.first_token_s` would be a call for each placement
             decode_s=cost.decode_s,
             compared=compared,
         )
@@ -146,23 +154,35 @@ class Offer:
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
-    held_blocks = cached_blocks(asked.call, situation, engine)
-    cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
-    if engine.free_tokens is not None:
-        evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, engine.free_tokens)
+    if engine.tiers.views:
+        held_blocks, ready_s = _loads(asked.call, situation, engine)
+        cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
+        cost.load_s = max(0.0, ready_s - cost.queue_s)
+    else:
+        held_blocks = cached_blocks(asked.call, situation, engine)
+        cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
+    free_tokens = engine.tiers.views[-1].free_tokens if engine.tiers.views else engine.free_tokens
+    if free_tokens is not None:
+        evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, free_tokens)
         if evicted_s:
             cost.evicted_s = evicted_s
     return Offer((asked.late_s(cost), cost.total_s), engine, held_blocks, cost)
 
 
+def _loads(call: Call, situation: Situation, engine: EngineView) -> Loads:
+    """What the engine has of the prompt, or brings back."""
+    most_blocks, block_tokens = call.cacheable_blocks, call.block_tokens
+    return engine.tiers.loads(situation.path, most_blocks, block_tokens, engine.cost_model, situation.now_s)
+
+
 def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int, free_tokens: float) -> float:
-    """The delay of what will be computed again, once, because LRU drops it for the call."""
+    """The delay of what will be computed again, once, because LRU drops it for the call from the last tier."""
     missed_tokens = call.prompt_tokens - held_blocks * call.block_tokens
     short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
     if short_tokens <= 0:
         return 0.0
     own, now_s, costs, lost_s = {segment.node for segment in situation.path}, situation.now_s, engine.cost_model, 0.0
-    for node, blocks in islice(engine.residency.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
+    for node, blocks in islice(engine.tiers.held.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
         uses = node.uses(now_s)
         if uses:
             lost_s += min(1.0, uses) * costs.marginal_s(blocks * call.block_tokens)
@@ -264,8 +284,9 @@ def change_gain_s(
     own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
     context_tokens = max(0.0, there.context_tokens - own_tokens)
     there_s = delay_beside(asked, there, held_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
-    blocks = cached_blocks(call, situation, here)
+    blocks, ready_s = _loads(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
+    cost.load_s = max(0.0, ready_s - cost.queue_s)
     gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
     return gain_s, asked.placed(here, blocks, cost, _MOVED)
 

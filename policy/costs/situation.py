@@ -246,8 +246,8 @@ class Demand:
 
 
 def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
-    """Blocks of the prompt that the engine is expected to have cached, less any block with the last prompt token."""
-    held_blocks = engine.residency.held_blocks(situation.path)
+    """Blocks of the prompt that the engine is expected to have in any tier, less one with the last prompt token."""
+    held_blocks = engine.tiers.held.held_blocks(situation.path)
     return held_blocks if held_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
 
 
@@ -272,5 +272,5 @@ def placed(
         reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     missed_tokens = call.prompt_tokens - cached_tokens
     return Placement(
-        engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, first_token_s, decode_s, compared
+        engine.engine_id, reason, cached_tokens, missed_tokens, cost, meets_slo, first_token_s, decode_s, (), compared
     )

@@ -248,7 +248,8 @@ def longest(
         node = segment.node
         first_id, others = node.first.engine_id if node.first is not None else None, node.others
         for place, engine in enumerate(engines):
-            if (engine.engine_id == first_id or engine.engine_id in others) and place not in held:
+            held_id = engine.tiers.held.engine_id
+            if (held_id == first_id or held_id in others) and place not in held:
                 blocks = offers[place].held_blocks if offers else cached_blocks(asked.call, situation, engine)
                 held[place] = blocks
                 best = max(best, blocks)
@@ -341,7 +342,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         if not waits:
             queue_s = 0.0
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
-        own_s, half_s, added_s, later = prefills[most_blocks.get(engine.engine_id, 0)]
+        own_s, half_s, added_s, later = prefills[most_blocks.get(engine.tiers.held.engine_id, 0)]
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:
             wait_s = most_wait_s

@@ -3,17 +3,24 @@
 The engine reports the blocks that its cache stored and removed. Between reports, the prefixes of booked calls are
 expected. Nodes are kept in the order of their last use, descendants before ancestors. An LRU cache of reference-counted
 blocks evicts them in this order.
+
+Below the accelerator an engine may have further tiers: host memory, disk. What LRU caches evict to each other is in all
+of them together what one cache of their size would hold. So each tier has a residency of what is there or in a faster
+one: in the same tree, with holdings of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import count, pairwise
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
 
-from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree, Segment
+from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
+from plait.policy.prefix.resident_blocks import ResidentBlocks
+from plait.policy.prefix.use_order import UseOrder
 
-Run = tuple[int | None, Sequence[int]]
-"""(The block before the run, None at the root; the hashes of its blocks)."""
+DEVICE: Final = "device"
+"""The tier whose blocks are used without a transfer."""
 
 Victim = tuple[Node, int]
 """A node, and how many of its last resident blocks are evicted."""
@@ -22,15 +29,69 @@ Victim = tuple[Node, int]
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    An engine that does not report has at most `most_blocks` resident; None: its size is not known.
+    An engine that does not report has at most `most_blocks` resident; None: its size is not known. `lower` is that of
+    the next tier; None: there is none. Nodes name the engine's holdings by `engine_id`, those of a lower tier by
+    another one.
     """
 
-    def __init__(self, engine_id: str, tree: PrefixTree) -> None:
+    def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
         self.engine_id = engine_id
+        self.tier = tier
+        self.lower: Residency | None = None
         self.most_blocks: int | None = None
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
+
+    # Tiers.
+
+    @property
+    def tiers(self) -> Sequence[Residency]:
+        """Those of the lower tiers, the fastest first."""
+        return () if self.lower is None else (self.lower, *self.lower.tiers)
+
+    @property
+    def widest(self) -> Residency:
+        """That of the last tier. Its holdings are in each node in which any of the engine's are."""
+        return self if self.lower is None else self.lower.widest
+
+    def use_tiers(self, names: Sequence[str]) -> None:
+        """The engine has these lower tiers. What was known of others is forgotten."""
+        if [one.tier for one in self.tiers] == list(names):
+            return
+        if self.lower is not None:
+            self.lower.use_tiers(())
+            self.lower.forget()
+            self.lower = None
+        if names:
+            self.lower = Residency(f"{self.engine_id} {names[0]}", self._tree, names[0])
+            self.lower.book_as(self.engine_id, self._order)
+            self.lower.use_tiers(names[1:])
+
+    def book_as(self, engine_id: str, order: UseOrder) -> None:
+        """Take over the calls that are booked in another tier of the engine, or share blocks there."""
+        for holding in [node.held_by(engine_id) for node in self._tree.nodes()]:
+            if holding is not None and (holding.bookings or holding.sharers):
+                own = holding.node.holding(self.engine_id)
+                own.bookings, own.waiting, own.sharers = holding.bookings, holding.waiting, holding.sharers
+        for holding in list(order):
+            if holding.bookings:
+                self._order.use(holding.node.holding(self.engine_id))
+
+    def clear(self) -> None:
+        """Nothing is known of any tier: no block is resident until it is reported again."""
+        for one in (self, *self.tiers):
+            one.resident.clear()
+
+    def forget(self) -> None:
+        """The engine is gone, or has this tier no more."""
+        self.resident.clear()
+        for node in list(self._tree.nodes()):
+            holding = node.held_by(self.engine_id)
+            if holding is not None:
+                holding.bookings = holding.waiting = holding.sharers = 0
+                node.drop_unused(holding)
+        self._tree.ends.pop(self.engine_id, None)
 
     def held_blocks(self, path: Sequence[Segment]) -> int:
         """The length of the longest run of blocks from the root of `path` that is resident or expected here.
@@ -66,6 +127,8 @@ class Residency:
             holding.waiting += waits
             self._order.use(holding)
             node = parent
+        if self.lower is not None:
+            self.lower.book(leaf, waits=waits)
 
     def join(self, leaf: Node) -> int:
         """Another gateway's call that ends at `leaf` was sent here. Its blocks are expected; it shares none within H.
@@ -82,10 +145,14 @@ class Residency:
             holding.bookings += 1
             self._order.use(holding)
             node = parent
+        if self.lower is not None:
+            self.lower.join(leaf)
         return total
 
     def send(self, leaf: Node) -> None:
         """A call does not wait any more: the engine will compute its blocks."""
+        if self.lower is not None:
+            self.lower.send(leaf)
         for node in leaf.path():
             holding = node.held_by(self.engine_id)
             assert holding is not None
@@ -109,9 +176,13 @@ class Residency:
     def touch(self, leaf: Node) -> None:
         """The prefix that ends at `leaf` was in use until now."""
         self._order.touch_path(leaf)
+        if self.lower is not None:
+            self.lower.touch(leaf)
 
     def unbook(self, leaf: Node, *, waits: bool = False) -> None:
         """The call's blocks are no longer expected. Only its resident blocks stay. One that `waits` was not sent."""
+        if self.lower is not None:
+            self.lower.unbook(leaf, waits=waits)
         node, engine_id = leaf, self.engine_id
         while (parent := node.parent) is not None:
             holding = node.first
@@ -129,6 +200,8 @@ class Residency:
 
     def unshare(self, leaf: Node) -> None:
         """The call left the window H."""
+        if self.lower is not None:
+            self.lower.unshare(leaf)
         node, engine_id = leaf, self.engine_id
         while (parent := node.parent) is not None:
             holding = node.first
@@ -176,6 +249,8 @@ class Residency:
 
         If a call `is_booked` there, that has ended.
         """
+        if self.lower is not None:
+            self.lower.assume_stored(leaf, is_booked=is_booked)
         node, engine_id, resident = leaf, self.engine_id, self.resident
         while (parent := node.parent) is not None:
             blocks = len(node.hashes)
@@ -216,235 +291,3 @@ class Residency:
                 assert not self.resident.of(node) or self.resident.of(parent) == len(parent), (
                     "a gap before a resident node"
                 )
-
-
-class ResidentBlocks:
-    """Updates one engine's `Holding.resident_blocks`, their sum `blocks`, and the engine's order of use."""
-
-    def __init__(self, engine_id: str, tree: PrefixTree, order: UseOrder) -> None:
-        self._engine_id = engine_id
-        self._tree = tree
-        self._order = order
-        self._ends = tree.ends[engine_id]
-        self.blocks = 0
-
-    def of(self, node: Node) -> int:
-        """How many leading blocks of a node are resident."""
-        holding = node.held_by(self._engine_id)
-        return 0 if holding is None else holding.resident_blocks
-
-    def apply(self, removed: Iterable[int], stored: Iterable[Run]) -> None:
-        """A report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does."""
-        finder = BlockFinder(self._engine_id, self._ends, self._order)
-        for block in removed:
-            self._remove(block, finder)
-        for parent, hashes in stored:
-            self._store(parent, hashes, finder)
-
-    def store(self, parent: int | None, hashes: Sequence[int]) -> None:
-        """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
-
-        A run whose parent is not resident here cannot be reached from the root. It is ignored. Raises ValueError for a
-        run in which a block follows itself, or ends where another of the engine's runs ends.
-        """
-        self.apply((), [(parent, hashes)])
-
-    def remove(self, block: int) -> None:
-        """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
-        self.apply([block], ())
-
-    def _store(self, parent: int | None, hashes: Sequence[int], finder: BlockFinder) -> None:
-        node, offset = self._tree.root, 0
-        if parent is not None:
-            found = finder.find(parent)
-            if found is None:
-                return
-            node, offset = found[0], found[1] + 1
-        position = 0
-        while position < len(hashes):
-            if offset == len(node):
-                behind = node.children.get(hashes[position]) or self._extend(node, hashes[position:])
-                node, offset = behind, offset if behind is node else 0
-            common = node.common_blocks(offset, hashes, position)
-            if common == 0:  # the run leaves the node here
-                node = self._tree.split(node, offset)
-            offset += common
-            position += common
-            self._grow(node, offset)
-        finder.stored(hashes, node)
-        self._order.touch_path(node)
-
-    def _extend(self, node: Node, fresh: Sequence[int]) -> Node:
-        """Put new blocks after `node`."""
-        once = set(fresh)
-        known = (self._ends, *(above.hashes for above in node.path()))
-        if len(once) < len(fresh) or not all(map(once.isdisjoint, known)):
-            raise _contradiction()
-        return self._tree.extend(node, fresh)
-
-    def _remove(self, block: int, finder: BlockFinder) -> None:
-        found = finder.find(block)
-        if found is None:
-            return
-        node, offset = found
-        for below in reversed(self._below(node)):
-            self._shrink(below, 0)
-        self._shrink(node, offset)
-
-    def clear(self) -> None:
-        """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
-        for holding in self._order:
-            self._shrink(holding.node, 0)
-
-    def evict(self, node: Node, blocks: int) -> None:
-        """The last `blocks` resident blocks of a node were evicted."""
-        self._shrink(node, self.of(node) - blocks)
-
-    def _below(self, node: Node) -> list[Node]:
-        """The node's descendants with resident blocks, ancestors first."""
-        if self.of(node) < len(node):
-            return []
-        found = [child for child in node.children.values() if self.of(child)]
-        for below in found:  # `found` grows during the loop
-            found += [child for child in below.children.values() if self.of(child)]
-        return found
-
-    def _grow(self, node: Node, blocks: int) -> None:
-        if self._ends.get(node.hashes[blocks - 1], node) is not node:
-            raise _contradiction()
-        holding = node.holding(self._engine_id)
-        if blocks > holding.resident_blocks:
-            self.keep(holding, blocks)
-        if holding.newer is None:
-            self._order.use(holding)
-
-    def _shrink(self, node: Node, blocks: int) -> None:
-        holding = node.holding(self._engine_id)
-        holding.leaving_blocks = max(0, holding.leaving_blocks - (holding.resident_blocks - blocks))
-        self.keep(holding, blocks)
-        node.drop_unused(holding)
-        self._tree.prune(node)
-
-    def keep(self, holding: Holding, blocks: int) -> None:
-        """Have the first `blocks` blocks of a node be the resident ones. Raises ValueError if another ends there."""
-        node, hashes, before = holding.node, holding.node.hashes, holding.resident_blocks
-        if blocks and self._ends.get(hashes[blocks - 1], node) is not node:
-            raise _contradiction()
-        if before:
-            del self._ends[hashes[before - 1]]
-        if blocks:
-            self._ends[hashes[blocks - 1]] = node
-        holding.resident_blocks = blocks
-        self.blocks += blocks - before
-
-
-class UseOrder:
-    """An engine's holdings, in two rings through a sentinel each, least recently used first.
-
-    What calls have booked is in a ring of its own: it is not evicted, and many calls may wait. Each step is O(1). Only
-    a holding whose last booking has gone passes those that were used after it, one by one.
-    """
-
-    def __init__(self, engine_id: str, sentinel_node: Node) -> None:
-        self._engine_id = engine_id
-        self._free, self._booked = Holding(sentinel_node, engine_id), Holding(sentinel_node, engine_id)
-        self._uses = count(1)
-        for ring in (self._free, self._booked):
-            ring.older = ring.newer = ring
-
-    def __iter__(self) -> Iterator[Holding]:
-        """The holdings that are not booked, then those that are. The current one may be unlinked during the loop."""
-        yield from self.free()
-        yield from _around(self._booked)
-
-    def free(self) -> Iterator[Holding]:
-        """The holdings that are not booked. The current one may be unlinked during the loop."""
-        return _around(self._free)
-
-    def use(self, holding: Holding) -> None:
-        """From now on `holding` is the most recently used of its ring. It may have been in the other, or in none."""
-        older, newer = holding.older, holding.newer
-        if older is not None and newer is not None:
-            older.newer, newer.older = newer, older
-        ring = self._booked if holding.bookings else self._free
-        latest = ring.older
-        assert latest is not None
-        holding.used, holding.older, holding.newer = next(self._uses), latest, ring
-        latest.newer = ring.older = holding
-
-    def touch_path(self, leaf: Node) -> None:
-        """Make the engine's holdings on the path to `leaf` the most recently used of their rings, ancestors last."""
-        node, engine_id = leaf, self._engine_id
-        while (parent := node.parent) is not None:
-            holding = node.first
-            if holding is None or holding.engine_id != engine_id:
-                holding = node.others.get(engine_id)
-            if holding is not None and (holding.bookings or holding.resident_blocks):
-                self.use(holding)
-            node = parent
-
-    def unbooked(self, holding: Holding) -> None:
-        """The last booking of `holding` has gone. It was used when it was last touched."""
-        older, newer = holding.older, holding.newer
-        if older is not None and newer is not None:
-            older.newer, newer.older = newer, older
-        newer, older = self._free, self._free.older
-        while older is not None and older.used > holding.used:
-            newer, older = older, older.older
-        assert older is not None
-        holding.older, holding.newer = older, newer
-        older.newer = newer.older = holding
-
-
-class BlockFinder:
-    """`ends` has the last resident block of each of the engine's nodes. A report usually names only those.
-
-    At the first other block, all of the engine's blocks are indexed. So a report costs at most O(its blocks + the
-    engine's), and no index of all blocks takes memory between reports.
-    """
-
-    def __init__(self, engine_id: str, ends: Mapping[int, Node], order: UseOrder) -> None:
-        self._engine_id = engine_id
-        self._ends = ends
-        self._order = order
-        self._nodes: dict[int, Node] | None = None
-
-    def find(self, block: int) -> tuple[Node, int] | None:
-        """The node of a resident block, and the block's position in it; None if it is not resident."""
-        node = self._ends.get(block)
-        if node is not None:
-            return node, node.holding(self._engine_id).resident_blocks - 1
-        node = self._index().get(block)
-        while node is not None:
-            holding = node.held_by(self._engine_id)
-            resident = node.hashes[: holding.resident_blocks] if holding is not None else ()
-            if block in resident:
-                return node, resident.index(block)
-            node = node.parent  # a split since then may have moved the block to an ancestor
-        return None
-
-    def stored(self, hashes: Sequence[int], node: Node) -> None:
-        """Blocks are resident from now on, in `node` and its ancestors."""
-        if self._nodes is not None:
-            self._nodes.update(dict.fromkeys(hashes, node))
-
-    def _index(self) -> Mapping[int, Node]:
-        if self._nodes is None:
-            self._nodes = {
-                block: holding.node
-                for holding in self._order
-                for block in holding.node.hashes[: holding.resident_blocks]
-            }
-        return self._nodes
-
-
-def _around(ring: Holding) -> Iterator[Holding]:
-    holding = ring.newer
-    while holding is not None and holding is not ring:
-        following = holding.newer
-        yield holding
-        holding = following
-
-
-def _contradiction() -> ValueError:
-    return ValueError("the report puts a block after two different ones")

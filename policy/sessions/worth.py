@@ -38,15 +38,17 @@ Those that are over must not count: conversations of a few turns are over soon, 
 
 
 class Caches(NamedTuple):
-    """The engines that take the calls of a model: how many, and the KV of all of them.
+    """The engines that take the calls of a model: how many, and the KV of all of them in all tiers.
 
-    Where several gateways share the engines, it is one gateway's part of both.
+    Where several gateways share the engines, it is one gateway's part of both. So much of the KV is on accelerators as
+    the `device_share`.
     """
 
     engines: float
     kv_tokens: int
     costs: CostModel
     slowness: float = 1.0
+    device_share: float = 1.0
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds in which an engine computes a whole context."""
@@ -124,6 +126,6 @@ class Worth:
 
     def _decode_s(self, caches: Caches) -> float:
         """A mean answer beside a full cache, by the cost model: what is measured has the thrashing in it."""
-        kv_tokens = caches.kv_tokens / caches.engines
+        kv_tokens = caches.device_share * caches.kv_tokens / caches.engines
         calls = max(1, round(kv_tokens / self._prompt_tokens))
         return self._output_tokens * caches.slowness * caches.costs.decode_iteration_s(calls, kv_tokens)

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.fleet.engine_cache import ExpectedEvictions, Prompt
+from plait.gateway.fleet.expected_evictions import ExpectedEvictions, Prompt
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.engine_view import MOST, TRUSTED, EnginePace, FleetPace
+from plait.policy.costs.pace import MOST, TRUSTED, EnginePace, FleetPace
 
 
 def fleet(engines: int) -> list[EnginePace]:

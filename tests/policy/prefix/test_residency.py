@@ -6,7 +6,8 @@ from array import array
 
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
-from plait.policy.prefix.residency import Residency, UseOrder
+from plait.policy.prefix.residency import Residency
+from plait.policy.prefix.use_order import UseOrder
 
 
 def hashes(text: bytes) -> array[int]:

@@ -1,0 +1,117 @@
+"""The tiers of an engine below its accelerator, as placement sees them: what is there, and what a load takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.pace import Ratio
+from plait.policy.costs.tier_link import LinkQueue, TierLink, link_of
+from plait.policy.prefix.prefix_tree import Node, Segment
+from plait.policy.prefix.residency import Residency
+from plait.policy.types import Placement
+
+
+@dataclass(slots=True, eq=False)
+class TierView:
+    """One lower tier: the residency of what is in it or in a faster one, its link, and the loads that were sent there.
+
+    `total_tokens` fit into it; 0: not known. `free_tokens` fit into it and the faster ones without an eviction; None:
+    not known. `pace` is how long loads took, over what the link predicts.
+    """
+
+    residency: Residency
+    link: TierLink
+    total_tokens: int = 0
+    free_tokens: float | None = None
+    queue: LinkQueue = field(default_factory=LinkQueue)
+    pace: Ratio = field(default_factory=Ratio)
+    _told: tuple[int, float] = (0, 0.0)
+
+    def took(self, loaded_tokens: int, loading_s: float, now_s: float) -> None:
+        """The engine has said how much it has brought back in all, and in which time."""
+        (before_tokens, before_s), self._told = self._told, (loaded_tokens, loading_s)
+        if loaded_tokens > before_tokens and loading_s > before_s:
+            self.pace.observe(loading_s - before_s, self.link.token_s * (loaded_tokens - before_tokens), now_s)
+
+    def load_s(self, tokens: float, now_s: float) -> float:
+        """Seconds that the link is busy with a load."""
+        return self.link.load_s(tokens) * self.pace.at(now_s, 1.0)
+
+
+class Loads(NamedTuple):
+    """What is not computed of a prompt: its first `blocks`. Those that come from lower tiers are there in `ready_s`."""
+
+    blocks: int
+    ready_s: float = 0.0
+
+
+class TierViews:
+    """All lower tiers of one engine: the `views`, the fastest first. The accelerator's residency is `device`.
+
+    `held` is the last one's residency: what the engine need not compute.
+    """
+
+    def __init__(self, device: Residency, links: Sequence[TierLink]) -> None:
+        self.device = self.held = device
+        self.views: list[TierView] = []
+        self._links = links
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the tiers."""
+        return [view.residency.tier for view in self.views]
+
+    @property
+    def total_tokens(self) -> int:
+        """What fits into all of them, as far as it is known."""
+        return sum(view.total_tokens for view in self.views)
+
+    def use(self, names: Sequence[str]) -> None:
+        """The engine has these tiers, the fastest first."""
+        if self.names != list(names):
+            self.device.use_tiers(names)
+            self.views = [TierView(one, link_of(one.tier, self._links)) for one in self.device.tiers]
+            self.held = self.device.widest
+
+    def loads(
+        self, path: Sequence[Segment], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
+    ) -> Loads:
+        """What need not be computed of a prompt with this path, at most `most_blocks` of `block_tokens`.
+
+        The engine has it on its accelerator, or brings it back, if that takes less time than computing it, with what
+        waits for the link.
+        """
+        blocks, ready_s = min(most_blocks, self.device.held_blocks(path)), 0.0
+        for view in self.views:
+            reached = min(most_blocks, view.residency.held_blocks(path))
+            if reached > blocks:
+                tokens = (reached - blocks) * block_tokens
+                load_s = view.queue.wait_s(now_s) + view.load_s(tokens, now_s)
+                if load_s > costs.added_s(tokens, blocks * block_tokens)[0]:
+                    break
+                blocks, ready_s = reached, max(ready_s, load_s)
+        return Loads(blocks, ready_s)
+
+    def expect(self, placement: Placement, leaf: Node, block_tokens: int, *, is_booked: bool) -> Placement:
+        """A placement here, which says what comes from lower tiers. The prompt's blocks end at `leaf`."""
+        path = [] if is_booked else [Segment(node, len(node)) for node in leaf.path()][::-1]
+        loaded, blocks, cached_blocks = [], 0, placement.cached_tokens // block_tokens
+        for one in (self.device, *(view.residency for view in self.views)):
+            reached = min(cached_blocks, one.ready_blocks(leaf) if is_booked else one.held_blocks(path))
+            if one is not self.device and reached > blocks:
+                loaded.append((one.tier, (reached - blocks) * block_tokens))
+            blocks = max(blocks, reached)
+        return placement._replace(loaded=tuple(loaded))
+
+    def send(self, placement: Placement, now_s: float) -> Placement:
+        """The engine was sent the call: its loads follow those before, and what it computes takes room."""
+        for view in self.views:
+            for tier, tokens in placement.loaded:
+                if tier == view.residency.tier:
+                    view.queue.load(now_s, view.load_s(tokens, now_s))
+            if view.free_tokens is not None:
+                view.free_tokens = max(0.0, view.free_tokens - placement.missed_tokens)
+        return placement

@@ -43,7 +43,7 @@ class Slo(NamedTuple):
 
     def is_missed(self, age_s: float) -> bool:
         """Whether a call that has no token yet after `age_s` is too late for its first one, or for its last one."""
-        return any(time_s is not None and age_s > time_s for time_s in (self.ttft_s, self.jct_s))
+        return (self.ttft_s is not None and age_s > self.ttft_s) or (self.jct_s is not None and age_s > self.jct_s)
 
     def from_zero(self, age_s: float) -> Slo:
         """The same promise for times that count from `age_s` seconds earlier."""

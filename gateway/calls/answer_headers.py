@@ -36,7 +36,7 @@ def answer_headers(
     waited_s = booking.sent_s - delivery.arrived_s
     if waited_s >= LEAST_WAIT_S:
         headers.append((b"plait-waited-s", b"%.3f" % waited_s))
-    is_promised = booking.call.slo is not None and response.status == 200
+    is_promised = booking.call.slo not in (None, NO_SLO) and response.status == 200
     outlook = _outlook(booking, delivery.arrived_s) if is_promised else None
     if outlook is not None:
         headers.append((b"plait-slo", outlook))

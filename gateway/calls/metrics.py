@@ -20,6 +20,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.calls.call import Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.reuse_metrics import ReuseCollector
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.metrics import MOST_LABEL_SETS, Buckets, Count, FastCounter, FastHistogram
 from plait.policy.types import NO_SLO
@@ -184,7 +185,8 @@ class CallMetrics:
             "plait_placements", "Placements of calls that left their engines, by reason", [*by_engine, "reason"]
         )
         self._tokens = [FastCounter(f"plait_{name}", text, by_engine) for name, text in TOKENS.items()]
-        for collector in (self._calls, self._placements, *self._tokens):
+        self.reuse = ReuseCollector()
+        for collector in (self._calls, self._placements, *self._tokens, self.reuse):
             registry.register(collector)
         self._by_engine: dict[tuple[str, str], _OfEngine] = {}
         self._count_retries(registry)

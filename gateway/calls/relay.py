@@ -85,9 +85,7 @@ class Relay:
         self.receipt_sink: Callable[[Sink, Delivery], Sink] | None = None
         self.is_stopping = False  # calls end because the gateway stops, and not because their clients go
         self._attempts = Attempts(router, faults, metrics, recovery, max_attempts)
-        self._upstream = Upstream(
-            router, links, metrics.gaps, open_answers, faults, forward_client_key=forward_client_key
-        )
+        self._upstream = Upstream(router, links, metrics, open_answers, faults, forward_client_key=forward_client_key)
         self._router = router
         self._gate = gate
         self._metrics = metrics

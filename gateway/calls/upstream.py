@@ -32,12 +32,13 @@ from plait.gateway.asgi import UNBUFFERED, Headers, Sink, presented_keys
 from plait.gateway.calls.answer_headers import answer_headers, passed
 from plait.gateway.calls.call import Attempt, known_finish
 from plait.gateway.calls.delivery import Delivery, DeliveryState
+from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
 from plait.gateway.fleet.booking import Progress
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
-from plait.gateway.metrics import Buckets, FastHistogram
+from plait.gateway.metrics import Buckets
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -50,7 +51,7 @@ NO_RETRY: Final = (b"x-should-retry", b"false")
 
 
 class Upstream:
-    """Sends calls over `links`, by engine id. `gaps` takes the times between the pieces of a stream.
+    """Sends calls over `links`, by engine id. `metrics` take the times between the pieces of a stream, and prompts.
 
     `faults` tells requests that are at fault from engines that are.
     With `forward_client_key`, engines without a key of their own get the client's bearer token.
@@ -60,7 +61,7 @@ class Upstream:
         self,
         router: Router,
         links: Mapping[str, EngineLink],
-        gaps: FastHistogram,
+        metrics: CallMetrics,
         open_answers: OpenAnswers,
         faults: RequestFaults,
         *,
@@ -68,8 +69,9 @@ class Upstream:
     ) -> None:
         self.faults = faults
         self.open_answers = open_answers
-        self.gaps = gaps
+        self.gaps = metrics.gaps
         self.router = router
+        self._reuse = metrics.reuse
         self._links = links
         self._forward_client_key = forward_client_key
 
@@ -81,6 +83,8 @@ class Upstream:
         """
         booking, asked, link = attempt.booking, delivery.asked, self._links[attempt.engine_id]
         call, placement = booking.call, booking.placement
+        if call.block_hashes and not delivery.tried:  # else an engine has had it before
+            self._reuse.used(call)
         cache, age_s = self.router.engines[attempt.engine_id].cache, booking.sent_s - delivery.arrived_s
         body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
         headers = passed(asked.headers, link.passed.to_engines)

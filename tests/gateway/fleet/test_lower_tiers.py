@@ -37,12 +37,10 @@ def prompt(family: int, shared: int, own: int, tokens: int) -> Prompt:
     return Prompt(tokens, HashChain(16, root, ids), HashChain(TREE_BLOCK, root, ids))
 
 
-def fleet(
-    kv_tokens: int, tiers: Sequence[tuple[TierLink, int]], *, engines: int = 2
-) -> tuple[Router, dict[str, Engine]]:
+def fleet(kv_tokens: int, tiers: Sequence[tuple[TierLink, int]]) -> tuple[Router, dict[str, Engine]]:
     router = Router("plait", block_tokens=TREE_BLOCK)
     made = {}
-    for number in range(engines):
+    for number in range(2):
         name = f"engine-{number}"
         lower = tuple(TierSettings(link, tokens) for link, tokens in tiers)
         made[name] = Engine(EngineSettings(name=name, model=MODEL, kv_tokens=kv_tokens, lower=lower), COSTS)
@@ -201,7 +199,8 @@ def test_what_is_brought_back_in_time_for_its_turn_costs_nothing() -> None:
     tiers.views[0].residency.resident.store(None, hashes("abcd"))
     path = tree.match(hashes("abcd"))
     costs = replace(COSTS, context_s=0.0)
-    assert tiers.loads(path, 4, 64, costs, 0.0) == (4, pytest.approx(256e-4))
+    loads = tiers.loads(path, 4, 64, costs, 0.0)
+    assert (loads.blocks, loads.ready_s) == (4, pytest.approx(256e-4))
     tiers.views[0].queue.load(0.0, 1.0)
     assert tiers.loads(path, 4, 64, costs, 0.0) == (0, 0.0), "computing is sooner done than what waits for the link"
     assert tiers.loads(path, 4, 64, costs, 0.999).blocks == 4

@@ -30,7 +30,7 @@ ANSWER_HEADERS = (*VENDORS.items(), *((name, "listed") for name in LISTED_ANSWER
 OURS = {
     "content-type", "content-length", "transfer-encoding", "connection", "date", "x-request-id", "retry-after",
     "x-should-retry", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-session", "plait-slo",
-    "plait-waited-s", "x-accel-buffering",
+    "plait-loaded-tokens", "plait-waited-s", "x-accel-buffering",
 }  # fmt: skip
 CLIENTS = {
     "origin": "https://page.example", "referer": "https://page.example/a", "cookie": "a=theirs", "user-agent": "theirs",

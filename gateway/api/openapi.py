@@ -53,6 +53,7 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-engine": "The engine that answered",
     "plait-placement": "Why it went there",
     "plait-cached-tokens": "Prompt tokens that were expected in the engine's cache",
+    "plait-loaded-tokens": "Of these, tokens that come from tiers below the accelerator, by tier",
     "plait-waited-s": "Seconds that the call waited in the gateway",
     "plait-slo": "Of a call with a TTFT or a JCT. `expected`: the engine is expected to meet it; `at-risk`: no engine "
     "was; `missed`: it is over",

@@ -31,6 +31,9 @@ def answer_headers(
         (b"plait-placement", placement.reason.encode()),
         (b"plait-cached-tokens", b"%d" % placement.cached_tokens),
     ]
+    if placement.loaded:
+        tiers = ", ".join(f"{tier}={tokens}" for tier, tokens in placement.loaded)
+        headers.append((b"plait-loaded-tokens", tiers.encode("latin-1", "replace")))
     if session is not None:
         headers.append((b"plait-session", session.encode("latin-1")))
     waited_s = booking.sent_s - delivery.arrived_s

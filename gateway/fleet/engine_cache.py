@@ -197,9 +197,11 @@ class EngineCache:
         self._use_tiers([one.tier for one in state.tiers])
         if state.snapshot or state.epoch != self.epoch:
             residency.clear()
-        residency.resident.apply(state.removed, ((run.parent, run.hashes) for run in state.stored))
+        runs = [(run.parent, run.hashes) for run in state.stored]
         if state.tiers:
-            self._take_tiers(state, now_s)
+            self._take_tiers(state, runs, now_s)
+        else:
+            residency.resident.apply(state.removed, runs)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
         self.view.free_tokens = float(state.kv_free_tokens)
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
@@ -211,18 +213,23 @@ class EngineCache:
         for evictions, free_tokens in zip(self.evictions, rooms, strict=True):
             evictions.update(free_tokens, prompts)
 
-    def _take_tiers(self, state: CacheState, now_s: float) -> None:
-        """Take over what lower tiers have stored and removed.
+    def _take_tiers(self, state: CacheState, runs: Sequence[Run], now_s: float) -> None:
+        """Take over what all tiers have stored and removed; the accelerator has stored these `runs`.
 
-        A block that moves from one tier to another is removed from that one, and stays in all tiers together.
+        A block that moves from one tier to another is removed from that one, and stays in all tiers together. `left`
+        has those that are moved, or gone.
         """
-        removed, runs, free_tokens = set(state.removed), list(state.stored), float(state.kv_free_tokens)
+        left, free_tokens, above = set[int](), float(state.kv_free_tokens), self.view.residency.resident
+        ends = above.apply(state.removed, runs, left)
+        removed, stored = set(state.removed), {block for _, hashes in runs for block in hashes}
         for view, tier in zip(self.view.tiers.views, state.tiers, strict=True):
+            resident = view.residency.resident
             removed.update(tier.removed)
-            runs += tier.stored
-            stored = [block for run in runs for block in run.hashes]
-            fresh = [part for run in runs for part in _without(run, removed)]
-            view.residency.resident.apply(removed.difference(stored), fresh)
+            stored.update(block for run in tier.stored for block in run.hashes)
+            resident.cover(above, ends)
+            fresh = [part for run in tier.stored for part in _without(run, left)]
+            ends += resident.apply(removed - stored, fresh, left)
+            above = resident
             view.total_tokens = tier.total_blocks * state.block_tokens
             free_tokens += tier.free_blocks * state.block_tokens
             view.free_tokens = free_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -132,9 +132,32 @@ class FleetCollector(Collector):
         )
         for engine_id, engine in engines.items():
             resident.add_metric([engine_id], engine.view.residency.resident.blocks * self._router.block_tokens)
+        yield from self._tiers()
         tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
         tree.add_metric([], len(self._router.tree))
         yield from (resident, tree)
+
+    def _tiers(self) -> Iterator[Metric]:
+        """The tiers below the accelerator."""
+        labels, block_tokens = ["engine", "tier"], self._router.block_tokens
+        size = GaugeMetricFamily(
+            "plait_engine_tier_size_tokens", "Tokens that fit into a tier below the accelerator", labels=labels
+        )
+        resident = GaugeMetricFamily(
+            "plait_engine_tier_resident_tokens", "Tokens whose fastest copy is known to be in the tier", labels=labels
+        )
+        loaded = CounterMetricFamily(
+            "plait_engine_loaded_tokens", "Tokens that the engine has brought back, as it reports", labels=labels
+        )
+        for engine_id, engine in self._router.engines.items():
+            above = engine.view.residency.resident.blocks
+            for view in engine.view.tiers.views:
+                blocks, place = view.residency.resident.blocks, [engine_id, view.residency.tier]
+                size.add_metric(place, view.total_tokens)
+                resident.add_metric(place, max(0, blocks - above) * block_tokens)
+                loaded.add_metric(place, view.loaded_tokens)
+                above = blocks
+        yield from (size, resident, loaded)
 
     def _one_of(
         self, name: str, text: str, label: str, values: Iterable[str], read: Callable[[FleetEngine], str | None]

@@ -13,18 +13,19 @@ from typing import Final
 
 import msgspec
 
-from plait.policy.costs.delay import FIRST_TOKEN_WEIGHT, DelayCost
+from plait.policy.costs.delay import BEFORE_FIRST_TOKENS, FIRST_TOKEN_WEIGHT, DelayCost
 from plait.policy.types import Compared, Placement
 
-PARTS: Final = ("queue", "prefill", "later", "decode", "stall", "slow", "evicted", "repaid")
-"""The parts of a cost, as `delay` explains them."""
+PARTS: Final = ("queue", "prefill", "later", "decode", "stall", "slow", "evicted", "repaid", "load")
+"""The parts of a cost, as `delay` explains them. Gateways of other versions may know fewer: new ones come last."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
-    **dict.fromkeys(PARTS, 1.0), **dict.fromkeys(("queue", "prefill", "later"), FIRST_TOKEN_WEIGHT), "repaid": -1.0,
+    **dict.fromkeys(PARTS, 1.0), **dict.fromkeys(BEFORE_FIRST_TOKENS, FIRST_TOKEN_WEIGHT), "repaid": -1.0,
 }  # fmt: skip
 """How a part's seconds count: those before a first token twice."""
 
-_SECONDS: Final = Struct("<8f")
+_SECONDS: Final = Struct("<9f")
+_SECOND: Final = Struct("<f")
 ROUNDING_S: Final = 1e-4
 """Costs are kept with seven digits: equal ones may differ by less."""
 
@@ -39,7 +40,10 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     @property
     def parts_s(self) -> dict[str, float]:
         """The parts of the cost by their names, not weighed; empty if they are not known."""
-        return {} if isinstance(self.parts, float) else dict(zip(PARTS, _SECONDS.unpack(self.parts), strict=True))
+        if isinstance(self.parts, float):
+            return {}
+        seconds = [one for (one,) in _SECOND.iter_unpack(self.parts)]
+        return dict(zip(PARTS, seconds, strict=False))
 
     @property
     def cost_s(self) -> float:
@@ -53,7 +57,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     """One placement of a call, by this `rule`. `candidates` has the chosen engine first.
 
     It was chosen from so many `engines`. None of those that are no candidates costs less than `others_s`. `ended_by` is
-    why the attempt there failed; empty if it did not. `sent_s` is None for a call that was not sent.
+    why the attempt there failed; empty if it did not. `sent_s` is None for a call that was not sent. Of the cached
+    tokens, `loaded` come from the engine's lower tiers.
     """
 
     engine: str
@@ -68,6 +73,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     others_s: float | None = None
     candidates: tuple[Candidate, ...] = ()
     ended_by: str = ""
+    loaded: tuple[tuple[str, int], ...] = ()
 
     @property
     def chosen(self) -> Candidate | None:
@@ -161,7 +167,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
         if chosen is None or not chosen.parts_s:
             return None
         parts_s = chosen.parts_s
-        return self.choices[-1].placed_s + parts_s["queue"] + parts_s["prefill"]
+        return self.choices[-1].placed_s + parts_s["queue"] + parts_s.get("load", 0.0) + parts_s["prefill"]
 
 
 def choice_of(
@@ -193,6 +199,7 @@ def choice_of(
         None if compared.others_s == inf else compared.others_s,
         candidates,
         ended_by,
+        tuple(placement.loaded),
     )
 
 
@@ -208,7 +215,7 @@ def _candidates(engine_id: str, compared: Compared, block_tokens: int) -> tuple[
         if isinstance(cost, DelayCost):
             parts = _SECONDS.pack(
                 cost.queue_s, cost.prefill_s, cost.later_s, cost.decode_s, cost.stall_s, cost.slow_s, cost.evicted_s,
-                cost.repaid_s,
+                cost.repaid_s, cost.load_s,
             )  # fmt: skip
         else:
             parts = cost.total_s

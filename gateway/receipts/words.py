@@ -39,6 +39,7 @@ WAITS: Final[Mapping[str, str]] = {
 ENDS: Final[Mapping[str, str]] = {"running": "It has not ended.", "explained": "Nothing was sent."}
 PARTS: Final[Mapping[str, str]] = {
     "queue": "waiting for prompts before it",
+    "load": "bringing back what lower tiers of the cache have",
     "prefill": "computing its prompt",
     "later": "delaying prompts that come later",
     "decode": "its answer",
@@ -47,6 +48,8 @@ PARTS: Final[Mapping[str, str]] = {
     "evicted": "what the cache drops for it",
     "repaid": "what a copy of its prefix saves others",
 }
+
+TIERS: Final[Mapping[str, str]] = {"host": "host memory", "remote": "remote storage"}
 
 
 def sentences(receipt: Fields) -> Iterator[str]:
@@ -71,6 +74,8 @@ def _attempt(attempt: Fields) -> Iterator[str]:
     yield f"It was placed on {attempt['engine']}{engines}: {rule}."
     if attempt["cost_s"] is not None:
         yield from _costs(attempt)
+    for tier, tokens in (attempt.get("predicted_loaded_tokens") or {}).items():
+        yield f"{tokens:,} tokens of its prompt were to be brought back there from {TIERS.get(tier, tier)}."
     if attempt["meets_slo"] is not None:
         yield "Its times were expected to be met there." if attempt["meets_slo"] else "They were at risk there."
     if attempt["failed"]:

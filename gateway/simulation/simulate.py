@@ -72,7 +72,8 @@ class SimulatedCall:
 
 @dataclass(slots=True)
 class CallRecord:
-    """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count.
+    """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count, `loaded_tokens`
+    the part of them that came from its lower tiers.
 
     `sent_s` is when the engine was sent the call, and `admitted_s` when it first began to compute it. Until then the
     call has no engine. A call that was refused was told to come again after `retry_after_s`, at its `finished_s`.
@@ -86,8 +87,10 @@ class CallRecord:
     engine_id: str = ""
     reason: str = PlacementReason.EXPLORE
     predicted_cached_tokens: int = 0
+    predicted_loaded_tokens: int = 0
     sent_s: float = 0.0
     cached_tokens: int = 0
+    loaded_tokens: int = 0
     first_token_s: float = 0.0
     finished_s: float = 0.0
     admitted_s: float = 0.0
@@ -285,6 +288,7 @@ class Simulation:
         placement = waiting.booking.placement
         record.engine_id, record.reason = placement.engine_id, placement.reason
         record.predicted_cached_tokens, record.sent_s = placement.cached_tokens, self.now_s
+        record.predicted_loaded_tokens = sum(tokens for _, tokens in placement.loaded)
         if call.slo is None or not call.slo.has_zero:
             call.arrived_s = self.now_s  # as `engine_annotations` tells it
         engine = self._engines[placement.engine_id]
@@ -333,6 +337,7 @@ class Simulation:
         if output.finished:
             record.finished_s = now_s
             record.cached_tokens = output.call.cached_tokens or 0
+            record.loaded_tokens = output.call.loaded_tokens
             self._tell(sent, partial(_leave, sent), now_s)
             del self._in_engine[output.call]
             self._finished += 1

@@ -19,7 +19,8 @@ class TierView:
     """One lower tier: the residency of what is in it or in a faster one, its link, and the loads that were sent there.
 
     `total_tokens` fit into it; 0: not known. `free_tokens` fit into it and the faster ones without an eviction; None:
-    not known. `pace` is how long loads took, over what the link predicts.
+    not known. `pace` is how long loads took, over what the link predicts; so far, the engine has brought back
+    `loaded_tokens` in `loading_s`, as it reports.
     """
 
     residency: Residency
@@ -28,13 +29,15 @@ class TierView:
     free_tokens: float | None = None
     queue: LinkQueue = field(default_factory=LinkQueue)
     pace: Ratio = field(default_factory=Ratio)
-    _told: tuple[int, float] = (0, 0.0)
+    loaded_tokens: int = 0
+    loading_s: float = 0.0
 
     def took(self, loaded_tokens: int, loading_s: float, now_s: float) -> None:
         """The engine has said how much it has brought back in all, and in which time."""
-        (before_tokens, before_s), self._told = self._told, (loaded_tokens, loading_s)
-        if loaded_tokens > before_tokens and loading_s > before_s:
-            self.pace.observe(loading_s - before_s, self.link.token_s * (loaded_tokens - before_tokens), now_s)
+        tokens, took_s = loaded_tokens - self.loaded_tokens, loading_s - self.loading_s
+        self.loaded_tokens, self.loading_s = loaded_tokens, loading_s
+        if tokens > 0 and took_s > 0:
+            self.pace.observe(took_s, self.link.token_s * tokens, now_s)
 
     def load_s(self, tokens: float, now_s: float) -> float:
         """Seconds that the link is busy with a load."""

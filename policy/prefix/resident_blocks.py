@@ -26,13 +26,26 @@ class ResidentBlocks:
         holding = node.held_by(self._engine_id)
         return 0 if holding is None else holding.resident_blocks
 
-    def apply(self, removed: Iterable[int], stored: Iterable[Run]) -> None:
-        """A report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does."""
+    def apply(self, removed: Iterable[int], stored: Iterable[Run], left: set[int] | None = None) -> list[Node]:
+        """A report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does.
+
+        Returns where the runs end. Blocks that were resident and are so no more are added to `left`.
+        """
         finder = BlockFinder(self._engine_id, self._ends, self._order)
         for block in removed:
-            self._remove(block, finder)
-        for parent, hashes in stored:
-            self._store(parent, hashes, finder)
+            self._remove(block, finder, left)
+        ends = [self._store(parent, hashes, finder) for parent, hashes in stored]
+        return [node for node in ends if node is not None]
+
+    def cover(self, other: ResidentBlocks, ends: Iterable[Node]) -> None:
+        """Of the prefixes that end with these nodes, have resident what is resident in another tier of the engine."""
+        for end in ends:
+            for node in end.path():
+                blocks = other.of(node)
+                if self.of(node) >= blocks:
+                    break
+                self._grow(node, blocks)
+            self._order.touch_path(end)
 
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
         """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
@@ -46,12 +59,12 @@ class ResidentBlocks:
         """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
         self.apply([block], ())
 
-    def _store(self, parent: int | None, hashes: Sequence[int], finder: BlockFinder) -> None:
+    def _store(self, parent: int | None, hashes: Sequence[int], finder: BlockFinder) -> Node | None:
         node, offset = self._tree.root, 0
         if parent is not None:
             found = finder.find(parent)
             if found is None:
-                return
+                return None
             node, offset = found[0], found[1] + 1
         position = 0
         while position < len(hashes):
@@ -66,6 +79,7 @@ class ResidentBlocks:
             self._grow(node, offset)
         finder.stored(hashes, node)
         self._order.touch_path(node)
+        return node
 
     def _extend(self, node: Node, fresh: Sequence[int]) -> Node:
         """Put new blocks after `node`."""
@@ -75,14 +89,14 @@ class ResidentBlocks:
             raise _contradiction()
         return self._tree.extend(node, fresh)
 
-    def _remove(self, block: int, finder: BlockFinder) -> None:
+    def _remove(self, block: int, finder: BlockFinder, left: set[int] | None) -> None:
         found = finder.find(block)
         if found is None:
             return
         node, offset = found
         for below in reversed(self._below(node)):
-            self._shrink(below, 0)
-        self._shrink(node, offset)
+            self._shrink(below, 0, left)
+        self._shrink(node, offset, left)
 
     def clear(self) -> None:
         """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
@@ -111,8 +125,10 @@ class ResidentBlocks:
         if holding.newer is None:
             self._order.use(holding)
 
-    def _shrink(self, node: Node, blocks: int) -> None:
+    def _shrink(self, node: Node, blocks: int, left: set[int] | None = None) -> None:
         holding = node.holding(self._engine_id)
+        if left is not None:
+            left.update(node.hashes[blocks : holding.resident_blocks])
         holding.leaving_blocks = max(0, holding.leaving_blocks - (holding.resident_blocks - blocks))
         self.keep(holding, blocks)
         node.drop_unused(holding)

@@ -15,7 +15,7 @@ from plait.gateway.receipts.words import sentences
 
 
 def parts(**seconds: float) -> bytes:
-    return pack("<8f", *(seconds.get(part, 0.0) for part in PARTS))
+    return pack("<9f", *(seconds.get(part, 0.0) for part in PARTS))
 
 
 def candidate(engine: str, cached_tokens: int = 0, **seconds: float) -> Candidate:

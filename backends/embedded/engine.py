@@ -42,6 +42,7 @@ class EmbeddedFacts:
         self._cache = blocks.cache
         self._matched = blocks.matched
         self._loadable = blocks.loadable
+        self._has_lower = bool(blocks.lower)
         self._block_tokens = blocks.block_tokens
 
     @property
@@ -52,7 +53,8 @@ class EmbeddedFacts:
     def cached_tokens(self, call: LocalCall) -> int:
         """How many tokens of a waiting call are in some tier now. The last token is always computed."""
         assert isinstance(call, EmbeddedCall)
-        return (self._matched(call) + self._loadable(call)) * self._block_tokens
+        blocks = self._matched(call) + self._loadable(call) if self._has_lower else self._matched(call)
+        return blocks * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
@@ -60,7 +62,7 @@ class EmbeddedFacts:
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
         idle = self._cache.idle(call.chain.hashes, self._matched(call))
-        return -(-new_tokens // self._block_tokens) + idle + self._loadable(call)
+        return -(-new_tokens // self._block_tokens) + idle + (self._loadable(call) if self._has_lower else 0)
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many blocks preempting a running call would free."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.adapter.cache_journal import CacheJournal
-from plait.backends.vllm.cache_state import TreeBlocks
+from plait.backends.vllm.tree_blocks import TreeBlocks
 
 WIDTH = 3
 """Engine blocks of a tree block."""

@@ -81,6 +81,11 @@ class TreeBlocks:
         run = self._runs.get(last_key)
         return run.tree_block if run is not None else None
 
+    def composition(self, last_key: bytes) -> tuple[int, int | None, list[bytes]] | None:
+        """What `composed` was told of the tree block that ends with this engine block; None if there is none."""
+        run = self._runs.get(last_key)
+        return (run.tree_block, run.parent, [*run.parts, last_key]) if run is not None else None
+
     def clear(self) -> None:
         """The cache has been emptied."""
         for tree_block in self._whole:

@@ -1,0 +1,170 @@
+"""Tree blocks on the accelerator and in host memory together, so that each is reported in its fastest tier.
+
+vLLM offloads chunks: one or several consecutive engine blocks of a prompt, named by the key of the last one. A name is
+learned when the accelerator caches a block, which comes before it is offloaded. The name is kept as long as a tier has
+the block, and while a transfer to host memory is under way: vLLM may evict a block whose transfer has begun, and it
+begins the last transfers of a request one step after the request's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.vllm.tree_blocks import TreeBlocks
+
+
+class TieredBlocks:
+    """Takes what enters and leaves the accelerator, as `TreeBlocks` does, and what enters and leaves host memory.
+
+    A tree block is on the accelerator if all of its engine blocks are. Otherwise it is in host memory if each engine
+    block is in one of the two: vLLM loads those that the accelerator lacks. `host` is the journal of the latter.
+    A chunk has `chunk_blocks` engine blocks.
+    """
+
+    def __init__(self, journal: CacheJournal, chunk_blocks: int) -> None:
+        self.host: Final = CacheJournal(changes=journal.changes)
+        either: dict[int, int | None] = {}
+        self._device = TreeBlocks(_OnDevice(journal, self.host, either))
+        self._either = TreeBlocks(_InEither(journal, self.host, either))
+        self.copies = self._device.copies
+        """Copies of each engine block on the accelerator, by key."""
+        self._chunk_blocks = chunk_blocks
+        self._parts: dict[bytes, tuple[bytes, ...]] = {}
+        """The engine blocks of each chunk that either tier has, by its last one; empty if each is a chunk."""
+        self._offloaded: dict[bytes, Sequence[bytes]] = {}
+        """The chunks in host memory, and their engine blocks; none while these are not known."""
+        self._under_way: dict[bytes, Sequence[bytes]] = {}
+        """The same of the chunks that are being transferred to host memory."""
+        self._lost: dict[bytes, tuple[int, int | None, list[bytes]] | None] = {}
+        """What `composed` was told of the engine blocks that neither tier has any more, until the end of the step."""
+
+    # The accelerator's blocks.
+
+    def inserted(self, key: bytes) -> None:
+        """The accelerator has one more copy of an engine block."""
+        self._device.inserted(key)
+        self._either.inserted(key)
+
+    def removed(self, key: bytes) -> None:
+        """The accelerator has lost one copy of an engine block."""
+        self._left(key)
+        self._device.removed(key)
+
+    def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
+        """A tree block behind `parent` consists of these engine blocks. No effect if the last block is not cached."""
+        self._either.composed(tree_block, parent, keys)
+        self._device.composed(tree_block, parent, keys)
+
+    def tree_block(self, last_key: bytes) -> int | None:
+        """The tree block that ends with this engine block; None if there is none."""
+        return self._either.tree_block(last_key)
+
+    def clear(self) -> None:
+        """The accelerator's cache has been emptied."""
+        for key, copies in self._device.copies.items():
+            for _ in range(copies):
+                self._left(key)
+        self._device.clear()
+
+    def chunked(self, blocks: Sequence[Any], first: int, end: int) -> None:
+        """A request's `blocks[first:end]` were cached: these and the ones before make up chunks."""
+        width = self._chunk_blocks
+        if width == 1:
+            return
+        for index in range(first // width, end // width):
+            parts = tuple(block.block_hash for block in blocks[index * width : (index + 1) * width])
+            if None in parts or parts[-1] in self._parts:
+                continue
+            self._parts[parts[-1]] = parts
+            if self._offloaded.get(parts[-1]) == ():
+                self._arrived(parts[-1], parts)
+
+    # Host memory's chunks, by the keys of their last engine blocks.
+
+    def storing(self, keys: Iterable[bytes]) -> None:
+        """The transfer of chunks to host memory begins."""
+        self._under_way.update((key, self._parts_of(key)) for key in keys)
+
+    def stored(self, keys: Iterable[bytes]) -> None:
+        """The transfer of chunks has ended: host memory has them. No effect on chunks that are not under way."""
+        for key in keys:
+            if key in self._under_way:
+                self._arrived(key, self._under_way.pop(key) or self._parts_of(key))
+
+    def failed(self, keys: Iterable[bytes]) -> None:
+        """The transfer of chunks has failed."""
+        for key in keys:
+            self._under_way.pop(key, None)
+
+    def dropped(self, keys: Iterable[bytes]) -> None:
+        """Host memory has evicted chunks."""
+        for key in keys:
+            for part in self._offloaded.pop(key, ()):
+                self._left(part)
+
+    def dropped_all(self) -> None:
+        """Host memory has been emptied. Transfers under way bring nothing any more."""
+        self._under_way.clear()
+        self.dropped(list(self._offloaded))
+
+    def end_step(self) -> None:
+        """A step is scheduled, and its transfers have begun. Names that no tier and no transfer needs are forgotten."""
+        if not self._lost:
+            return
+        needed = {part for parts in self._under_way.values() for part in parts}
+        for key in [key for key in self._lost if key not in needed]:
+            del self._lost[key]
+            if key not in self._either.copies:
+                self._parts.pop(key, None)
+
+    def _parts_of(self, key: bytes) -> Sequence[bytes]:
+        return (key,) if self._chunk_blocks == 1 else self._parts.get(key, ())
+
+    def _arrived(self, key: bytes, parts: Sequence[bytes]) -> None:
+        self._offloaded[key] = parts
+        for part in parts:
+            self._either.inserted(part)
+        for part in parts:
+            name = self._lost.get(part)
+            if name is not None:
+                self._either.composed(*name)
+
+    def _left(self, key: bytes) -> None:
+        """One of the tiers has lost a copy of an engine block."""
+        if self._either.copies[key] == 1:
+            self._lost[key] = self._either.composition(key)
+        self._either.removed(key)
+
+
+class _OnDevice:
+    """Journals the tree blocks that are whole on the accelerator. `either` are those that are whole in either tier."""
+
+    def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
+        self._device, self._host, self._either = device, host, either
+
+    def store(self, block: int, parent: int | None) -> None:
+        self._host.remove(block)
+        self._device.store(block, parent)
+
+    def remove(self, block: int) -> None:
+        self._device.remove(block)
+        if block in self._either:
+            self._host.store(block, self._either[block])
+
+
+class _InEither:
+    """Journals the tree blocks that are whole in the two tiers together, and not on the accelerator."""
+
+    def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
+        self._device, self._host, self._either = device, host, either
+
+    def store(self, block: int, parent: int | None) -> None:
+        self._either[block] = parent
+        if block not in self._device.stored:
+            self._host.store(block, parent)
+
+    def remove(self, block: int) -> None:
+        del self._either[block]
+        self._host.remove(block)

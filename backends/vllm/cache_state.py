@@ -18,6 +18,7 @@ from typing import Any
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.protocol.cache_state import KvState
+from plait.backends.vllm.tiered_blocks import TieredBlocks
 from plait.backends.vllm.tree_blocks import TreeBlocks
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
@@ -25,11 +26,15 @@ _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 
 class PoolObserver:
-    """Follows one BlockPool from its start. `journal` has the tree blocks, `blocks` the copies of each engine block."""
+    """Follows one BlockPool from its start. `journal` has the tree blocks, `blocks` the copies of each engine block.
 
-    def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str) -> None:
+    If vLLM offloads blocks to host memory, a chunk of them has `chunk_blocks`, and `tiered` is to be told of chunks.
+    """
+
+    def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str, chunk_blocks: int = 0) -> None:
         self.journal = CacheJournal()
-        self.blocks = TreeBlocks(self.journal)
+        self.tiered = TieredBlocks(self.journal, chunk_blocks) if chunk_blocks else None
+        self.blocks = self.tiered or TreeBlocks(self.journal)
         self.block_tokens = block_tokens
         self.granularity_tokens = tree_block_tokens(block_tokens)
         self.group_suffix = group_id.to_bytes(4, "big")
@@ -39,10 +44,10 @@ class PoolObserver:
         self._model = model
         self._idle: set[int] = set()
         self._follow_map()
-        _wrap(pool, "cache_full_blocks", self._cache_full_blocks)
-        _wrap(pool, "touch", self._touch)
-        _wrap(pool, "free_blocks", self._free_blocks)
-        _wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
+        wrap(pool, "cache_full_blocks", self._cache_full_blocks)
+        wrap(pool, "touch", self._touch)
+        wrap(pool, "free_blocks", self._free_blocks)
+        wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
 
     def kv_state(self) -> KvState:
         """The pool's current counts of blocks. vLLM keeps one block for itself."""
@@ -92,6 +97,8 @@ class PoolObserver:
     ) -> None:
         cache(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, **others)
         if kv_cache_group_id == self._group_id:
+            if self.tiered is not None:
+                self.tiered.chunked(blocks, num_cached_blocks, num_full_blocks)
             self._compose(request, blocks, num_cached_blocks, num_full_blocks)
 
     def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> None:
@@ -143,7 +150,7 @@ class PoolObserver:
         return done
 
 
-def _wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
+def wrap(target: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace a method of one object by `around(original, ...)`."""
     original = getattr(target, name)
 

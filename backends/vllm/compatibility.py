@@ -88,6 +88,25 @@ _CHUNKS: Final = Names(
     ),
 )
 
+_OFFLOADING: Final = "vllm.v1.kv_offload.base.OffloadingManager"
+OFFLOADING_CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector.OffloadingConnector"
+CHUNK_BLOCKS: Final = ("blocks_per_chunk", "block_size_factor")
+"""How many blocks of the accelerator vLLM offloads as one; since 0.26, and before."""
+CHUNKS: Final = ("_num_chunks", "_num_blocks")
+"""How many of these fit into host memory; since 0.30, and before."""
+OFFLOADING: Final = Names(
+    methods={
+        OFFLOADING_CONNECTOR: (),
+        f"{_OFFLOADING}.prepare_store": ("keys", "req_context"),
+        f"{_OFFLOADING}.complete_store": ("keys", "req_context", "success"),
+        f"{_OFFLOADING}.complete_load": ("keys", "req_context"),
+        f"{_OFFLOADING}.reset_cache": (),
+    },
+    attributes=("manager", "config.num_workers", "build_connector_meta", "update_connector_output"),
+    either_attribute=([f"config.{name}" for name in CHUNK_BLOCKS],),
+)
+"""What reports on host memory need, of the scheduler's side of an `OffloadingConnector`."""
+
 REQUIRED: Final = RequiredNames(
     engine="vLLM",
     package="vllm",
@@ -107,8 +126,8 @@ class CompatibleScheduler:
     def __init__(self, scheduler: Any, ready: Collection[Any] = ()) -> None:
         self._scheduler = scheduler
         self._ready = ready
-        self._slots = _first_found(scheduler, _SLOTS, 0)
-        self._waiting_elsewhere = _first_found(scheduler, _WAITING_ELSEWHERE, ())
+        self._slots = first_found(scheduler, _SLOTS, 0)
+        self._waiting_elsewhere = first_found(scheduler, _WAITING_ELSEWHERE, ())
         self._skips = not hasattr(scheduler, "kv_holding_waiting")
         self._may_preempt: Callable[[Any], bool] = getattr(
             scheduler, "_request_blocks_can_be_freed", self._has_no_connector
@@ -218,7 +237,7 @@ def limiting(scheduler: type) -> type:
     return _LimitsInLookahead if hasattr(scheduler, "_reserve_prefill_lookahead") else _LimitsInSplit
 
 
-def _first_found(scheduler: Any, names: Sequence[str], otherwise: Any) -> Callable[[Any], Any]:
+def first_found(scheduler: Any, names: Sequence[str], otherwise: Any) -> Callable[[Any], Any]:
     """Reads the first of the attributes that a scheduler has; `otherwise` if it has none."""
     found = next((name for name in names if hasattr(scheduler, name)), None)
     return (lambda _: otherwise) if found is None else attrgetter(found)

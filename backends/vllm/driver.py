@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
 from plait.backends.adapter.scheduler_settings import VllmSettings
 from plait.backends.adapter.state_reporter import StateReporter
+from plait.backends.adapter.tier_journal import TierJournal
 from plait.backends.protocol.cache_state import CacheState, Tier
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
@@ -24,6 +25,8 @@ from plait.policy.scheduling.plan import LocalScheduler
 class VllmDriver:
     """Follows one engine. `statuses` is vLLM's RequestStatus. `planner` plans; None in the tier `reports`.
 
+    `lower` are the tiers of the cache below the accelerator.
+
     While an iteration is being scheduled, `limits` has the plan's limits on requests' chunks, by request id.
     """
 
@@ -35,6 +38,7 @@ class VllmDriver:
         *,
         statuses: Any,
         tier: Tier = "chunks",
+        lower: Sequence[TierJournal] = (),
         policy: LocalScheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -56,7 +60,9 @@ class VllmDriver:
                 limits=self.limits if tier == "chunks" else None,
                 policy=policy,
             )
-        self._reporter = _reporter(scheduler.vllm_config, observer, settings, self.epoch, tier, self._compatible.slots)
+        self._reporter = _reporter(
+            *(scheduler.vllm_config, observer, settings, self.epoch, tier, self._compatible.slots, lower)
+        )
         self._iterations = self._reporter.iterations
         self._sequence = count()
 
@@ -157,7 +163,13 @@ class VllmDriver:
 
 
 def _reporter(  # noqa: PLR0917 - the parts of one report
-    vllm_config: Any, observer: PoolObserver, settings: VllmSettings, epoch: str, tier: Tier, slots: int
+    vllm_config: Any,
+    observer: PoolObserver,
+    settings: VllmSettings,
+    epoch: str,
+    tier: Tier,
+    slots: int,
+    lower: Sequence[TierJournal],
 ) -> StateReporter:
     return StateReporter(
         engine=settings.name,
@@ -171,6 +183,7 @@ def _reporter(  # noqa: PLR0917 - the parts of one report
         takes_objectives=True,
         slots=slots,
         tier=tier,
+        lower=lower,
     )
 
 

@@ -12,6 +12,7 @@ from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import REQUIRED, limiting
 from plait.backends.vllm.driver import VllmDriver, served_model
+from plait.backends.vllm.offloading import find_offloading
 
 if TYPE_CHECKING:
 
@@ -136,14 +137,17 @@ def _driver(scheduler: Any) -> VllmDriver:
     tier = REQUIRED.scheduler_tier(scheduler, settings.lowest_tier)
     _check(scheduler, tier)
     group_id = _observed_group(scheduler.kv_cache_config.kv_cache_groups)
+    offloading = find_offloading(getattr(scheduler, "connector", None))
     observer = PoolObserver(
         manager.block_pool,
         group_id=group_id,
         block_tokens=manager.coordinator.single_type_managers[group_id].block_size,
         model=served_model(config),
+        chunk_blocks=0 if offloading is None else offloading.chunk_blocks,
     )
+    lower = () if offloading is None else (offloading.follow(observer),)
     statuses = load("vllm.v1.request.RequestStatus")
-    return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier)
+    return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier, lower=lower)
 
 
 def _observed_group(groups: Any) -> int:

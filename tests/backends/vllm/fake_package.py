@@ -39,9 +39,10 @@ class Queue(list[Any]):
 
 
 class Scheduler:
-    """The names of vLLM 0.32, but for the attributes that it `lacks`."""
+    """The names of vLLM 0.32, but for the attributes that it `lacks`. Each gets the connector that is `made`."""
 
     lacks: Sequence[str] = ()
+    made: Any = None
 
     def __init__(self, vllm_config: Any) -> None:
         pool = Pool(100)
@@ -61,7 +62,7 @@ class Scheduler:
         self.max_num_scheduled_tokens = BUDGET_TOKENS
         self.max_model_len = 4096
         self.num_lookahead_tokens = self.num_waiting_for_streaming_input = 0
-        self.connector = None
+        self.connector = self.made
         self.need_mamba_block_aligned_split = False
         self.prev_step_scheduled_req_ids: set[str] = set()
         for name in self.lacks:

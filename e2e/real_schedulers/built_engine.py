@@ -117,6 +117,10 @@ class BuiltEngine(Protocol):
         """What the engine's own cache finds of all that it was ever sent: tree block -> its parent."""
         ...
 
+    def held_below(self) -> dict[str, dict[int, int | None]]:
+        """The same of each tier below the accelerator, without what is in a faster one."""
+        ...
+
     def pages(self) -> tuple[int, int, int]:
         """All pages of the engine's KV cache, the free ones, and the cached ones that can be evicted."""
         ...

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 
 from e2e.real_schedulers.built_engine import BuiltEngine
-from plait.backends.protocol.cache_state import CacheState, OutstandingCall
+from plait.backends.protocol.cache_state import CacheState, LowerTier, OutstandingCall
 
 
 class Follower:
     """Knows what the reports say, as a `gateway` does: `known` has the tree blocks with their parents.
 
-    `calls` are the other gateways' by number.
+    `below` has those of the tiers below the accelerator. `calls` are the other gateways' by number.
     """
 
     def __init__(self, engine: BuiltEngine, gateway: str | None = None) -> None:
         self.known: dict[int, int | None] = {}
+        self.below: dict[str, dict[int, int | None]] = {}
         self.calls: dict[int, OutstandingCall] = {}
         self._gateway = gateway
         self._engine = engine
@@ -27,15 +28,15 @@ class Follower:
         state = self._engine.report(self._cursor, self._epoch, self._gateway)
         if state.snapshot:
             self.known.clear()
+            self.below.clear()
             self.calls.clear()
         for number in state.ended:
             self.calls.pop(number, None)
         self.calls.update((call.number, call) for call in state.calls or ())
-        for gone in state.removed:
-            self.known.pop(gone, None)
-        for run in state.stored:
-            for parent, block in zip([run.parent, *run.hashes], run.hashes, strict=False):
-                self.known[block] = parent
+        _apply(self.known, state)
+        for tier in state.tiers:
+            _apply(self.below.setdefault(tier.tier, {}), tier)
+        state.check()
         self._cursor, self._epoch = state.cursor, state.epoch
         return state
 
@@ -43,8 +44,16 @@ class Follower:
         """Compare the next report with the engine's own cache."""
         state = self.follow()
         assert self.known == self._engine.held()
+        assert self.below == self._engine.held_below()
         kv = state.kv
         assert (kv.total_blocks, kv.free_blocks, kv.cached_blocks) == self._engine.pages()
+
+
+def _apply(known: dict[int, int | None], changes: CacheState | LowerTier) -> None:
+    for gone in changes.removed:
+        known.pop(gone, None)
+    for run in changes.stored:
+        known.update(zip(run.hashes, [run.parent, *run.hashes], strict=False))
 
 
 def follow_a_workload(engine: BuiltEngine, seed: int) -> None:

@@ -228,6 +228,9 @@ class Engine:
             found.update(zip(tree_blocks[: hit // TREE_BLOCK_TOKENS], [None, *tree_blocks], strict=False))
         return found
 
+    def held_below(self) -> dict[str, dict[int, int | None]]:
+        return {}
+
     def pages(self) -> tuple[int, int, int]:
         free = self.scheduler.token_to_kv_pool_allocator.available_size()
         cached = self.scheduler.tree_cache.evictable_size()

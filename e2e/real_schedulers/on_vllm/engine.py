@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from e2e.real_schedulers.built_engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, PAGE_TOKENS, Clock, token_after
+from e2e.real_schedulers.on_vllm.transfers import Worker, offloading_manager, tensors, transfer_config
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import VllmDriver
 from plait.backends.vllm.planner import VllmPlanner
@@ -32,7 +34,11 @@ from plait.policy.scheduling.plan import LocalScheduler
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How an engine is built. `plait` is the plugin's part of --additional-config, None for stock vLLM."""
+    """How an engine is built. `plait` is the plugin's part of --additional-config, None for stock vLLM.
+
+    `host_chunks` fit into host memory, of `chunk_blocks` each; without any, vLLM offloads nothing. `offloading` has
+    further options of that. With `several_connectors`, offloading is one of them.
+    """
 
     folder: Path
     asynchronous: bool = False
@@ -40,6 +46,10 @@ class Setup:
     block_tokens: int = PAGE_TOKENS
     max_batch_tokens: int = 512
     max_running: int = MAX_RUNNING_CALLS
+    host_chunks: int = 0
+    chunk_blocks: int = 1
+    offloading: Mapping[str, Any] = field(default_factory=dict)
+    several_connectors: bool = False
     plait: Mapping[str, Any] | None = field(default_factory=dict)
 
 
@@ -56,7 +66,11 @@ class Engine:
             make = create_scheduler
         self.scheduler = make(
             vllm_config=config,
-            kv_cache_config=KVCacheConfig(num_blocks=setup.blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+            kv_cache_config=KVCacheConfig(
+                num_blocks=setup.blocks,
+                kv_cache_tensors=tensors(setup.blocks * setup.block_tokens),
+                kv_cache_groups=groups,
+            ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=setup.block_tokens,
             hash_block_size=setup.block_tokens,
@@ -67,6 +81,7 @@ class Engine:
         self.setup = setup
         self.tokens: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
+        self.worker = Worker()
         self._hasher = get_request_block_hasher(setup.block_tokens, sha256)
         self._in_flight: list[Any] = []
         self._names = itertools.count()
@@ -166,14 +181,46 @@ class Engine:
 
     def held(self) -> dict[int, int | None]:
         """By vLLM's own hashes, in vLLM's own map."""
-        granularity = self.driver.observer.granularity_tokens
-        width, found = granularity // self.setup.block_tokens, {}
+        width, found = self.driver.observer.granularity_tokens // self.setup.block_tokens, {}
         for request in self.requests.values():
-            tree_blocks = chain(list(request.all_token_ids), granularity, root_hash("tiny", request.cache_salt or ""))
-            for index, tree_block in enumerate(tree_blocks):
+            for index, (tree_block, parent) in enumerate(self._tree_blocks(request)):
                 parts = request.block_hashes[index * width : (index + 1) * width]
                 if len(parts) == width and all(self.pool.get_cached_block(part, [0]) for part in parts):
-                    found[tree_block] = tree_blocks[index - 1] if index else None
+                    found[tree_block] = parent
+        return found
+
+    def _tree_blocks(self, request: Request) -> Iterable[tuple[int, int | None]]:
+        """A request's tree blocks, each with its parent."""
+        granularity, root = self.driver.observer.granularity_tokens, root_hash("tiny", request.cache_salt or "")
+        tree_blocks = chain(list(request.all_token_ids), granularity, root)
+        return zip(tree_blocks, [None, *tree_blocks], strict=False)
+
+    def held_below(self) -> dict[str, dict[int, int | None]]:
+        """By the chunks of vLLM's own manager, and the blocks of its own map."""
+        if not self.setup.host_chunks:
+            return {}
+        chunks, width = self._offloaded(), self.driver.observer.granularity_tokens // self.setup.block_tokens
+        device, found = self.held(), {}
+        for request in self.requests.values():
+            hashes = request.block_hashes
+            for index, (tree_block, parent) in enumerate(self._tree_blocks(request)):
+                parts = hashes[index * width : (index + 1) * width]
+                if len(parts) < width or tree_block in device:
+                    continue
+                if all(part in chunks or self.pool.get_cached_block(part, [0]) for part in parts):
+                    found[tree_block] = parent
+        return {"host": found}
+
+    def _offloaded(self) -> set[bytes]:
+        """The blocks in host memory."""
+        policy, width = offloading_manager(self.scheduler.connector)._policy, self.setup.chunk_blocks
+        found: set[bytes] = set()
+        for request in self.requests.values():
+            hashes = request.block_hashes
+            for end in range(width, len(hashes) + 1, width):
+                chunk = policy.get(make_offload_key(hashes[end - 1], 0))
+                if chunk is not None and chunk.is_ready:
+                    found.update(hashes[end - width : end])
         return found
 
     def pages(self) -> tuple[int, int, int]:
@@ -186,7 +233,7 @@ class Engine:
         return bool(self.scheduler.reset_prefix_cache())
 
     def _finish(self, output: Any) -> None:
-        names = list(output.num_scheduled_tokens)
+        names, metadata = list(output.num_scheduled_tokens), output.kv_connector_metadata
         sampled = [self._sample(name, output) for name in names]
         result = ModelRunnerOutput(
             req_ids=names,
@@ -195,6 +242,7 @@ class Engine:
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
+            kv_connector_output=None if metadata is None else self.worker.step(metadata),
         )
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
@@ -234,10 +282,15 @@ def _config(setup: Setup) -> VllmConfig:
         async_scheduling=setup.asynchronous,
     )
     cache = CacheConfig(block_size=setup.block_tokens, enable_prefix_caching=True)
+    transfers = None
+    if setup.host_chunks:
+        sizes = setup.host_chunks, setup.chunk_blocks, setup.block_tokens
+        transfers = transfer_config(*sizes, several=setup.several_connectors, **setup.offloading)
     config = VllmConfig(
         model_config=model,
         cache_config=cache,
         scheduler_config=scheduling,
+        kv_transfer_config=transfers,
         additional_config={} if setup.plait is None else {"plait": dict(setup.plait)},
     )
     config.cache_config.num_gpu_blocks = setup.blocks

@@ -151,6 +151,11 @@ class CompatibleScheduler:
         requests: Iterable[Any] = self._waiting_elsewhere(self._scheduler)
         return requests
 
+    def count_loaded(self) -> int:
+        """How many requests have loaded blocks and not begun. vLLM admits them first; no plan knows of them."""
+        loaded: Collection[str] = getattr(self._scheduler, "finished_recving_kv_req_ids", ())
+        return sum(one.status in self._ready or one.request_id in loaded for one in self.waiting_elsewhere)
+
     def take_back_skipped(self) -> None:
         """Put the requests that vLLM has skipped, and that only wait for their turn, back into the waiting queue.
 

@@ -36,15 +36,16 @@ class VllmLevers:
         queue.clear()
         queue.extend(shown)
 
-    def limit(self, plan: Plan, running: list[LocalCall]) -> None:
+    def limit(self, plan: Plan, running: list[LocalCall], loaded: int = 0) -> None:
         """Set the budget, and limits for calls that get only a part of their tokens.
 
-        Without limits, running calls that are not in the plan go on all the same: each has a token more in the budget,
-        or they would take those of the plan's decodes.
+        Each of the `loaded` calls, which are in no plan, has a token more in the budget: it begins, so that the next
+        plan has it. Without limits, running calls that are not in the plan go on all the same: each has a token more in
+        the budget, or they would take those of the plan's decodes.
         """
         budget_tokens = self._facts.max_batch_tokens
         if plan.budget_tokens is not None:
-            budget_tokens = min(budget_tokens, max(0, plan.budget_tokens))
+            budget_tokens = min(budget_tokens, max(0, plan.budget_tokens) + loaded)
         if self._limits is None:
             named = _named(plan)
             unplanned = sum(id(call) not in named for call in running)

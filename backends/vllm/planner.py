@@ -71,7 +71,7 @@ class VllmPlanner:
         if self._preempts:
             self._preempt(plan)
         self.levers.show(plan, blocked)
-        self.levers.limit(plan, running)
+        self.levers.limit(plan, running, self._compatible.count_loaded())
         try:
             output = schedule()
         finally:

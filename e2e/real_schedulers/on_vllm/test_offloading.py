@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +16,21 @@ from e2e.real_schedulers.workloads import answers_so_far, shared_prefixes
 from plait.backends.protocol.cache_state import LowerTier
 from plait.backends.vllm import compatibility
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 HOST: dict[str, Any] = {"blocks": 1 + 2048 // 16, "max_batch_tokens": 256, "host_chunks": 3072 // 16}
 """An engine whose calls offload blocks, and load them again."""
+
+
+class Decodes:
+    """Admits no call, and has no budget for one."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        """What runs goes on."""
+        del now_s, waiting, facts
+        return Plan((), tuple((call, 1) for call in running), budget_tokens=len(running))
 
 
 def host_of(engine: Engine) -> LowerTier:
@@ -107,6 +120,28 @@ def test_every_policy_ends_every_call(build: Build, policy: str, seed: int) -> N
     assert engine.worker.loaded
     assert engine.tokens == answers_so_far(engine)
     assert not engine.busy
+
+
+def test_a_call_that_has_loaded_begins_though_no_plan_has_it(build: Build) -> None:
+    engine = build(**HOST, plait={"scheduler": "fcfs"})
+    same = [position % 997 for position in range(300)]
+    engine.add(same, 1)
+    engine.run()
+    engine.step()
+    assert engine.scheduler.reset_prefix_cache()
+    engine.add([position % 991 for position in range(500, 550)], 100, name="decodes")
+    engine.step()
+    engine.worker = Worker(patience=1.0)
+    engine.add(same, 1, name="loads")
+    assert engine.step() == {"decodes": 1}
+    engine.planner.policy = Decodes()
+    engine.add(same[200:], 1, name="waits")
+    assert engine.step() == {"decodes": 1}
+    engine.worker.patience = 0.0
+    begun = next(step for step in (engine.step() for _ in range(5)) if "loads" in step)
+    assert begun == {"decodes": 1, "loads": 1}
+    assert engine.step() == {"decodes": 1, "loads": 1}
+    assert engine.waiting == ["waits"]
 
 
 def test_an_engine_that_lacks_a_name_reports_no_host_memory(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

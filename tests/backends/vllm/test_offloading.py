@@ -13,8 +13,9 @@ import pytest
 from plait.backends.vllm import compatibility
 from plait.backends.vllm.offloading import find_offloading
 from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from tests.backends.vllm import fake_package
-from tests.backends.vllm.fake_package import BLOCK_TOKENS, build
+from tests.backends.vllm.fake_package import BLOCK_TOKENS, RequestStatus, build, send
 from tests.backends.vllm.fake_pool import request
 
 CHUNK_BLOCKS = 2
@@ -199,3 +200,28 @@ def test_one_that_lacks_a_name_reports_no_host_memory(
     assert line == (
         "Plait does not report what this vLLM keeps in host memory; it lacks: SimpleNamespace.config.num_workers"
     )
+
+
+class Decodes:
+    """Has no budget for a call that waits."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        del now_s, waiting, facts
+        return Plan((), tuple((call, 1) for call in running), budget_tokens=len(running))
+
+
+@pytest.mark.parametrize(
+    ("status", "ended", "budget_tokens"), [("remote", [], 0), ("remote", ["a"], 1), ("ready", [], 1)]
+)
+def test_a_call_that_has_loaded_has_a_token_in_each_budget(
+    status: str, ended: list[str], budget_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_package.Scheduler, "finished_recving_kv_req_ids", {*ended}, raising=False)
+    scheduler = build(scheduler=f"{__name__}:Decodes")
+    send(scheduler, "a", 100)
+    scheduler.kv_holding_waiting.append(scheduler.waiting.pop())
+    scheduler.kv_holding_waiting[0].status = RequestStatus.WAITING if status == "ready" else "remote"
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    assert scheduler.plait.report(None, None).iteration.budget_tokens == budget_tokens

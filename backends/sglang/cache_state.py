@@ -1,8 +1,11 @@
 """The exact content of SGLang's radix cache as tree blocks, from the cache's events about its pages.
 
 SGLang names a page by its own hash, chained over the tokens and the cache salt up to it. A page is stored after its
-parent and evicted before its parent. So a tree block is whole exactly while its last page is cached. Only pages on the
-accelerator count. Pages that tokens alone do not determine (behind an image, for example) are not reported.
+parent and evicted before its parent. So a tree block is whole exactly while its last page is cached. Pages that tokens
+alone do not determine (behind an image, for example) are not reported.
+
+With HiCache, events also tell of copies in host memory. A tree block is in the fastest tier that has its last page. No
+version tells what a storage backend holds.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from plait.backends.sglang.channel import NewsSender, Report
 from plait.backends.sglang.compatibility import SaltedEvents, kind_of, salt_of
 from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
 
-ACCELERATOR: Final = "GPU"
-"""The medium of pages that calls can use without a transfer."""
+ACCELERATOR: Final = frozenset({None, "GPU"})
+"""The media of pages that calls can use without a transfer."""
+HOST: Final = frozenset({"CPU", "CPU_PINNED"})
+"""The media of pages in host memory."""
+_TOLD: Final = ACCELERATOR | HOST
 
 _root_hash = lru_cache(maxsize=4096)(root_hash)
 
@@ -29,7 +35,8 @@ class _Page:
     """A page in the cache. `before` is the chain's hash before the page's tree block; None if unknown.
 
     `previous` is the page before it in the same tree block. `filled` counts the tree block's tokens up to the page's
-    end. `tree_block` is the hash of the tree block that ends with this page, if any.
+    end. `tree_block` is the hash of the tree block that ends with this page, if any, and `parent` that of the one
+    before. The accelerator has `copies`. Whether host memory has one is `in_host`.
     """
 
     before: int | None
@@ -37,14 +44,20 @@ class _Page:
     tokens: Sequence[int] = ()
     filled: int = 0
     tree_block: int | None = None
-    copies: int = 1
+    parent: int | None = None
+    copies: int = 0
+    in_host: bool = False
 
 
 class CacheObserver:
-    """Takes the cache's events. `journal` has the tree blocks. `model` is the model's name for calls without a LoRA."""
+    """Takes the cache's events. `journal` has the tree blocks on the accelerator, `host` those in host memory.
+
+    `model` is the model's name for calls without a LoRA.
+    """
 
     def __init__(self, *, page_tokens: int, model: str) -> None:
         self.journal = CacheJournal()
+        self.host = CacheJournal(changes=self.journal.changes)
         self.page_tokens = page_tokens
         self.granularity_tokens = tree_block_tokens(page_tokens)
         self.model = model
@@ -60,13 +73,13 @@ class CacheObserver:
             name = kind_of(event)
             if name == "AllBlocksCleared":
                 self._clear()
-            elif event.medium not in {None, ACCELERATOR}:
+            elif event.medium not in _TOLD:
                 continue
             elif name == "BlockStored":
                 self._stored(event)
             elif name == "BlockRemoved":
                 for key in event.block_hashes:
-                    self._removed(key)
+                    self._removed(key, in_host=event.medium in HOST)
 
     def _stored(self, event: Any) -> None:
         size, tokens, parent = event.block_size, event.token_ids, event.parent_block_hash
@@ -75,13 +88,16 @@ class CacheObserver:
         for index, key in enumerate(event.block_hashes):
             page = self._pages.get(key)
             if page is None:
-                self._pages[key] = self._page(parent, tokens[index * size : (index + 1) * size], event)
+                page = self._pages[key] = self._page(parent, tokens[index * size : (index + 1) * size], event)
+            if event.medium in HOST:
+                page.in_host = True
             else:
                 page.copies += 1
+            self._place(page)
             parent = key
 
     def _page(self, parent_key: int | None, tokens: Sequence[int], event: Any) -> _Page:
-        """A new page. If a tree block ends with it, the journal gets the tree block."""
+        """A new page, which no tier has yet."""
         before, previous = self._behind(parent_key, event)
         if before is None or len(tokens) != self.page_tokens:
             return _Page(None)
@@ -91,8 +107,23 @@ class CacheObserver:
                 (page.tree_block,) = chain(_tokens_until(page), self.granularity_tokens, before)
             except OverflowError:  # placeholders of an image are no token ids
                 return _Page(None)
-            self.journal.store(page.tree_block, None if before == self._root_of(event) else before)
+            page.parent = None if before == self._root_of(event) else before
         return page
+
+    def _place(self, page: _Page) -> None:
+        """If a tree block ends with the page, report it in the page's fastest tier."""
+        block = page.tree_block
+        if block is None:
+            return
+        if page.copies:
+            self.host.remove(block)
+            self.journal.store(block, page.parent)
+            return
+        self.journal.remove(block)
+        if page.in_host:
+            self.host.store(block, page.parent)
+        else:
+            self.host.remove(block)
 
     def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
         """For a page behind a parent: the hash before its tree block, and that tree block's previous page, if any."""
@@ -106,20 +137,22 @@ class CacheObserver:
     def _root_of(self, event: Any) -> int:
         return _root_hash(getattr(event, "lora_name", None) or self.model, salt_of(event))
 
-    def _removed(self, key: int) -> None:
+    def _removed(self, key: int, *, in_host: bool) -> None:
         page = self._pages.get(key)
         if page is None:
             return
-        page.copies -= 1
-        if page.copies == 0:
+        if in_host:
+            page.in_host = False
+        else:
+            page.copies = max(0, page.copies - 1)
+        self._place(page)
+        if not page.copies and not page.in_host:
             del self._pages[key]
-            if page.tree_block is not None:
-                self.journal.remove(page.tree_block)
 
     def _clear(self) -> None:
         for page in self._pages.values():
-            if page.tree_block is not None:
-                self.journal.remove(page.tree_block)
+            page.copies, page.in_host = 0, False
+            self._place(page)
         self._pages.clear()
 
 

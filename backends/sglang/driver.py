@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.adapter.state_reporter import StateReporter
+from plait.backends.adapter.tier_journal import TierJournal
 from plait.backends.protocol.cache_state import CacheState, Tier
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
@@ -26,7 +27,8 @@ from plait.policy.scheduling.plan import IterationWork, LocalScheduler
 class SglangDriver:
     """Follows one rank. `planner` plans; None in the tier `reports`.
 
-    `release` is SGLang's `release_req`, which frees a request's resources; of the tier `chunks`.
+    `release` is SGLang's `release_req`, which frees a request's resources; of the tier `chunks`. `lower` are the
+    tiers of the cache below the accelerator.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SglangDriver:
         *,
         release: Callable[..., Any],
         tier: Tier = "chunks",
+        lower: Sequence[TierJournal] = (),
         policy: LocalScheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,7 +58,8 @@ class SglangDriver:
             self.planner = SglangPlanner(scheduler, observer, settings, release=release, cuts=self.cuts, policy=policy)
         self._begun: deque[tuple[int, IterationWork]] = deque()
         self._unmeasured: deque[IterationWork] = deque()
-        self._reporter = _reporter(settings, observer, self.epoch, tier, getattr(scheduler, "max_running_requests", 0))
+        slots = getattr(scheduler, "max_running_requests", 0)
+        self._reporter = _reporter(settings, observer, self.epoch, tier, slots, lower)
         self._iterations = self._reporter.iterations
         self._batches, self._sequence = count(), count()
 
@@ -187,7 +191,14 @@ def _work(batch: Any) -> IterationWork:
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
 
 
-def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, tier: Tier, slots: int) -> StateReporter:
+def _reporter(  # noqa: PLR0917 - the parts of one report
+    settings: SglangSettings,
+    observer: CacheObserver,
+    epoch: str,
+    tier: Tier,
+    slots: int,
+    lower: Sequence[TierJournal],
+) -> StateReporter:
     return StateReporter(
         engine=settings.name,
         kind="sglang",
@@ -200,4 +211,5 @@ def _reporter(settings: SglangSettings, observer: CacheObserver, epoch: str, tie
         journal=observer.journal,
         takes_objectives=True,
         slots=slots,
+        lower=lower,
     )

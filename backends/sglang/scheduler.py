@@ -14,6 +14,7 @@ from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
 from plait.backends.sglang.compatibility import REQUIRED, abort_in_chunks, complete, send_ticks, started_with
 from plait.backends.sglang.driver import SglangDriver
+from plait.backends.sglang.host_tier import host_tier
 from plait.backends.sglang.levers import limited
 from plait.backends.sglang.step_clock import Tick
 
@@ -189,5 +190,7 @@ def _driver(scheduler: Any, settings: SglangSettings, tier: Tier) -> SglangDrive
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())
+    host = host_tier(scheduler.tree_cache, observer.host, scheduler.page_size)
+    lower = () if host is None else (host,)
     release = load("sglang.srt.managers.schedule_batch.release_req")
-    return SglangDriver(scheduler, observer, events, settings, release=release, tier=tier)
+    return SglangDriver(scheduler, observer, events, settings, release=release, tier=tier, lower=lower)

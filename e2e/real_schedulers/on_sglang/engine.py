@@ -68,10 +68,10 @@ class Setup:
     plait: Mapping[str, Any] | None = field(default_factory=dict)
 
 
-def build_scheduler(folder: Path) -> Any:
+def build_scheduler(folder: Path, *flags: str) -> Any:
     """SGLang's scheduler with a model of random weights, whose configuration is written to `folder`."""
     (folder / "config.json").write_text(json.dumps({**MODEL, "dtype": "float32"}))
-    arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS])
+    arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS, *flags])
     ports = PortArgs.init_new(arguments)
     page_kernels.install()
     if page_hash := load("sglang.srt.mem_cache.cpp_utils.native_hash.get_native_hash"):
@@ -217,6 +217,15 @@ class Engine:
         return self.driver.report(since, epoch, gateway)
 
     def held(self) -> dict[int, int | None]:
+        return self._found(in_host=False)
+
+    def held_below(self) -> dict[str, dict[int, int | None]]:
+        if getattr(self.scheduler.tree_cache, "cache_controller", None) is None:
+            return {}
+        device, both = self.held(), self._found(in_host=True)
+        return {"host": {block: parent for block, parent in both.items() if block not in device}}
+
+    def _found(self, *, in_host: bool) -> dict[int, int | None]:
         found: dict[int, int | None] = {}
         for request in self.requests.values():
             tokens = [*request.origin_input_ids, *request.output_ids]
@@ -225,11 +234,9 @@ class Engine:
             key = RadixKey(token_ids=array("q", tokens), **{_SALT: salt})
             match = self.scheduler.tree_cache.match_prefix(MatchPrefixParams(key=key))
             hit = match.device_prefix_len if hasattr(match, "device_prefix_len") else len(match.device_indices)
+            hit += match.host_hit_length if in_host else 0
             found.update(zip(tree_blocks[: hit // TREE_BLOCK_TOKENS], [None, *tree_blocks], strict=False))
         return found
-
-    def held_below(self) -> dict[str, dict[int, int | None]]:
-        return {}
 
     def pages(self) -> tuple[int, int, int]:
         free = self.scheduler.token_to_kv_pool_allocator.available_size()

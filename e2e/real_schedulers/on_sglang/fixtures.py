@@ -13,6 +13,7 @@ from plait.policy.scheduling.plan import LocalScheduler
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
 from e2e.real_schedulers.on_sglang.engine import Engine, Setup, build_scheduler
+from e2e.real_schedulers.on_sglang.transfers import FLAGS, HICACHE, copy_nothing, made_up
 
 
 class Build(Protocol):
@@ -23,8 +24,14 @@ class Build(Protocol):
 
 @pytest.fixture(scope="session")
 def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """SGLang's scheduler, the only one of the process."""
-    return build_scheduler(tmp_path_factory.mktemp("model"))
+    """SGLang's scheduler, the only one of the process. With a write policy in the environment, it has HiCache."""
+    folder, policy = tmp_path_factory.mktemp("model"), os.environ.get(HICACHE)
+    if policy is None:
+        return build_scheduler(folder)
+    made_up()
+    scheduler = build_scheduler(folder, *FLAGS, "--hicache-write-policy", policy)
+    copy_nothing(scheduler.tree_cache.cache_controller.mem_pool_host)
+    return scheduler
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "overlap"])

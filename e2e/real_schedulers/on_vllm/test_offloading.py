@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import vllm
 
 from e2e.real_schedulers.following import Follower, follow_a_workload
 from e2e.real_schedulers.on_vllm.engine import Engine
@@ -18,6 +19,8 @@ from plait.backends.vllm import compatibility
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
+VERSION = tuple(int(part) for part in vllm.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION == (0, 26), reason="its connector fails on aborted calls, without Plait too")
 HOST: dict[str, Any] = {"blocks": 1 + 2048 // 16, "max_batch_tokens": 256, "host_chunks": 3072 // 16}
 """An engine whose calls offload blocks, and load them again."""
 
@@ -66,6 +69,8 @@ def test_tiers_equal_what_vllm_holds(build: Build, block_tokens: int, chunk_bloc
 )
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 def test_they_do_with_any_option(build: Build, options: dict[str, Any], several: bool) -> None:
+    if VERSION < (0, 30) and "offload_prompt_only" in options:
+        pytest.skip("it offloads the last block of an aborted call, which was never in its cache")
     engine = build(**HOST, offloading=options, several_connectors=several)
     engine.worker = Worker(random.Random(3), patience=0.6)
     follow_a_workload(engine, 3)

@@ -15,13 +15,15 @@ import pytest
 
 from e2e.real_schedulers.following import Follower, follow_a_workload
 from e2e.real_schedulers.on_sglang.fixtures import Build
-from e2e.real_schedulers.on_sglang.transfers import COPIED, HICACHE, LOAD, EndOfTransfer
+from e2e.real_schedulers.on_sglang.transfers import COPIED, HICACHE, LOAD, TRANSFERS, EndOfTransfer
 from e2e.real_schedulers.workloads import prompt, shared_prefixes
+from plait.backends.adapter.required_names import load
 
 with_hicache = pytest.mark.skipif(HICACHE not in os.environ, reason="in processes of their own")
 
 
 @pytest.mark.skipif(HICACHE in os.environ, reason="this is one of these processes")
+@pytest.mark.skipif(load(TRANSFERS) is None, reason="versions without this module copy pages in many places")
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_with_each_write_policy(policy: str) -> None:
     configuration = Path(__file__).parents[1] / "pytest.ini"

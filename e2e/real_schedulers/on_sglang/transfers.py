@@ -18,6 +18,7 @@ FLAGS: Final = (
     *("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-io-backend", "direct"),
     *("--hicache-mem-layout", "layer_first"),
 )
+TRANSFERS: Final = "sglang.srt.mem_cache.l2_transfer.L2TransferEngine"
 _MODULES: Final = (
     *("sglang.srt.managers.cache_controller", "sglang.srt.mem_cache.l2_transfer"),
     *("sglang.srt.mem_cache.pool_host.common", "sglang.srt.mem_cache.memory_pool_host"),

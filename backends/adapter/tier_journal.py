@@ -15,7 +15,7 @@ class TierJournal:
     tier: str
     journal: CacheJournal
     total_blocks: int = 0
-    free_blocks: int = 0
+    free_blocks: int | None = None
     loaded_tokens: int = 0
     loading_s: float = 0.0
 

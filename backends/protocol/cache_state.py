@@ -65,13 +65,13 @@ class LowerTier(msgspec.Struct, frozen=True):
 
     `stored` and `removed` are blocks whose fastest copy is there, as those of the report are the accelerator's. A block
     that moves is removed from one tier and stored in another one. `total_blocks` engine blocks fit (0: not known), of
-    which `free_blocks` are empty. So far, `loaded_tokens` were brought back from there, for which its link was busy for
-    `loading_s`.
+    which `free_blocks` are empty (None: not known). So far, `loaded_tokens` were brought back from there, for which its
+    link was busy for `loading_s`.
     """
 
     tier: str
     total_blocks: int = 0
-    free_blocks: int = 0
+    free_blocks: int | None = None
     stored: list[StoredRun] = []
     removed: list[BlockHash] = []
     loaded_tokens: int = 0
@@ -215,7 +215,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _tiers_can_be_true(self) -> bool:
         return len(self.tiers) <= MAX_TIERS and all(
-            0 <= tier.free_blocks <= tier.total_blocks <= MAX_BLOCKS
+            0 <= (tier.free_blocks or 0) <= tier.total_blocks <= MAX_BLOCKS
             and 0 <= tier.loaded_tokens <= MAX_COUNT
             and -ROUNDING_S <= tier.loading_s < MAX_TIME_S
             and len(tier.tier) <= MAX_NAME

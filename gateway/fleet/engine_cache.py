@@ -209,7 +209,8 @@ class EngineCache:
         prompts: dict[object, Prompt] = {
             booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting
         }
-        rooms = (float(state.kv_free_tokens), *(tier.free_tokens or 0.0 for tier in self.view.tiers.views))
+        lower = (inf if tier.free_tokens is None else tier.free_tokens for tier in self.view.tiers.views)
+        rooms = (float(state.kv_free_tokens), *lower)
         for evictions, free_tokens in zip(self.evictions, rooms, strict=True):
             evictions.update(free_tokens, prompts)
 
@@ -231,8 +232,8 @@ class EngineCache:
             ends += resident.apply(removed - stored, fresh, left)
             above = resident
             view.total_tokens = tier.total_blocks * state.block_tokens
-            free_tokens += tier.free_blocks * state.block_tokens
-            view.free_tokens = free_tokens
+            free_tokens += inf if tier.free_blocks is None else tier.free_blocks * state.block_tokens
+            view.free_tokens = None if free_tokens == inf else free_tokens
             view.took(tier.loaded_tokens, tier.loading_s, now_s)
 
     def _estimate(self, state: CacheState) -> None:

@@ -52,8 +52,8 @@ class ExpectedEvictions:
             return
         seen: set[Node] = set()
         needed = sum(self._needed_tokens(leaf, tokens, seen) for leaf, tokens in self._prompts.values())
-        blocks = int(needed - self._free_tokens) // self._block_tokens
-        if blocks > 0:
+        if needed > self._free_tokens:
+            blocks = int(needed - self._free_tokens) // self._block_tokens
             self._victims = self._residency.expect_eviction(blocks)
 
     def _forget(self) -> None:

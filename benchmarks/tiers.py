@@ -128,13 +128,13 @@ def _run(traces: Path, workloads: Mapping[str, Workload], task: Task) -> Runs:
     if task.workload in AGENTS:
         return _agents(traces, AGENTS[task.workload], task.seed)
     workload, fleet = workloads[task.workload], FleetSize(kv_tokens=LARGE.get(task.workload))
-    _, completed_per_s = _open(fleet, workload(task.calls, inf, task.seed))
+    _, completed_per_s = open_loop(fleet, workload(task.calls, inf, task.seed))
     coming = workload(task.calls, SHARE * completed_per_s, task.seed)
     systems = {"none": fleet, "host": replace(fleet, host=HOST), "untold": replace(fleet, host=HOST, knows_host=False)}
-    return {name: _open(one, coming)[0] for name, one in systems.items()}
+    return {name: open_loop(one, coming)[0] for name, one in systems.items()}
 
 
-def _open(fleet: FleetSize, calls: Sequence[SimulatedCall]) -> tuple[Figures, float]:
+def open_loop(fleet: FleetSize, calls: Sequence[SimulatedCall]) -> tuple[Figures, float]:
     """The figures, and the calls that were completed in a second."""
     _, simulation = simulated(fleet, "plait", AHEAD_S, AdmissionConfig().max_wait_s)
     records = simulation.run(calls)

@@ -66,7 +66,7 @@ class HandOver:
             return
         path, engine_id, cached_tokens = tree.match(call.block_hashes), placement.engine_id, placement.cached_tokens
         for leaving in self.leaving.values():
-            held_tokens = min(call.cacheable_blocks, leaving.residency.held_blocks(path)) * call.block_tokens
+            held_tokens = min(call.cacheable_blocks, leaving.tiers.held.held_blocks(path)) * call.block_tokens
             if held_tokens > cached_tokens:
                 took_s = leaving.cost_model.prefill_time_s(held_tokens - cached_tokens, cached_tokens)
                 begins_s = max(now_s, self._spent_until_s.get(engine_id, now_s))

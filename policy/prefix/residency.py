@@ -133,7 +133,7 @@ class Residency:
     def join(self, leaf: Node) -> int:
         """Another gateway's call that ends at `leaf` was sent here. Its blocks are expected; it shares none within H.
 
-        Returns its `ready_blocks` without itself.
+        Returns its `ready_blocks` without itself, in the last tier.
         """
         total, node, engine_id = 0, leaf, self.engine_id
         while (parent := node.parent) is not None:
@@ -145,9 +145,7 @@ class Residency:
             holding.bookings += 1
             self._order.use(holding)
             node = parent
-        if self.lower is not None:
-            self.lower.join(leaf)
-        return total
+        return total if self.lower is None else self.lower.join(leaf)
 
     def send(self, leaf: Node) -> None:
         """A call does not wait any more: the engine will compute its blocks."""

@@ -177,7 +177,7 @@ class EngineCache:
         elif was_estimated and not state.snapshot:
             self.cursor = self.epoch = None  # the blocks of earlier reports are missing: the next one shall have all
         else:
-            self._take_blocks(state, requested_s, now_s)
+            self._take_blocks(state, requested_s)
         self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
         scheduler = state.scheduler
         self.view.use_report(
@@ -191,7 +191,7 @@ class EngineCache:
         self.report_number += 1
         return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
 
-    def _take_blocks(self, state: CacheState, requested_s: float, now_s: float) -> None:
+    def _take_blocks(self, state: CacheState, requested_s: float) -> None:
         """Take over what the engine has stored and removed."""
         residency = self.view.residency
         self._use_tiers([one.tier for one in state.tiers])
@@ -199,7 +199,7 @@ class EngineCache:
             residency.clear()
         runs = [(run.parent, run.hashes) for run in state.stored]
         if state.tiers:
-            self._take_tiers(state, runs, now_s)
+            self._take_tiers(state, runs)
         else:
             residency.resident.apply(state.removed, runs)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
@@ -214,7 +214,7 @@ class EngineCache:
         for evictions, free_tokens in zip(self.evictions, rooms, strict=True):
             evictions.update(free_tokens, prompts)
 
-    def _take_tiers(self, state: CacheState, runs: Sequence[Run], now_s: float) -> None:
+    def _take_tiers(self, state: CacheState, runs: Sequence[Run]) -> None:
         """Take over what all tiers have stored and removed; the accelerator has stored these `runs`.
 
         A block that moves from one tier to another is removed from that one, and stays in all tiers together. `left`
@@ -234,7 +234,7 @@ class EngineCache:
             view.total_tokens = tier.total_blocks * state.block_tokens
             free_tokens += inf if tier.free_blocks is None else tier.free_blocks * state.block_tokens
             view.free_tokens = None if free_tokens == inf else free_tokens
-            view.took(tier.loaded_tokens, tier.loading_s, now_s)
+            view.took(tier.loaded_tokens, tier.loading_s)
 
     def _estimate(self, state: CacheState) -> None:
         """The engine's blocks have names that the gateway's prompts do not have. A new process has an empty cache."""

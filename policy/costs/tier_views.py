@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import exp
+from typing import Final, NamedTuple
 
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.pace import Ratio
 from plait.policy.costs.tier_link import LinkQueue, TierLink, link_of
 from plait.policy.prefix.prefix_tree import Node, Segment
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Placement
+
+TELLING_TOKENS: Final = 4_000
+"""The latest loads of so many tokens count two thirds in how fast their link is taken to be. It stays so meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,8 +22,8 @@ class TierView:
     """One lower tier: the residency of what is in it or in a faster one, its link, and the loads that were sent there.
 
     `total_tokens` fit into it; 0: not known. `free_tokens` fit into it and the faster ones without an eviction; None:
-    not known. `pace` is how long loads took, over what the link predicts; so far, the engine has brought back
-    `loaded_tokens` in `loading_s`, as it reports.
+    not known. The engine has brought back `loaded_tokens` in `loading_s` so far, of late in `token_s` each (None: it has
+    not said).
     """
 
     residency: Residency
@@ -28,20 +31,21 @@ class TierView:
     total_tokens: int = 0
     free_tokens: float | None = None
     queue: LinkQueue = field(default_factory=LinkQueue)
-    pace: Ratio = field(default_factory=Ratio)
+    token_s: float | None = None
     loaded_tokens: int = 0
     loading_s: float = 0.0
 
-    def took(self, loaded_tokens: int, loading_s: float, now_s: float) -> None:
-        """The engine has said how much it has brought back in all, and in which time."""
+    def took(self, loaded_tokens: int, loading_s: float) -> None:
+        """The engine has said how much it has brought back in all, and in which time, latencies included."""
         tokens, took_s = loaded_tokens - self.loaded_tokens, loading_s - self.loading_s
         self.loaded_tokens, self.loading_s = loaded_tokens, loading_s
         if tokens > 0 and took_s > 0:
-            self.pace.observe(took_s, self.link.token_s * tokens, now_s)
+            before_s = self.link.token_s if self.token_s is None else self.token_s
+            self.token_s = before_s + (1 - exp(-tokens / TELLING_TOKENS)) * (took_s / tokens - before_s)
 
-    def load_s(self, tokens: float, now_s: float) -> float:
+    def load_s(self, tokens: float) -> float:
         """Seconds that the link is busy with a load."""
-        return self.link.load_s(tokens) * self.pace.at(now_s, 1.0)
+        return self.link.load_s(tokens) if self.token_s is None else tokens * self.token_s
 
 
 class Loads(NamedTuple):
@@ -92,7 +96,7 @@ class TierViews:
             reached = min(most_blocks, view.residency.held_blocks(path))
             if reached > blocks:
                 tokens = (reached - blocks) * block_tokens
-                load_s = view.queue.wait_s(now_s) + view.load_s(tokens, now_s)
+                load_s = view.queue.wait_s(now_s) + view.load_s(tokens)
                 if load_s > costs.added_s(tokens, blocks * block_tokens)[0]:
                     break
                 blocks, ready_s = reached, max(ready_s, load_s)
@@ -114,7 +118,7 @@ class TierViews:
         for view in self.views:
             for tier, tokens in placement.loaded:
                 if tier == view.residency.tier:
-                    view.queue.load(now_s, view.load_s(tokens, now_s))
+                    view.queue.load(now_s, view.load_s(tokens))
             if view.free_tokens is not None:
                 view.free_tokens = max(0.0, view.free_tokens - placement.missed_tokens)
         return placement

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.embedded.kv_blocks import KvBlocks, Load
 from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState, LowerTier, StoredRun
@@ -19,11 +22,12 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Prompt, SimulatedCall, Simulation
-from plait.policy.costs.tier_link import TierLink
+from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
 from plait.policy.costs.tier_views import TierViews
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
+from plait.policy.types import Placement
 from tests.gateway.fleet.lettered_prompts import call, hashes, new_router, report
 
 COSTS = load_profile("a6000-mistral-7b").cost_model()
@@ -98,6 +102,34 @@ def test_predictions_say_what_comes_from_host_memory() -> None:
     within = [abs(one.predicted_cached_tokens - one.cached_tokens) <= TREE_BLOCK for one in records]
     assert sum(within) >= 0.97 * len(within)
     assert sum(engine.counters.loaded_tokens for engine in engines.values()) > 0
+
+
+@pytest.mark.parametrize("gbps", [2.0, 5.0, 25.0])
+def test_loads_take_as_long_as_predicted_whatever_the_profile_says(
+    gbps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile says 25 GB/s. The engines tell how long loads really take; with what waits for the link."""
+    router, engines = fleet(8_192, [(TierLink.of("host", BYTES_PER_TOKEN, gbps, 0.0005), 65_536)])
+    predicted_s, took_s = list[float](), list[float]()
+    send, load = TierViews.send, KvBlocks.load
+
+    def sent(tiers: TierViews, placement: Placement, now_s: float) -> Placement:
+        send(tiers, placement, now_s)
+        if placement.loaded:
+            predicted_s.append(tiers.views[0].queue.wait_s(now_s))
+        return placement
+
+    def began(blocks: KvBlocks, call: EmbeddedCall, now_s: float, computing: Callable[[float], float]) -> Load | None:
+        found = load(blocks, call, now_s, computing)
+        if found is not None and found.blocks:
+            took_s.append(found.ends_s - now_s)
+        return found
+
+    monkeypatch.setattr(TierViews, "send", sent)
+    monkeypatch.setattr(KvBlocks, "load", began)
+    Simulation(router, engines, MODEL).run(draw_calls(5, 400, 4.0))
+    assert len(took_s) > 50
+    assert fmean(predicted_s[10:]) == pytest.approx(fmean(took_s[10:]), rel=0.1)
 
 
 # By hand. A letter is a tree block.
@@ -185,10 +217,10 @@ def test_a_load_that_is_slow_makes_an_engine_dearer_and_the_report_says_how_slow
     placement = router.select(call("abcd"), 0.0)
     assert placement.engine_id == "b", "nothing has to be brought back there"
     view = router.engines["a"].view.tiers.views[0]
-    before_s = view.load_s(1e6, 1.0)
+    before_s = view.load_s(1e6)
     slow = LowerTier("host", 100, loaded_tokens=10_000_000, loading_s=3 * view.link.token_s * 10_000_000)
     router.report("a", told_by(report(), slow), 1.0)
-    assert view.load_s(1e6, 1.0) == pytest.approx(3 * before_s, rel=0.05)
+    assert view.load_s(1e6) == pytest.approx(3 * before_s, rel=0.05)
 
 
 def test_what_is_brought_back_in_time_for_its_turn_costs_nothing() -> None:

@@ -14,7 +14,7 @@ from statistics import fmean
 import msgspec
 
 from benchmarks.timing.work import Shape
-from plait.backends.profiles import ProfileSource
+from plait.backends.profiles import Kv, ProfileSource
 from plait.backends.profiling.fitted_profile import FittedProfile, written_profile
 from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
 
@@ -78,7 +78,7 @@ def fitted(measurements: Measurements) -> FittedProfile:
     points = [timed.point() for timed in measurements.points]
     model = fit_cost_model(points)
     source = _source(measurements, [model.residual(point) for point in points])
-    return written_profile(model, points, source, measurements.kv_tokens)
+    return written_profile(model, points, source, Kv(measurements.kv_tokens))
 
 
 def read(path: Path) -> Measurements:

@@ -11,6 +11,7 @@ import pytest
 from e2e.server_process import NO_TLS, PLAIT, Server
 from e2e.servers import Launcher
 from plait.backends.profiles import Profile, load_profile
+from plait.policy.costs.tier_link import link_of
 
 TIME_SCALE = 2.0
 TIMEOUT_S = 120.0
@@ -95,6 +96,22 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
     emulated.wait_until_ready()
     completion = emulated.post("/v1/completions", json={"model": "demo", "prompt": "Hello", "max_tokens": 3})
     assert completion.json()["usage"]["completion_tokens"] == 3
+
+
+def test_the_link_of_host_memory_is_found_too(launch: Launcher, tmp_path: Path) -> None:
+    tier = ("--kv-tokens", "16000", "--max-context-tokens", "4096", "--host-kv-tokens", "64000", "--host-gbps", "10")
+    engine = launch.engine("tiered", options=[*tier, "--profile", "a6000-mistral-7b"])
+    engine.start()
+    engine.wait_until_ready()
+    out = tmp_path / "fitted.toml"
+    done = profile(engine, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "loads: 3 from host" in done.stderr
+    assert "link from host: 10 GB/s, " in done.stderr
+    [link] = load_profile(str(out)).kv.links
+    assert link.tier == "host"
+    assert link.gbytes_per_s == pytest.approx(10, rel=0.05)
+    assert link.latency_ms == pytest.approx(link_of("host", OWN.links).latency_s * 1e3, rel=0.05)
 
 
 def test_a_busy_engine_and_one_that_is_not_there_are_refused(launch: Launcher) -> None:

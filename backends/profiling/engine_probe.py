@@ -19,6 +19,7 @@ import msgspec
 from plait.backends.errors import PlaitError
 from plait.backends.http.client import HttpClient
 from plait.backends.profiling.profile_plan import Limits
+from plait.backends.profiling.tier_loads import Loaded
 from plait.backends.profiling.timed_stream import TimedStream, read_stream
 from plait.backends.protocol.cache_state import IterationState, KvState, QueueState
 
@@ -39,6 +40,12 @@ class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
+class _LowerTier(msgspec.Struct):
+    tier: str
+    loaded_tokens: int = 0
+    loading_s: float = 0.0
+
+
 class _CacheState(msgspec.Struct):
     """The parts of a `CacheState` that a profile needs, so that reports of other versions can be read."""
 
@@ -48,6 +55,7 @@ class _CacheState(msgspec.Struct):
     kind: str = ""
     queue: QueueState = QueueState()
     iteration: IterationState = IterationState()
+    tiers: list[_LowerTier] = []
 
 
 class _ErrorBody(msgspec.Struct):
@@ -119,6 +127,11 @@ class EngineProbe:
         raise ValueError(
             f"engine {self._url} is busy with {calls} calls that are not ours; stop its load and try again"
         )
+
+    async def loaded(self) -> dict[str, Loaded]:
+        """What has come from each lower tier since the engine's start; empty if the engine reports none."""
+        state = await self._cache_state()
+        return {tier.tier: Loaded(tier.loaded_tokens, tier.loading_s) for tier in state.tiers} if state else {}
 
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
         """Send prompts of token ids at the same time. Each generates `output_tokens`, and the tokens are timed."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 import msgspec
 
-from plait.backends.profiles import Attention, Fit, Forward, Kv, LongPrefill, Pivot, Profile, ProfileSource
+from plait.backends.profiles import Attention, Fit, Forward, Kv, Link, LongPrefill, Pivot, Profile, ProfileSource
 from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import FittedModel, Point, Residual, fit_cost_model
 from plait.backends.profiling.profile_plan import Kind
 from plait.backends.profiling.profiler import Measured
+from plait.backends.profiling.tier_loads import Loaded, fit_link
 from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 
 DIGITS = 6
 """Significant digits of a coefficient: more than any measurement has."""
@@ -27,6 +29,7 @@ class Circumstances:
     version: str
     accelerator: str | None = None
     told: tuple[str, ...] = ()
+    kv_bytes_per_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class FittedProfile:
             lines.append(f"{fit.points} points, relative error {mean:.1%} in the mean, {most:.1%} at most")
         if pivot is not None:
             lines.append(f"pivot forward size {pivot.tokens} tokens, {pivot.time_ms:.1f} ms")
+        for link in self.profile.kv.links:
+            lines.append(f"link from {link.tier}: {link.gbytes_per_s:.3g} GB/s, {link.latency_ms:.3g} ms for each load")
         lines.append(
             f"outside its iterations a request takes {self.request_s * 1e3:.1f} ms and "
             f"{self.prompt_token_s * 1e6:.2f} us for each prompt token (not in the profile)"
@@ -55,19 +60,28 @@ class FittedProfile:
         return "\n".join(lines)
 
 
-def fit_profile(measured: Measured, identity: EngineIdentity, circumstances: Circumstances) -> FittedProfile:
-    """Fit a profile, and record in it how it was measured. Raises ValueError if there are too few measurements."""
-    fitted = fit_cost_model(measured.points)
-    source = _source(measured, identity, circumstances, fitted.request_s)
-    kv_tokens = identity.limits.kv_tokens or identity.limits.context_tokens
-    return written_profile(fitted, measured.points, source, kv_tokens)
-
-
-def written_profile(
-    fitted: FittedModel, points: Sequence[Point], source: ProfileSource, kv_tokens: int
+def fit_profile(
+    measured: Measured,
+    identity: EngineIdentity,
+    circumstances: Circumstances,
+    loads: Mapping[str, Sequence[Loaded]] | None = None,
 ) -> FittedProfile:
+    """Fit a profile, with a link for each tier of which there are enough loads, and record in it how it was measured.
+
+    Raises ValueError if there are too few measurements.
+    """
+    fitted = fit_cost_model(measured.points)
+    bytes_per_token = circumstances.kv_bytes_per_token or BYTES_PER_TOKEN
+    kv = Kv(identity.limits.cache_tokens, bytes_per_token, list(_links(loads or {}, bytes_per_token)))
+    source = _source(measured, identity, circumstances, fitted.request_s)
+    if kv.links:
+        source = _with_links(source, kv, loads or {}, assumed=circumstances.kv_bytes_per_token is None)
+    return written_profile(fitted, measured.points, source, kv)
+
+
+def written_profile(fitted: FittedModel, points: Sequence[Point], source: ProfileSource, kv: Kv) -> FittedProfile:
     """The fitted model as a profile, with the errors at these points that its written coefficients make."""
-    profile = _profile(fitted.costs, source, kv_tokens)
+    profile = _profile(fitted.costs, source, kv)
     written = replace(fitted, costs=profile.cost_model())
     residuals = [written.residual(point) for point in points]
     errors = [abs(residual.relative_error) for residual in residuals]
@@ -80,7 +94,28 @@ def written_profile(
     return FittedProfile(profile, residuals, fitted.request_s, fitted.prompt_token_s)
 
 
-def _profile(model: CostModel, source: ProfileSource, kv_tokens: int) -> Profile:
+def _links(loads: Mapping[str, Sequence[Loaded]], bytes_per_token: int) -> Iterator[Link]:
+    for tier, of_tier in loads.items():
+        link = fit_link(tier, of_tier)
+        if link is not None:
+            gbytes_per_s = bytes_per_token / link.token_s / 1e9
+            yield Link(tier, _rounded(gbytes_per_s), _rounded(link.latency_s * 1e3))
+
+
+def _with_links(
+    source: ProfileSource, kv: Kv, loads: Mapping[str, Sequence[Loaded]], *, assumed: bool
+) -> ProfileSource:
+    """The source, and where the links come from."""
+    tokens = {link.tier: [load.tokens for load in loads[link.tier]] for link in kv.links}
+    ranges = ", ".join(f"{min(sizes)} to {max(sizes)} tokens from {tier}" for tier, sizes in tokens.items())
+    return msgspec.structs.replace(
+        source,
+        provenance=f"{source.provenance} Links: from the engine's times of loads of {ranges}.",
+        extrapolated=source.extrapolated + (" Bytes of a token: assumed; GB/s follow from them." if assumed else ""),
+    )
+
+
+def _profile(model: CostModel, source: ProfileSource, kv: Kv) -> Profile:
     """The coefficients in milliseconds."""
     long = model.long_attention
     return Profile(
@@ -93,7 +128,7 @@ def _profile(model: CostModel, source: ProfileSource, kv_tokens: int) -> Profile
         long_prefill=LongPrefill(
             long.threshold, *(_rounded(value * 1e3) for value in (long.new_s, long.sequence_s, long.product_s))
         ),
-        kv=Kv(kv_tokens),
+        kv=kv,
     )
 
 

@@ -43,14 +43,24 @@ class Limits:
     kv_tokens: int | None = None
 
     @property
+    def cache_tokens(self) -> int:
+        """The KV cache. One that is not reported is assumed to hold one full-length call."""
+        return self.kv_tokens or self.context_tokens
+
+    @property
     def most_tokens(self) -> int:
-        """The most tokens of a trial in the KV cache. An unreported cache is assumed to hold one full-length call."""
-        return int(KV_SHARE * (self.kv_tokens or self.context_tokens))
+        """The most tokens of a trial in the KV cache."""
+        return int(KV_SHARE * self.cache_tokens)
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """The longest prompt, with room for its output."""
+        return min(self.context_tokens, self.most_tokens) - 2
 
     @property
     def most_new_tokens(self) -> int:
         """The longest prompt that one iteration can compute, with room for its output."""
-        return min(self.budget_tokens or self.context_tokens, self.context_tokens - 2, self.most_tokens - 2)
+        return min(self.budget_tokens or self.context_tokens, self.longest_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,9 @@ from plait.backends.profiling.engine_probe import EngineIdentity, EngineProbe
 from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
 from plait.backends.profiling.profile_plan import FULL, QUICK
 from plait.backends.profiling.profiler import Profiler
+from plait.backends.profiling.tier_loads import LinkProfiler
 from plait.gateway.commands import positive
+from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help=f"measure fewer points, in less than a minute (without it: {FULL.limit_s / 60:.0f})",
+        help=f"measure fewer points, in less than a minute (without it: {FULL.limit_s / 60:.0f}; tiers: twice that)",
     )
     parser.add_argument("--accelerator", help="the engine's hardware, to be named in the profile")
     parser.add_argument("--kv-tokens", type=positive, help="the engine's KV cache, if it has no /cache_state")
     parser.add_argument("--max-batch-tokens", type=positive, help="an iteration's budget, if it has no /cache_state")
+    parser.add_argument(
+        "--kv-bytes-per-token",
+        type=positive,
+        metavar="N",
+        help=f"the KV of a token, by which the links of lower tiers are told in GB/s (default: {BYTES_PER_TOKEN})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -68,17 +76,23 @@ async def _fit(arguments: argparse.Namespace) -> FittedProfile:
         identity = _as_told(await probe.identify(), arguments)
         _progress(f"profiling {identity.model} on {identity.engine}")
         measured = await Profiler(probe, identity.limits, effort, rng, _progress).measure()
+        loads = await LinkProfiler(probe, identity.limits, rng, _progress).measure(effort.limit_s)
     circumstances = Circumstances(
         date=datetime.now(UTC).date().isoformat(),
         version=version("plait"),
         accelerator=arguments.accelerator,
         told=tuple(name for name, value in _told(arguments).items() if value),
+        kv_bytes_per_token=arguments.kv_bytes_per_token,
     )
-    return fit_profile(measured, identity, circumstances)
+    return fit_profile(measured, identity, circumstances, loads)
 
 
 def _told(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {"KV cache": arguments.kv_tokens, "Token budget": arguments.max_batch_tokens}
+    return {
+        "KV cache": arguments.kv_tokens,
+        "Token budget": arguments.max_batch_tokens,
+        "Bytes of a token": arguments.kv_bytes_per_token,
+    }
 
 
 def _as_told(identity: EngineIdentity, arguments: argparse.Namespace) -> EngineIdentity:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from plait.backends.profiles import Fit, Pivot, load_profile, shipped_profiles
+from plait.backends.profiles import Fit, Kv, Link, Pivot, load_profile, shipped_profiles
 
 PUBLISHED = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
 MEASURED = ("h200-llama-8b",)
@@ -142,6 +142,7 @@ def test_so_is_what_only_a_fitted_profile_has_and_any_text(write: Callable[[str]
     profile = structs.replace(
         profile,
         source=structs.replace(profile.source, engine=text),
+        kv=Kv(1_000, 65_536, [Link("host", 24.8713, 0.512), Link("disk", 5.0)]),
         pivot=Pivot(184, 5.149),
         fit=Fit(26, 0.0233794, 0.138016),
     )

@@ -13,6 +13,7 @@ import pytest
 from plait.backends.profiling import engine_probe
 from plait.backends.profiling.engine_probe import EngineProbe
 from plait.backends.profiling.profile_plan import Limits
+from plait.backends.profiling.tier_loads import Loaded
 
 MODELS = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 8192}, {"id": "other"}]}
 STATE = {
@@ -77,10 +78,23 @@ async def test_it_learns_what_the_engine_tells() -> None:
     assert (identity.engine, identity.model) == ("vllm host:1", "m")
 
 
+async def test_it_learns_what_came_from_each_tier() -> None:
+    host = {"tier": "host", "total_blocks": 9, "stored": [], "loaded_tokens": 640, "loading_s": 0.5}
+    answers: Answers = {
+        "/v1/models": (200, MODELS),
+        "/cache_state": (200, {**STATE, "tiers": [host, {"tier": "disk"}]}),
+    }
+    async with probing(answers) as (probe, _):
+        assert await probe.loaded() == {"host": Loaded(640, 0.5), "disk": Loaded(0, 0.0)}
+    async with probing({"/cache_state": (200, STATE)}) as (probe, _):
+        assert await probe.loaded() == {}
+
+
 async def test_openais_routes_are_enough() -> None:
     async with probing({"/v1/models": (200, MODELS)}) as (probe, engine):
         identity = await probe.identify()
         await probe.check_idle()
+        assert await probe.loaded() == {}
     assert identity.limits == Limits(8192)
     assert identity.engine == f"vllm at {engine.url}"
     assert [path for path, _, _ in engine.requests].count("/cache_state") == 1

@@ -14,6 +14,7 @@ from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import Point
 from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
 from plait.backends.profiling.profiler import Measured
+from plait.backends.profiling.tier_loads import Loaded
 from plait.gateway.cli import main
 from plait.gateway.commands import profile
 
@@ -36,6 +37,9 @@ class Probe:
     async def identify(self) -> EngineIdentity:
         url, model, api_key = self.arguments
         return EngineIdentity(f"vllm at {url} with {api_key}", model or "first", LIMITS)
+
+    async def loaded(self) -> dict[str, Loaded]:
+        return {}
 
 
 class Profiler:
@@ -71,12 +75,13 @@ def test_the_profile_goes_to_the_file_and_the_report_to_stderr(
 ) -> None:
     out = tmp_path / "mine.toml"
     command = ["profile", "--engine", "http://e:1", "--model", "m", "--api-key", "k", "--quick", "--out", str(out)]
-    assert main([*command, "--accelerator", "A6000", "--kv-tokens", "123456", "--max-batch-tokens", "512"]) == 0
+    told = ["--kv-tokens", "123456", "--max-batch-tokens", "512", "--kv-bytes-per-token", "1000"]
+    assert main([*command, "--accelerator", "A6000", *told]) == 0
     written = load_profile(str(out))
     assert written.source.engine == "vllm at http://e:1 with k"
     assert (written.source.model, written.source.accelerator) == ("m", "A6000")
     assert re.search(r"^plait profile \d+\.\d+\S* on \d{4}-\d\d-\d\d: ", written.source.provenance)
-    assert written.kv.tokens == 123_456
+    assert (written.kv.tokens, written.kv.bytes_per_token, written.kv.links) == (123_456, 1_000, [])
     assert "KV cache: as told on the command line. Token budget: as told" in written.source.extrapolated
     assert written.cost_model().prefill_time_s(1_000) == pytest.approx(MODEL.prefill_time_s(1_000), rel=0.02)
     streams = capsys.readouterr()

@@ -19,7 +19,7 @@ SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictio
 
 # Three processes: tests wait a third of their time. One file to one process: its tests share the fixtures' servers.
 E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
-	--ignore e2e/llamacpp --ignore e2e/postgresql --ignore e2e/release
+	--ignore e2e/llamacpp --ignore e2e/postgresql --ignore e2e/release --ignore e2e/site
 
 # Semantic variables, programs and uploads, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
@@ -27,7 +27,7 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 
 .PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall \
 	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \
-	e2e-llamacpp environments results results-long dist packages release nightly clean
+	e2e-llamacpp environments results results-long site dist packages release nightly clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -148,6 +148,12 @@ $(TWINE): Makefile
 	$(PYTHON) -m venv .venv-release
 	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --no-compile twine==7.0.0
 	touch $@
+
+# The pages as a site in build/site. A link that leads nowhere is an error, and so is what a browser would load from
+# another host.
+site: setup
+	$(BIN)/python -m docs.site
+	$(BIN)/python -m pytest e2e/site
 
 # The archives of a release.
 dist: setup $(TWINE)

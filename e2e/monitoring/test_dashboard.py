@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import subprocess
 import time
 from collections import Counter
@@ -209,3 +210,14 @@ def test_promtool_takes_the_configuration_and_the_metrics(binary: Path, gateways
     metrics = gateways[0].get("/metrics").content
     checked = subprocess.run([promtool, "check", "metrics"], input=metrics, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr.decode()
+
+
+def test_promtool_takes_the_queries_of_the_pages(binary: Path, tmp_path: Path) -> None:
+    pages = Path(__file__).parents[2].glob("docs/*.md")
+    found = [one for page in pages for one in re.findall(r"(?ms)^```promql\n(.*?)^```$", page.read_text())]
+    assert found
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(found)]
+    file = tmp_path / "queries.json"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "pages", "rules": rules}]}))
+    ran = subprocess.run([binary.with_name("promtool"), "check", "rules", file], capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()

@@ -1,0 +1,200 @@
+"""Every block of code in the pages is of a language that a test reads, and is right as far as that can be told here.
+
+Configurations: tests/test_documented_commands.py. Programs that run: e2e/test_readme.py, e2e/test_semantic_client.py,
+e2e/test_semantic_variables.py, e2e/test_documented_programs.py, tests/test_recipes.py. Diagrams: docs/site draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import sqlite3
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from plait.gateway.cli import COMMANDS, LAUNCHERS, parse
+from plait.gateway.store.sqlite_schema import MIGRATIONS
+from plait.gateway.transforms import parse as parse_transform
+from tests.pages import PAGES, all_blocks, blocks, command_lines
+from tests.source_tree import ROOT
+from tests.test_monitoring import SELECTOR, labels_of_metrics
+
+READ = {"", "http", "ini", "js", "json", "mermaid", "nginx", "promql", "python", "sh", "text", "toml"}
+PROGRAMS = "\n".join(
+    path.read_text(encoding="utf-8")
+    for folder, kind in (("programs", "py"), ("node", "mjs"))
+    for path in sorted((ROOT / "e2e" / "clients" / folder).glob(f"*.{kind}"))
+)
+"""What `make e2e-clients` runs, in the environments of the clients."""
+INLINE = re.compile(r"`(?P<command>(?:plait|python -m) [^`]+)`")
+PATH_OF_OURS = re.compile(r"\bplait(?:\.\w+){3,}")
+
+
+def named(pair: object) -> str:
+    return getattr(pair, "name", "")
+
+
+def test_each_block_is_of_a_language_that_a_test_reads() -> None:
+    assert {block.language for block in all_blocks()} <= READ
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("python"), ids=named)
+def test_a_program_parses_and_what_it_imports_is_there(page: Path, text: str) -> None:
+    """A package that only a client's environment has is imported in the same way by the program that tests it."""
+    for node in ast.walk(ast.parse(text, str(page))):
+        if isinstance(node, ast.Import):
+            assert all(find_spec(alias.name) or f"import {alias.name}" in PROGRAMS for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            for alias in node.names:
+                if find_spec(node.module.partition(".")[0]):
+                    assert hasattr(import_module(node.module), alias.name), f"{node.module}.{alias.name}"
+                else:
+                    assert re.search(rf"^from {node.module} import .*\b{alias.name}\b", PROGRAMS, re.MULTILINE)
+
+
+def called(text: str) -> Iterator[str]:
+    """The names that a program calls and the keywords that it gives, but for those of Plait's address."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            yield node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
+def test_the_calls_of_clients_are_those_that_are_tested() -> None:
+    page = ROOT / "docs" / "clients.md"
+    shown = {name for where, text in blocks("python") if where == page for name in called(text)}
+    shown |= {name for where, text in blocks("js") if where == page for name in re.findall(r"(\w+)(?=\(|:)", text)}
+    assert len(shown) > 20
+    assert not {name for name in shown - {"http"} if not re.search(rf"\b{name}\b", PROGRAMS)}
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("json"), ids=named)
+def test_json_parses(page: Path, text: str) -> None:
+    assert json.loads(text)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("ini"), ids=named)
+def test_a_configuration_of_a_client_parses(page: Path, text: str) -> None:
+    assert tomllib.loads(text)
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("http"), ids=named)
+def test_a_header_is_one_that_is_taken(page: Path, text: str) -> None:
+    for line in text.splitlines():
+        name, _, value = line.partition(": ")
+        assert name == "plait-output"
+        assert parse_transform(re.sub(r"^\w+; transform=", "", value)) is not None
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("nginx"), ids=named)
+def test_nginx_statements_end(page: Path, text: str) -> None:
+    statements = re.sub(r"\w+ \w+ \{((?:[^{};]+;)+)\s*\}", "", text)
+    assert not statements.strip()
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("promql"), ids=named)
+def test_a_query_asks_for_metrics_and_labels_that_there_are(page: Path, text: str) -> None:
+    labels = labels_of_metrics()
+    asked = SELECTOR.findall(text)
+    assert asked
+    assert text.count("(") == text.count(")")
+    for metric, matchers in asked:
+        name = re.sub(r"_(?:count|sum)$", "", metric)
+        assert name in labels
+        buckets = {"le"} if metric.endswith("_bucket") else set()
+        assert set(re.findall(r"(\w+)\s*[=!]", matchers)) <= labels[name] | buckets
+
+
+def test_events_and_answers_in_the_pages_are_json() -> None:
+    lines = [line.removeprefix("data: ") for _, text in blocks("text") for line in text.splitlines()]
+    found = [line for line in lines if line.startswith("{")]
+    assert len(found) > 5
+    assert all(json.loads(line) for line in found)
+
+
+def statements(text: str) -> list[str]:
+    """The SQL of the `sqlite3` commands of a block."""
+    words = shlex.split(text)
+    return [words[at + 2] for at, word in enumerate(words) if word == "sqlite3"]
+
+
+def test_sql_runs_on_the_tables_of_a_store() -> None:
+    found = [one for _, text in blocks("sh") if "sqlite3" in text for one in statements(text)]
+    assert found
+    database = sqlite3.connect(":memory:")
+    for migration in MIGRATIONS:
+        migration(database)
+    for one in found:
+        database.executescript(one)
+    database.close()
+
+
+@pytest.mark.parametrize(("page", "text"), blocks("sh"), ids=named)
+def test_a_body_that_curl_sends_is_json(page: Path, text: str) -> None:
+    words = shlex.split(text)
+    assert all(json.loads(words[at + 1]) for at, word in enumerate(words) if word == "-d")
+
+
+def options_of(command: str) -> set[str]:
+    """The options that a command of ours takes."""
+    commands = parse(["completion", "bash"]).parser  # has the options of all commands
+    (choices,) = (one.choices for one in commands._actions if isinstance(one, argparse._SubParsersAction))
+    return set(choices[command]._option_string_actions)
+
+
+def inline() -> Iterator[list[str]]:
+    """The words of each command that stands within a sentence. Arguments for an engine, behind `--`, are left out."""
+    for page in PAGES:
+        for found in INLINE.finditer(page.read_text(encoding="utf-8")):
+            yield shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", found["command"]).partition(" -- ")[0])
+
+
+def test_each_command_within_a_sentence_is_there_with_its_options() -> None:
+    found = [words for words in inline() if words[0] == "plait"]
+    assert len(found) > 50
+    for _, command, *rest in found:
+        if command.isupper() or command.startswith("-"):
+            continue  # stands for any command
+        assert command in {*COMMANDS, *LAUNCHERS, "live"}, command  # renamed, as CHANGELOG says
+        if command in COMMANDS:
+            assert {word for word in rest if word.startswith("--")} <= options_of(command), (command, rest)
+
+
+def modules_run() -> Iterator[list[str]]:
+    """What `python -m` runs, with its arguments: within sentences and in blocks."""
+    yield from (words[2:] for words in inline() if words[0] == "python")
+    for line in command_lines():
+        if found := re.search(r"\bpython3? -m (.+)", line):
+            yield shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", found[1]), comments=True)
+
+
+def test_each_module_that_is_run_is_there() -> None:
+    found = list(modules_run())
+    assert len(found) > 50
+    for module, *arguments in found:
+        if module == "benchmarks" and arguments and not arguments[0].startswith("-"):
+            assert (ROOT / "benchmarks" / f"{arguments[0]}.py").is_file(), arguments
+        elif module.partition(".")[0] not in LAUNCHERS:
+            assert find_spec(module), module
+
+
+def test_each_name_of_ours_that_an_engine_is_given_is_there() -> None:
+    found = {name for line in command_lines() for name in PATH_OF_OURS.findall(line)}
+    assert found
+    for name in found:
+        path, _, attribute = name.removeprefix("plait.").replace(".", "/").rpartition("/")
+        defined = {
+            node.name
+            for node in ast.parse((ROOT / f"{path}.py").read_text(encoding="utf-8")).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        }
+        assert attribute in defined, name

@@ -17,7 +17,7 @@ from plait.policy.programs.request_graph_state import (
 )
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = tuple(DOCS / f"{name}.md" for name in ("life_of_a_call", "failures", "semantic_variables"))
+PAGES = tuple(DOCS / f"{name}.md" for name in ("life_of_a_call", "failures", "semantic_variables_reference"))
 BLOCK = re.compile(r"<!-- states: (?P<name>\w+) -->\n(?:```mermaid\n.*?```\n)?", re.DOTALL)
 
 Edge = tuple[str, str, str]

@@ -36,6 +36,12 @@ def test_the_readme_has_the_table_that_is_made() -> None:
     assert results.with_table(text, table) == text
 
 
+def test_the_readme_has_the_gains_of_the_reports() -> None:
+    text = results.README.read_text(encoding="utf-8")
+    made = results.gains(Stored.read())
+    assert results.with_table(text, made, results.README_GAINS) == text, made
+
+
 def test_every_figure_has_a_number_or_a_reason() -> None:
     for figures in PAPERS.values():
         assert all(figure.ours or figure.why for figure in figures)

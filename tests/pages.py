@@ -12,6 +12,9 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S.*\n)+")
+
+
 class Block(NamedTuple):
     """A block of code: its page, its language as it is written there, `""` without one, and its text."""
 
@@ -32,5 +35,7 @@ def blocks(*languages: str) -> list[tuple[Path, str]]:
 
 
 def command_lines() -> list[str]:
-    """Each line of the blocks for a shell; a line that goes on behind a backslash is one."""
-    return [line for _, text in blocks("", "sh") for line in text.replace("\\\n", " ").splitlines()]
+    """Each line of the blocks for a shell, indented ones included; a line that goes on behind a backslash is one."""
+    texts = [text for _, text in blocks("", "sh")]
+    texts += [text for page in PAGES for text in INDENTED.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))]
+    return [line.strip() for text in texts for line in text.replace("\\\n", " ").splitlines()]

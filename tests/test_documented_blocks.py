@@ -35,6 +35,8 @@ PROGRAMS = "\n".join(
 )
 """What `make e2e-clients` runs, in the environments of the clients."""
 INLINE = re.compile(r"`(?P<command>(?:plait|python -m) [^`]+)`")
+OTHERS = {*LAUNCHERS, "sglang_router"}
+"""Programs whose modules are not here: engines, and what a reader comes from."""
 PATH_OF_OURS = re.compile(r"\bplait(?:\.\w+){3,}")
 
 
@@ -183,7 +185,7 @@ def test_each_module_that_is_run_is_there() -> None:
     for module, *arguments in found:
         if module == "benchmarks" and arguments and not arguments[0].startswith("-"):
             assert (ROOT / "benchmarks" / f"{arguments[0]}.py").is_file(), arguments
-        elif module.partition(".")[0] not in LAUNCHERS:
+        elif module.partition(".")[0] not in OTHERS:
             assert find_spec(module), module
 
 

@@ -37,6 +37,7 @@ BADGES: Final = re.compile(r"^\[!\[.*\n+", re.MULTILINE)
 """Images of other hosts."""
 PART: Final = re.compile(r"^## (?P<title>.+)\n(?P<text>(?:(?!## ).*\n)*)", re.MULTILINE)
 SECTION: Final = re.compile(r"^### (?P<title>.+)\n(?P<text>(?:(?!### ).*\n)*)", re.MULTILINE)
+TABLE: Final = re.compile(r"^(?:# )?(\[\[?\w+\]\]?)$", re.MULTILINE)
 LISTED: Final = re.compile(r"^\| \[(?P<title>[^\]]*)\]\((?P<page>[^)#]+)\)", re.MULTILINE)
 
 
@@ -82,6 +83,16 @@ def drawn(text: str, page: str) -> tuple[str, dict[str, str]]:
     return DIAGRAM.sub(replaced, text), images
 
 
+def settings(text: str) -> str:
+    """A page of the configuration file, with a heading for each of its sections, also for those that are commented."""
+    lines = ["# Every setting", "", f"This is `{SETTINGS}`, with each default."]
+    for paragraph in text.strip().split("\n\n"):
+        if found := TABLE.search(paragraph):
+            lines += ["", f"## {found[1]}"]
+        lines += ["", "```toml", paragraph, "```"]
+    return "\n".join(lines) + "\n"
+
+
 def contents(caption: str, pages: list[str]) -> str:
     """A table of contents that only the navigation shows."""
     return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
@@ -104,7 +115,7 @@ def staged() -> dict[str, str]:
         page, text = page_of(file), (ROOT / file).read_text(encoding="utf-8")
         assert page is not None
         if file == SETTINGS:
-            text = f"# Every setting\n\nThis is `{SETTINGS}`, with each default.\n\n```toml\n{text}```\n"
+            text = settings(text)
         text, images = drawn(linked(BADGES.sub("", text), file, page), page)
         found |= images
         if file == INDEX:

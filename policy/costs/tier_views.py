@@ -22,8 +22,8 @@ class TierView:
     """One lower tier: the residency of what is in it or in a faster one, its link, and the loads that were sent there.
 
     `total_tokens` fit into it; 0: not known. `free_tokens` fit into it and the faster ones without an eviction; None:
-    not known. The engine has brought back `loaded_tokens` in `loading_s` so far, of late in `token_s` each (None: it has
-    not said).
+    not known. The engine has brought back `loaded_tokens` in `loading_s` so far, of late in `token_s` each (None: not
+    known).
     """
 
     residency: Residency

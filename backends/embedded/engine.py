@@ -306,7 +306,7 @@ class Engine:
     def _load(self, call: LocalCall, now_s: float) -> None:
         """Bring a waiting call's blocks back if lower tiers have some, and that is sooner done than computing them."""
         assert isinstance(call, EmbeddedCall)
-        load = self._blocks.load(call, now_s, self.cost_model.marginal_s)
+        load = self._blocks.load(call, now_s, self.cost_model.added_s)
         if load is None:
             return
         self.facts.loading[call] = load

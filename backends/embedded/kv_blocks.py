@@ -191,10 +191,10 @@ class KvBlocks:
         call.loadable_blocks = self.lower.held(call.chain.hashes, self.matched(call), most, call.loadable_blocks)
         return call.loadable_blocks
 
-    def load(self, call: EmbeddedCall, now_s: float, computing_s: Callable[[float], float]) -> Load | None:
+    def load(self, call: EmbeddedCall, now_s: float, added_s: Callable[[int, int], tuple[float, float]]) -> Load | None:
         """Begin to bring a waiting call's blocks back. It holds them, and those that are cached, from now on.
 
-        None if there is nothing to bring back, no room for it, or if computing so many tokens is sooner done.
+        None if there is nothing to bring back, no room for it, or if computing it is sooner done, as `added_s` has it.
         """
         matched, loadable = self.matched(call), self.loadable(call)
         if not loadable:
@@ -206,7 +206,7 @@ class KvBlocks:
             return Load(arrives_s, matched, ())
         if cache.idle(hashes, matched) + loadable > cache.free_blocks:
             return None
-        if self.lower.load_s(missing, now_s) > computing_s(loadable * self.block_tokens):
+        if self.lower.load_s(missing, now_s) > added_s(loadable * self.block_tokens, matched * self.block_tokens)[0]:
             return None
         self.let_go(call)
         call.kept = cache.acquire(hashes[:matched])

@@ -146,7 +146,8 @@ class LowerTiers:
     def _put(self, index: int, block_hash: int) -> None:
         """A tier gets a block. What it evicts for that goes to the next one, unless the accelerator has it."""
         if index == len(self._tiers):
-            self._named.pop(block_hash, None)
+            if block_hash not in self:
+                self._named.pop(block_hash, None)
             return
         tier = self._tiers[index]
         tier.blocks[block_hash] = None

@@ -10,6 +10,7 @@ whole state and replaces earlier reports. The engine sends a snapshot to the fir
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -48,6 +49,8 @@ ROUNDING_S = 1e-3
 
 MAX_TIERS = 8
 """More tiers than any engine has."""
+
+_TIER_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
 
 SLACK = 4
 """A report may list so many times the blocks that fit the cache: changes pile up between two polls."""
@@ -214,11 +217,12 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _tiers_can_be_true(self) -> bool:
-        return len(self.tiers) <= MAX_TIERS and all(
-            0 <= (tier.free_blocks or 0) <= tier.total_blocks <= MAX_BLOCKS
+        names = [tier.tier for tier in self.tiers]
+        return len(set(names)) == len(names) <= MAX_TIERS and all(
+            _TIER_NAME.fullmatch(tier.tier)
+            and 0 <= (tier.free_blocks or 0) <= tier.total_blocks <= MAX_BLOCKS
             and 0 <= tier.loaded_tokens <= MAX_COUNT
             and -ROUNDING_S <= tier.loading_s < MAX_TIME_S
-            and len(tier.tier) <= MAX_NAME
             and sum(len(run.hashes) for run in tier.stored) * self.granularity_tokens
             <= SLACK * (tier.total_blocks * self.block_tokens or MAX_BLOCKS)
             for tier in self.tiers

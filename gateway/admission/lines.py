@@ -242,7 +242,7 @@ class Lines:
         booking, line, precedence = call.booking, self._lines.get(call.engine_id), call.precedence
         assert booking is not None
         engine = self._router.engines[call.engine_id]
-        if engine.view.precedence(call.call, engine.ready_tokens(booking), now_s) is not precedence:
+        if engine.view.precedence(call.call, engine.ready_tokens(booking, now_s), now_s) is not precedence:
             return False
         if precedence is Precedence.REST or (line and not self._is_let_pass(line, call, now_s)):
             return False
@@ -326,10 +326,10 @@ def _passed(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -
 
 
 def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
-    """The part of a waiting call's tokens that it would find in the cache now."""
+    """The part of a waiting call's tokens that it would find in the cache now, whatever waits for links of tiers."""
     booking = call.booking
     assert booking is not None
-    return engines[call.engine_id].ready_tokens(booking) / max(1, call.tokens)
+    return engines[call.engine_id].ready_tokens(booking, inf) / max(1, call.tokens)
 
 
 def _is_old(line: Line[Waiting], now_s: float) -> bool:

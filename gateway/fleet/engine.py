@@ -192,7 +192,7 @@ class FleetEngine:
         """The engine is sent a call that has waited. What is cached may have changed meanwhile."""
         booking.enter(BookingState.SENT)
         view = self.view
-        self._look_again(booking)
+        self._look_again(booking, now_s)
         if view.tiers.views:
             found = view.tiers.expect(booking.placement, booking.leaf, booking.call.block_tokens, is_booked=True)
             booking.placement = view.tiers.send(found, now_s)
@@ -200,14 +200,14 @@ class FleetEngine:
         self.progress.sent(booking, now_s)
         view.send(booking.context_tokens, booking.prefill, now_s)
 
-    def ready_tokens(self, booking: Booking) -> int:
+    def ready_tokens(self, booking: Booking, now_s: float) -> int:
         """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""
-        ready_blocks = self.view.tiers.held.ready_blocks(booking.leaf)
-        return min(booking.call.cacheable_blocks, ready_blocks) * booking.call.block_tokens
+        blocks = self.view.tiers.ready_blocks(booking.call, booking.leaf, self.view.cost_model, now_s)
+        return blocks * booking.call.block_tokens
 
-    def _look_again(self, booking: Booking) -> None:
+    def _look_again(self, booking: Booking, now_s: float) -> None:
         """Expect of a waiting call's prompt what is cached now."""
-        cached_tokens, costs, call = self.ready_tokens(booking), self.view.cost_model, booking.call
+        cached_tokens, costs, call = self.ready_tokens(booking, now_s), self.view.cost_model, booking.call
         if cached_tokens == booking.placement.cached_tokens:
             return
         tokens = call.prompt_tokens - cached_tokens
@@ -274,8 +274,8 @@ class FleetEngine:
         if not delivered and not again:
             if view.ledger.cancel(booking.entry):
                 view.residency.unshare(booking.leaf)
-            if view.free_tokens is not None and self.cache.report_number == booking.report_number:
-                view.free_tokens += booking.taken_tokens
+            if self.cache.report_number == booking.report_number:
+                view.take(-booking.taken_tokens)
         self.progress.leave(booking)
         (view.lose if again else view.end)(booking.context_tokens, booking.prefill, now_s)
         if delivered:

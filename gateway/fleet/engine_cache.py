@@ -159,6 +159,8 @@ class EngineCache:
         """The engine has these lower tiers."""
         tiers = self.view.tiers
         if (names or tiers.views) and names != tiers.names:
+            for evictions in self.evictions:
+                evictions.end()
             tiers.use(names)
             of_each = (tiers.device, *(view.residency for view in tiers.views))
             self.evictions = [ExpectedEvictions(one, self.block_tokens) for one in of_each]
@@ -195,6 +197,8 @@ class EngineCache:
         """Take over what the engine has stored and removed."""
         residency = self.view.residency
         self._use_tiers([one.tier for one in state.tiers])
+        if state.epoch != self.epoch:
+            self.view.tiers.forget_loads()
         if state.snapshot or state.epoch != self.epoch:
             residency.clear()
         runs = [(run.parent, run.hashes) for run in state.stored]
@@ -246,6 +250,8 @@ class EngineCache:
     def _assume_unconfirmed(self) -> None:
         """From now on the cache is estimated."""
         self.view.free_tokens = None
+        for tier in self.view.tiers.views:
+            tier.free_tokens = None
         for evictions in self.evictions:
             evictions.end()
         while self.unconfirmed:
@@ -312,9 +318,11 @@ class EstimatedAnswers:
 
     def _store(self, cache: EngineCache, hashes: Sequence[int], known_blocks: int) -> None:
         """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
-        held_blocks = cache.view.residency.held_blocks(self._tree.match(hashes))
-        if not cache.reports and known_blocks <= held_blocks < len(hashes):
-            cache.view.residency.assume_stored(self._tree.insert(hashes), is_booked=False)
+        device, path = cache.view.residency, self._tree.match(hashes)
+        for one in () if cache.reports else (device, *device.tiers):
+            if known_blocks <= one.held_blocks(path) < len(hashes):
+                one.assume_stored(self._tree.insert(hashes), is_booked=False)
+                return
 
 
 MOST_PROMPTS = 16_384

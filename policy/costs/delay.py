@@ -18,8 +18,7 @@ from math import ceil, inf
 from typing import Final
 
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
-from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, placed
-from plait.policy.costs.tier_views import Loads
+from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, loads_of, placed
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
@@ -155,7 +154,7 @@ class Offer:
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     if engine.tiers.views:
-        held_blocks, ready_s = _loads(asked.call, situation, engine)
+        held_blocks, ready_s = loads_of(asked.call, situation, engine)
         cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
         cost.load_s = max(0.0, ready_s - cost.queue_s)
     else:
@@ -167,12 +166,6 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
         if evicted_s:
             cost.evicted_s = evicted_s
     return Offer((asked.late_s(cost), cost.total_s), engine, held_blocks, cost)
-
-
-def _loads(call: Call, situation: Situation, engine: EngineView) -> Loads:
-    """What the engine has of the prompt, or brings back."""
-    most_blocks, block_tokens = call.cacheable_blocks, call.block_tokens
-    return engine.tiers.loads(situation.path, most_blocks, block_tokens, engine.cost_model, situation.now_s)
 
 
 def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int, free_tokens: float) -> float:
@@ -284,7 +277,7 @@ def change_gain_s(
     own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
     context_tokens = max(0.0, there.context_tokens - own_tokens)
     there_s = delay_beside(asked, there, held_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
-    blocks, ready_s = _loads(call, situation, here)
+    blocks, ready_s = loads_of(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     cost.load_s = max(0.0, ready_s - cost.queue_s)
     gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)

@@ -208,12 +208,14 @@ class EngineView:
         self.urgent_first = urgent_first
         self.floor = None
 
-    def take(self, tokens: int) -> float:
-        """A call was placed here that misses so many tokens; returns the room that it takes of the `free_tokens`."""
+    def take(self, tokens: float) -> float:
+        """Take room for so many tokens of the `free_tokens`, or below zero give it back; returns what was taken."""
         if self.free_tokens is None:
             return 0.0
         taken_tokens = min(self.free_tokens, tokens)
         self.free_tokens -= taken_tokens
+        if self.tiers.views:
+            self.tiers.take(taken_tokens)
         return taken_tokens
 
     def refresh(self, now_s: float) -> None:

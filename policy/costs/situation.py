@@ -13,6 +13,7 @@ from math import exp
 from typing import Final, NamedTuple
 
 from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.tier_views import Loads
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason, TaskGroup
 
@@ -249,6 +250,20 @@ def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have in any tier, less one with the last prompt token."""
     held_blocks = engine.tiers.held.held_blocks(situation.path)
     return held_blocks if held_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
+
+
+def loads_of(call: Call, situation: Situation, engine: EngineView) -> Loads:
+    """What the engine has of the prompt on its accelerator, or brings back from lower tiers."""
+    most_blocks, path = call.cacheable_blocks, situation.path
+    return engine.tiers.loads(
+        lambda one: one.held_blocks(path), most_blocks, call.block_tokens, engine.cost_model, situation.now_s
+    )
+
+
+def spared_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
+    """Blocks of the prompt that the engine need not compute: `cached_blocks`, where bringing them back is worth it."""
+    views = engine.tiers.views
+    return loads_of(call, situation, engine).blocks if views else cached_blocks(call, situation, engine)
 
 
 def placed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Final, NamedTuple
@@ -11,7 +11,10 @@ from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.tier_link import LinkQueue, TierLink, link_of
 from plait.policy.prefix.prefix_tree import Node, Segment
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import Placement
+from plait.policy.types import Call, Placement
+
+MOST: Final = 64.0
+"""The largest correction of a profile: beyond it, a report is taken to be wrong."""
 
 TELLING_TOKENS: Final = 4_000
 """The latest loads of so many tokens count two thirds in how fast their link is taken to be. It stays so meanwhile."""
@@ -41,7 +44,8 @@ class TierView:
         self.loaded_tokens, self.loading_s = loaded_tokens, loading_s
         if tokens > 0 and took_s > 0:
             before_s = self.link.token_s if self.token_s is None else self.token_s
-            self.token_s = before_s + (1 - exp(-tokens / TELLING_TOKENS)) * (took_s / tokens - before_s)
+            token_s = before_s + (1 - exp(-tokens / TELLING_TOKENS)) * (took_s / tokens - before_s)
+            self.token_s = min(MOST * self.link.token_s, max(self.link.token_s / MOST, token_s))
 
     def load_s(self, tokens: float) -> float:
         """Seconds that the link is busy with a load."""
@@ -83,17 +87,28 @@ class TierViews:
             self.views = [TierView(one, link_of(one.tier, self._links)) for one in self.device.tiers]
             self.held = self.device.widest
 
+    def forget_loads(self) -> None:
+        """Another process serves: nothing is known of its loads."""
+        for view in self.views:
+            view.queue, view.token_s, view.loaded_tokens, view.loading_s = LinkQueue(), None, 0, 0.0
+
+    def take(self, tokens: float) -> None:
+        """A call takes so much room; below zero: it gives it back."""
+        for view in self.views:
+            if view.free_tokens is not None:
+                view.free_tokens = max(0.0, view.free_tokens - tokens)
+
     def loads(
-        self, path: Sequence[Segment], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
+        self, held: Callable[[Residency], int], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
     ) -> Loads:
-        """What need not be computed of a prompt with this path, at most `most_blocks` of `block_tokens`.
+        """What need not be computed of a prompt, at most `most_blocks` of `block_tokens`; a residency has those `held`.
 
         The engine has it on its accelerator, or brings it back, if that takes less time than computing it, with what
         waits for the link.
         """
-        blocks, ready_s = min(most_blocks, self.device.held_blocks(path)), 0.0
+        blocks, ready_s = min(most_blocks, held(self.device)), 0.0
         for view in self.views:
-            reached = min(most_blocks, view.residency.held_blocks(path))
+            reached = min(most_blocks, held(view.residency))
             if reached > blocks:
                 tokens = (reached - blocks) * block_tokens
                 load_s = view.queue.wait_s(now_s) + view.load_s(tokens)
@@ -101,6 +116,14 @@ class TierViews:
                     break
                 blocks, ready_s = reached, max(ready_s, load_s)
         return Loads(blocks, ready_s)
+
+    def ready_blocks(self, call: Call, leaf: Node, costs: CostModel, now_s: float) -> int:
+        """What need not be computed of a waiting call's prompt, once the calls before it are computed."""
+        if not self.views:
+            return min(call.cacheable_blocks, self.device.ready_blocks(leaf))
+        return self.loads(
+            lambda one: one.ready_blocks(leaf), call.cacheable_blocks, call.block_tokens, costs, now_s
+        ).blocks
 
     def expect(self, placement: Placement, leaf: Node, block_tokens: int, *, is_booked: bool) -> Placement:
         """A placement here, which says what comes from lower tiers. The prompt's blocks end at `leaf`."""
@@ -114,11 +137,9 @@ class TierViews:
         return placement._replace(loaded=tuple(loaded))
 
     def send(self, placement: Placement, now_s: float) -> Placement:
-        """The engine was sent the call: its loads follow those before, and what it computes takes room."""
+        """The engine was sent the call: its loads follow those before."""
         for view in self.views:
             for tier, tokens in placement.loaded:
                 if tier == view.residency.tier:
                     view.queue.load(now_s, view.load_s(tokens))
-            if view.free_tokens is not None:
-                view.free_tokens = max(0.0, view.free_tokens - placement.missed_tokens)
         return placement

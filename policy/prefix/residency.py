@@ -66,6 +66,7 @@ class Residency:
         if names:
             self.lower = Residency(f"{self.engine_id} {names[0]}", self._tree, names[0])
             self.lower.book_as(self.engine_id, self._order)
+            self.lower.resident.cover(self.resident, list(self._tree.ends[self.engine_id].values()))
             self.lower.use_tiers(names[1:])
 
     def book_as(self, engine_id: str, order: UseOrder) -> None:
@@ -271,7 +272,13 @@ class Residency:
             self.resident.evict(node, taken)
 
     def check(self) -> None:
-        """Assert that the total and the order of use agree with the tree, and that no prefix has a gap; for tests."""
+        """Assert that the total and the order of use agree with the tree, and that no prefix has a gap; for tests.
+
+        Each lower tier covers what is in the faster ones.
+        """
+        if self.lower is not None:
+            assert all(self.lower.resident.of(node) >= self.resident.of(node) for node in self._tree.nodes())
+            self.lower.check()
         nodes = [node for node in self._tree.nodes() if self.engine_id in node.holdings]
         assert self.resident.blocks == sum(self.resident.of(node) for node in nodes)
         ordered = list(self._order)

@@ -142,6 +142,13 @@ def test_two_calls_that_need_the_same_blocks_load_them_once() -> None:
     assert sum(call.loaded_tokens for call in calls) <= 992
 
 
+def test_what_came_back_from_disk_and_fell_to_host_memory_is_told_until_it_is_gone() -> None:
+    engine = new_engine(512, (HOST, 512), (DISK, 512))
+    for family in (1, 2, 3, 1, 2, 4, 5, 1, 6, 2):
+        run(engine, new_call(prompt(family, 300), 1))
+        check(engine)
+
+
 # Whatever comes.
 
 

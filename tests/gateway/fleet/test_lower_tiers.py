@@ -17,7 +17,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.kv_blocks import KvBlocks, Load
 from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
-from plait.backends.protocol.cache_state import CacheState, LowerTier, StoredRun
+from plait.backends.protocol.cache_state import CacheState, KvState, LowerTier, StoredRun
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.simulation.compare import MODEL
@@ -33,6 +33,7 @@ from tests.gateway.fleet.lettered_prompts import call, hashes, new_router, repor
 COSTS = load_profile("a6000-mistral-7b").cost_model()
 HOST, DISK = TierLink("host", 5e-6, 0.0005), TierLink("disk", 2e-5, 0.001)
 TREE_BLOCK = 64
+AddedS = Callable[[int, int], tuple[float, float]]
 
 
 def prompt(family: int, shared: int, own: int, tokens: int) -> Prompt:
@@ -119,8 +120,8 @@ def test_loads_take_as_long_as_predicted_whatever_the_profile_says(
             predicted_s.append(tiers.views[0].queue.wait_s(now_s))
         return placement
 
-    def began(blocks: KvBlocks, call: EmbeddedCall, now_s: float, computing: Callable[[float], float]) -> Load | None:
-        found = load(blocks, call, now_s, computing)
+    def began(blocks: KvBlocks, call: EmbeddedCall, now_s: float, added_s: AddedS) -> Load | None:
+        found = load(blocks, call, now_s, added_s)
         if found is not None and found.blocks:
             took_s.append(found.ends_s - now_s)
         return found
@@ -231,9 +232,87 @@ def test_what_is_brought_back_in_time_for_its_turn_costs_nothing() -> None:
     tiers.views[0].residency.resident.store(None, hashes("abcd"))
     path = tree.match(hashes("abcd"))
     costs = replace(COSTS, context_s=0.0)
-    loads = tiers.loads(path, 4, 64, costs, 0.0)
+
+    def held_blocks(one: Residency) -> int:
+        return one.held_blocks(path)
+
+    loads = tiers.loads(held_blocks, 4, 64, costs, 0.0)
     assert loads.blocks == 4
     assert loads.ready_s == pytest.approx(256e-4)
     tiers.views[0].queue.load(0.0, 1.0)
-    assert tiers.loads(path, 4, 64, costs, 0.0) == (0, 0.0), "computing is sooner done than what waits for the link"
-    assert tiers.loads(path, 4, 64, costs, 0.999).blocks == 4
+    assert tiers.loads(held_blocks, 4, 64, costs, 0.0) == (0, 0.0), (
+        "computing is sooner done than what waits for the link"
+    )
+    assert tiers.loads(held_blocks, 4, 64, costs, 0.999).blocks == 4
+
+
+def test_a_tier_that_appears_has_what_the_accelerator_has() -> None:
+    router = Router("plait")
+    router.add_engine("a", COSTS, kv_tokens=8 * TREE_BLOCK, host_kv_tokens=8 * TREE_BLOCK)
+    router.health.answered("a", {"m": None})
+    router.report("a", report("abcd", snapshot=True), 0.0)
+    assert held(router, "abcd") == (4, 4)
+    router.no_reports("a")
+    router.check()
+    booking = router.book(call("ab"), router.select(call("ab"), 1.0), 1.0)
+    router.settle(booking, CallUsage(booking.call.prompt_tokens, 1), 1.5)
+    assert held(router, "ab") == (2, 2)
+    router.check()
+
+
+def test_expected_evictions_end_with_the_tiers_that_they_were_expected_of() -> None:
+    router = new_router("a")
+    state = msgspec.structs.replace(report("abcd", snapshot=True), kv=KvState(16, 0, 16))
+    router.report("a", told_by(state, LowerTier("host", 100, 100)), 0.0)
+    booking = router.book(call("xyz"), router.select(call("xyz"), 0.5), 0.5)
+    router.report(
+        "a", told_by(msgspec.structs.replace(state, snapshot=False, stored=[]), LowerTier("host", 100, 100)), 1.0
+    )
+    assert held(router, "abcd") == (1, 4), "it will be in host memory"
+    router.no_reports("a")
+    router.release(booking, 2.0, delivered=False)
+    assert held(router, "abcd") == (4, 4)
+
+
+def test_a_call_that_is_not_to_wait_for_a_slow_link_computes_also_after_it_has_waited() -> None:
+    router = new_router("a", policy="plait")
+    router.report("a", told_by(report(snapshot=True), LowerTier("host", 100, stored=[run_of("abcd", 0)])), 0.0)
+    router.engines["a"].view.tiers.views[0].queue.load(0.0, 100.0)
+    placement = router.select(call("abcd"), 0.0)
+    assert placement.cached_tokens == 0
+    booking = router.book(call("abcd"), placement, 0.0, waits=True)
+    router.send(booking, 1.0)
+    assert (booking.placement.cached_tokens, booking.placement.loaded) == (0, ())
+    router.check()
+
+
+def test_another_process_begins_with_its_profiles_link() -> None:
+    router = new_router("a")
+    slow = LowerTier("host", 100, loaded_tokens=1_000_000, loading_s=1e6)
+    router.report("a", told_by(report(snapshot=True), slow), 0.0)
+    view = router.engines["a"].view.tiers.views[0]
+    assert view.load_s(1000) == pytest.approx(64 * 1000 * view.link.token_s, rel=0.01)
+    router.report("a", told_by(report(epoch="2", snapshot=True), LowerTier("host", 100)), 1.0)
+    assert view.load_s(1000) == view.link.load_s(1000)
+
+
+@pytest.mark.parametrize("tiers", [["host", "host"], ["host\r\nset-cookie: x"], [""], ["a=b"]])
+def test_tiers_have_names_of_their_own_that_fit_a_header(tiers: list[str]) -> None:
+    router = new_router("a")
+    state = msgspec.structs.replace(report(snapshot=True), tiers=[LowerTier(tier) for tier in tiers])
+    with pytest.raises(ValueError, match="its tiers cannot be"):
+        router.report("a", state, 0.0)
+
+
+def test_room_that_a_call_took_is_given_back_in_each_tier() -> None:
+    router = new_router("a")
+    router.report("a", told_by(report(snapshot=True), LowerTier("host", 100, 50)), 0.0)
+    view = router.engines["a"].view
+    before = view.free_tokens, view.tiers.views[0].free_tokens
+    booking = router.book(call("abcd"), router.select(call("abcd"), 0.0), 0.0)
+    assert view.free_tokens != before[0]
+    assert view.tiers.views[0].free_tokens != before[1]
+    router.release(booking, 1.0, delivered=False)
+    assert (view.free_tokens, view.tiers.views[0].free_tokens) == before
+    router.no_reports("a")
+    assert view.free_tokens is None

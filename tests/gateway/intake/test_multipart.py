@@ -62,10 +62,16 @@ async def as_engines_do(data: bytes) -> Any:
             file.close()
 
 
+BEGINS_A_BOUNDARY = "\r\n-"
 FILES = st.lists(st.sampled_from(LOOK_ALIKES), max_size=6).map(b"".join)
 
 
-@given(file=FILES, model=st.sampled_from(["m", "a/b-7B", "\r\n-", "\u00fc"]), first=st.booleans(), cuts=st.data())
+@given(
+    file=FILES,
+    model=st.sampled_from(["m", "a/b-7B", BEGINS_A_BOUNDARY, BEGINS_A_BOUNDARY + "m", "\u00fc"]),
+    first=st.booleans(),
+    cuts=st.data(),
+)
 async def test_the_fields_are_those_of_engines_wherever_it_is_cut(
     file: bytes, model: str, first: bool, cuts: st.DataObject
 ) -> None:
@@ -78,7 +84,11 @@ async def test_the_fields_are_those_of_engines_wherever_it_is_cut(
         with suppress(CallerError):  # else the engine says what is wrong
             read(data, *places)
         return
-    found = read(data, *places).found
+    try:
+        found = read(data, *places).found
+    except CallerError:
+        assert model == BEGINS_A_BOUNDARY, "it may look like a boundary to its end, and is no name of a model"
+        return
     if expected is None:  # behind an end that the file has brought
         assert not found
         return

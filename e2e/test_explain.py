@@ -26,8 +26,8 @@ ADMIN: Final = {"authorization": "Bearer admin"}
 ASKED: Final = 5
 """So many connections reach both workers."""
 
-BUSY_TOKENS: Final = 100
-"""An engine with one slot answers for some three seconds."""
+BUSY_TOKENS: Final = 160
+"""An engine with one slot answers for some four seconds."""
 
 AT_ONCE: Final = 6
 FAILS: Final = Script(ending="cut")
@@ -154,12 +154,19 @@ def test_a_rate_that_is_reached(gateway: Server, tenant: str, limit: str) -> Non
     assert found["refusal"]["retry_after_s"] >= 1
 
 
+def working(gateway: Server) -> int:
+    """Of the engines with one slot, how many have a call."""
+    return sum(gateway.metric("plait_engine_outstanding_calls", engine=name) > 0 for name in ("n1", "n2"))
+
+
 @contextmanager
 def engines_busy(gateway: Server, threads: ThreadPoolExecutor) -> Iterator[list[Future[tuple[str, httpx.Response]]]]:
-    """While both engines with one slot answer calls."""
-    calls = [threads.submit(send, gateway, busy(f"busy {number} {uuid4()}", stream=True)) for number in range(2)]
-    eventually(lambda: gateway.metric("plait_engine_outstanding_calls", engine="n1") > 0)
-    time.sleep(0.3)
+    """While both engines with one slot answer calls: the second is sent once both workers know of the first."""
+    calls = []
+    for number in range(2):
+        calls.append(threads.submit(send, gateway, busy(f"busy {number} {uuid4()}", stream=True)))
+        eventually(lambda: working(gateway) == len(calls))
+        time.sleep(0.3)
     yield calls
     for call in calls:
         assert call.result()[1].status_code == 200

@@ -33,7 +33,7 @@ def answer_headers(
     ]
     if placement.loaded:
         tiers = ", ".join(f"{tier}={tokens}" for tier, tokens in placement.loaded)
-        headers.append((b"plait-loaded-tokens", tiers.encode("latin-1", "replace")))
+        headers.append((b"plait-loaded-tokens", tiers.encode()))
     if session is not None:
         headers.append((b"plait-session", session.encode("latin-1")))
     waited_s = booking.sent_s - delivery.arrived_s

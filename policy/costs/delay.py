@@ -129,9 +129,7 @@ class CallToPlace:
             held_blocks,
             cost,
             meets_slo=meets_slo,
-            first_token_s=cost.queue_s
-            + cost.load_s
-            + cost.prefill_s,  # `cost.first_token_s` would be a call for each placement
+            first_token_s=cost.queue_s + cost.load_s + cost.prefill_s,  # its property would be one more call
             decode_s=cost.decode_s,
             compared=compared,
         )

@@ -253,17 +253,13 @@ def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
 
 
 def loads_of(call: Call, situation: Situation, engine: EngineView) -> Loads:
-    """What the engine has of the prompt on its accelerator, or brings back from lower tiers."""
+    """What need not be computed: what is on the accelerator, and what is worth bringing back from lower tiers."""
+    if not engine.tiers.views:
+        return Loads(cached_blocks(call, situation, engine))
     most_blocks, path = call.cacheable_blocks, situation.path
     return engine.tiers.loads(
         lambda one: one.held_blocks(path), most_blocks, call.block_tokens, engine.cost_model, situation.now_s
     )
-
-
-def spared_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
-    """Blocks of the prompt that the engine need not compute: `cached_blocks`, where bringing them back is worth it."""
-    views = engine.tiers.views
-    return loads_of(call, situation, engine).blocks if views else cached_blocks(call, situation, engine)
 
 
 def placed(

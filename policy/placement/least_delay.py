@@ -35,7 +35,7 @@ from plait.policy.costs.delay import (
     offer,
 )
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Passed, Situation, placed, spared_blocks
+from plait.policy.costs.situation import Passed, Situation, loads_of, placed
 from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.types import Call, Compared, Placement, Rule
 
@@ -63,7 +63,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         engine = situation.engines[0]
         if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
             engine.queue.expire(situation.now_s)
-        return placed(call, engine, None, spared_blocks(call, situation, engine), compared=_ONLY_ENGINE)
+        return placed(call, engine, None, loads_of(call, situation, engine).blocks, compared=_ONLY_ENGINE)
     asked = CallToPlace.of(call, situation)
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]
@@ -250,7 +250,7 @@ def longest(
         for place, engine in enumerate(engines):
             held_id = engine.tiers.held.engine_id
             if (held_id == first_id or held_id in others) and place not in held:
-                blocks = offers[place].held_blocks if offers else spared_blocks(asked.call, situation, engine)
+                blocks = offers[place].held_blocks if offers else loads_of(asked.call, situation, engine).blocks
                 held[place] = blocks
                 best = max(best, blocks)
     holders = [place for place, found in held.items() if found == best]

@@ -98,10 +98,12 @@ class Lines:
             asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed, compares=call.compares
         )
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
+        view = router.engines[engine_id].view
+        due_s = view.due_s(asked, placement.cached_tokens, now_s) if asked.slo else -inf
         if line:
-            why = self._joining_waits_for(line, engine_id, call.tenant, now_s)
+            why = self._joining_waits_for(line, engine_id, call.tenant, due_s, now_s)
         else:
-            why = self.room.waits_for(router.engines[engine_id].view, call.tenant, now_s)
+            why = self.room.waits_for(view, call.tenant, now_s, due_s=due_s)
         call.is_sent = why is None
         self.room.came(engine_id, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent, tenant=call.tenant)
@@ -125,7 +127,7 @@ class Lines:
             line = self._lines[engine_id] = Line(self._shares, partial(_cached_share, self._router.engines))
         line.push(call)
         self._router.waiting += 1
-        self._look_when_due(engine_id, call.tenant, now_s)
+        self._look_when_due(engine_id, line, call.tenant, now_s)
 
     def unsent(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone in the moment in which it was sent."""
@@ -182,7 +184,7 @@ class Lines:
             self._router.waiting -= 1
             self._send(call, now_s)
         if line:
-            self._look_when_due(engine_id, line.next_tenant(), now_s)
+            self._look_when_due(engine_id, line, line.next_tenant(), now_s)
         elif self._router.waiting and self._router.policy.moves_waiting:
             self._help(engine_id, now_s)
 
@@ -200,21 +202,29 @@ class Lines:
 
     def _next_tenant(self, line: Line[Waiting], engine_id: str, now_s: float) -> str | None:
         """The tenant that goes next: the one furthest behind, among those that there is room for; None if for none."""
-        first, view = line.next_tenant(), self._router.engines[engine_id].view
-        why = self.room.waits_for(view, first, now_s)
+        first = line.next_tenant()
+        why = self._turn_waits_for(line, engine_id, first, now_s)
         if why is None:
             return first
         self._firsts.wait_for(engine_id, first, why, now_s)
         if line.tenants == 1:
             return None
-        return next((name for name in line.by_share() if self.room.waits_for(view, name, now_s) is None), None)
+        others = line.by_share()
+        return next((name for name in others if self._turn_waits_for(line, engine_id, name, now_s) is None), None)
 
-    def _joining_waits_for(self, line: Line[Waiting], engine_id: str, tenant: str, now_s: float) -> WaitReason | None:
+    def _turn_waits_for(self, line: Line[Waiting], engine_id: str, tenant: str, now_s: float) -> WaitReason | None:
+        """What the next call of a tenant waits for once it is the tenant's turn; None if it is sent."""
+        due_s = self._due_s(line.next_call(tenant), now_s)
+        return self.room.waits_for(self._router.engines[engine_id].view, tenant, now_s, due_s=due_s)
+
+    def _joining_waits_for(
+        self, line: Line[Waiting], engine_id: str, tenant: str, due_s: float, now_s: float
+    ) -> WaitReason | None:
         """What a call of the tenant waits for that comes to a line; None if it is sent at once."""
         is_first = line.is_before_all(tenant)
         if not is_first and self._next_tenant(line, engine_id, now_s) is not None:
             return "turn"
-        why = self.room.waits_for(self._router.engines[engine_id].view, tenant, now_s)
+        why = self.room.waits_for(self._router.engines[engine_id].view, tenant, now_s, due_s=due_s)
         return why if is_first or why is None else "turn"
 
     def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
@@ -237,16 +247,24 @@ class Lines:
         view, cached_tokens = self._router.engines[call.engine_id].view, call.booking.placement.cached_tokens
         return view.precedence(call.call, cached_tokens, now_s)
 
+    def _due_s(self, call: Waiting, now_s: float) -> float:
+        """When a waiting call's prompt is due, if it can still be on time; else -inf."""
+        assert call.booking is not None
+        view = self._router.engines[call.engine_id].view
+        return view.due_s(call.call, call.booking.placement.cached_tokens, now_s)
+
     def _may_pass(self, call: Waiting, now_s: float) -> bool:
         """Whether a placed call is sent before those that wait for its engine."""
         booking, line, precedence = call.booking, self._lines.get(call.engine_id), call.precedence
         assert booking is not None
         engine = self._router.engines[call.engine_id]
-        if engine.view.precedence(call.call, engine.ready_tokens(booking, now_s), now_s) is not precedence:
+        ready_tokens = engine.ready_tokens(booking, now_s)
+        if engine.view.precedence(call.call, ready_tokens, now_s) is not precedence:
             return False
         if precedence is Precedence.REST or (line and not self._is_let_pass(line, call, now_s)):
             return False
-        return self.room.waits_for(engine.view, call.tenant, now_s, precedence) is None
+        due_s = engine.view.due_s(call.call, ready_tokens, now_s)
+        return self.room.waits_for(engine.view, call.tenant, now_s, precedence, due_s=due_s) is None
 
     def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
         """Whether those that wait let a call pass.
@@ -312,9 +330,10 @@ class Lines:
         self.room.fill(call.engine_id, call.tenant, call.tokens, now_s)
         self._on_sent(call, now_s)
 
-    def _look_when_due(self, engine_id: str, tenant: str, now_s: float) -> None:
-        """Look at an engine when there is room for the tenant as time passes."""
-        self._alarms.by(engine_id, self.room.due_s(self._router.engines[engine_id].view, tenant, now_s), now_s)
+    def _look_when_due(self, engine_id: str, line: Line[Waiting], tenant: str, now_s: float) -> None:
+        """Look at an engine when there is room for the tenant's next call as time passes."""
+        due_s, view = self._due_s(line.next_call(tenant), now_s), self._router.engines[engine_id].view
+        self._alarms.by(engine_id, self.room.due_s(view, tenant, now_s, due_s=due_s), now_s)
 
 
 def _passed(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Passed:

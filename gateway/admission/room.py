@@ -25,6 +25,12 @@ SHARED_AHEAD_S: Final = 0.25
 comes waits for what the others have in the engine.
 """
 
+OWN_S: Final = 1.0
+"""While several tenants are active, an engine is sent so much of a tenant's prompts on time before a further one.
+
+Those count that are due before it. In all there may be `AHEAD_S` of them.
+"""
+
 SLOTS_A_RESERVED: Final = 64
 """One slot in so many, at least, is kept from tenants that have more than their share of an engine's slots, while
 several are active. So a tenant with few calls need not wait until an answer ends.
@@ -77,11 +83,18 @@ class Room:
         return len(active.latest) > 1 and self._shares.is_waiting(tenant) and active.is_over(tenant, now_s)
 
     def waits_for(
-        self, view: EngineView, tenant: str, now_s: float, precedence: Precedence = Precedence.REST
+        self,
+        view: EngineView,
+        tenant: str,
+        now_s: float,
+        precedence: Precedence = Precedence.REST,
+        *,
+        due_s: float = -inf,
     ) -> WaitReason | None:
-        """What a further prompt of the tenant, of this precedence, waits for; None if the engine is sent it.
+        """What a further prompt of the tenant waits for; None if the engine is sent it.
 
-        The engine is sent one if a slot is free, and what it computes before the prompt ends soon.
+        The engine is sent one if a slot is free, and what it computes before the prompt ends soon. `precedence` is
+        the prompt's, or that of the rest if its turn has come. It is due at `due_s` if it is on time (-inf: it is not).
         """
         if self._ahead_s == inf:
             return None
@@ -94,12 +107,13 @@ class Room:
             queue.expire(now_s)
         if not queue.sent:
             return None
+        queue.find_late(now_s)
         is_over = is_shared and self.is_over(tenant, now_s)
         if is_over and not _may_pass_others(queue, tenant, precedence):
             return "tenant_share"
-        before_s = self._before_s(view, precedence, now_s, is_shared=is_shared, is_over=is_over)
+        before_s = self._before_s(view, precedence, now_s, due_s, is_shared=is_shared, is_over=is_over)
         bound_s = self._bound_s(view, is_shared=is_shared)
-        if before_s < bound_s:
+        if before_s < bound_s and not (is_shared and self._has_enough(view, tenant, due_s)):
             return None
         is_kept_back = is_over and precedence is Precedence.REST and _rest_share(view) * before_s < bound_s
         return "tenant_share" if is_kept_back else "prompts"
@@ -114,19 +128,21 @@ class Room:
         before_s = _all_s(view, now_s, is_shared=is_shared)
         return not view.queue.sent or before_s < self._bound_s(view, is_shared=is_shared)
 
-    def due_s(self, view: EngineView, tenant: str, now_s: float) -> float:
+    def due_s(self, view: EngineView, tenant: str, now_s: float, *, due_s: float = -inf) -> float:
         """When there may be room as time passes, if nothing else happens; infinite if there will be none."""
         is_shared, queue = self._is_shared(tenant, now_s), view.queue
         queue.expire(now_s)
+        queue.find_late(now_s)
         if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             kept_since_s, _ = self._wanted.get(view.engine_id, (inf, {}))
             return kept_since_s + RESERVED_S if view.slots and _free_slots(view) > 0 else inf
         is_over, bound_s = is_shared and self.is_over(tenant, now_s), self._bound_s(view, is_shared=is_shared)
-        over_s = self._before_s(view, Precedence.REST, now_s, is_shared=is_shared, is_over=is_over) - bound_s
-        if not queue.sent or over_s < 0:
+        over_s = self._before_s(view, Precedence.REST, now_s, due_s, is_shared=is_shared, is_over=is_over) - bound_s
+        has_enough = is_shared and self._has_enough(view, tenant, due_s)
+        if not queue.sent or (over_s < 0 and not has_enough):
             return now_s
         events_s = min(queue.expires_s, queue.late_s)
-        if not is_shared:
+        if not is_shared or has_enough:
             return events_s  # what is behind the prompt that is computed does not get less meanwhile
         share = 1.0 if is_over else _rest_share(view)
         if share * queue.sent * view.first_bytes.gap_s >= bound_s:
@@ -140,17 +156,36 @@ class Room:
             return True
         return tenant is not None and self.conversations.are_crowded(tenant, now_s)
 
+    def _has_enough(self, view: EngineView, tenant: str, due_s: float) -> bool:
+        """Whether the engine has enough of a tenant's prompts on time before a further one, which is due at `due_s`.
+
+        The engine serves them before the rest, so the rest does not count them. Without this bound, an engine would be
+        sent all of a flood whose promises can be kept, and calls without a promise would wait there for all of it.
+        """
+        if due_s == -inf:
+            return False
+        queue = view.queue
+        own_s = _prompts_s(view, queue.on_time_before(due_s, tenant))
+        return own_s >= OWN_S or _prompts_s(view, queue.on_time_before(inf, tenant)) >= self._ahead_s
+
     def _before_s(
-        self, view: EngineView, precedence: Precedence, now_s: float, *, is_shared: bool, is_over: bool
+        self,
+        view: EngineView,
+        precedence: Precedence,
+        now_s: float,
+        due_s: float,
+        *,
+        is_shared: bool,
+        is_over: bool,
     ) -> float:
         """What an engine that has prompts to compute serves before one of this precedence, in seconds."""
         queue = view.queue
         if is_over and precedence is Precedence.REST:
             return _all_s(view, now_s, is_shared=True)
-        queue.find_late(now_s)
-        if precedence is not Precedence.REST:
-            tokens = queue.tokens_of[precedence]
-            return view.slowness * view.drain_s(tokens) if tokens else 0.0
+        if precedence is Precedence.ON_TIME:
+            return _prompts_s(view, queue.on_time_before(due_s))
+        if precedence is Precedence.SMALL:
+            return _prompts_s(view, queue.tokens_of[precedence])
         if is_shared:
             return _rest_share(view) * _all_s(view, now_s, is_shared=True)
         tokens, attention_s = queue.behind()
@@ -196,6 +231,11 @@ class Room:
             for tenant in rates
         }
         return {tenant: max(0.0, min(RESERVED_S * rate, left[tenant])) for tenant, rate in rates.items()}
+
+
+def _prompts_s(view: EngineView, tokens: int) -> float:
+    """Seconds in which the engine computes so many tokens of prompts, without their attention."""
+    return view.slowness * view.drain_s(tokens) if tokens else 0.0
 
 
 def _free_slots(view: EngineView) -> int:

@@ -304,10 +304,17 @@ class EngineView:
 
     def precedence(self, call: Call, cached_tokens: int, now_s: float) -> Precedence:
         """The precedence of the call's prompt if it is sent at `now_s` and `cached_tokens` of it are cached."""
-        missed_tokens, due_s = call.prompt_tokens - cached_tokens, self.served_by_s(call)
-        if due_s < inf and now_s + self.cost_model.prefill_time_s(missed_tokens, cached_tokens) < due_s:
+        if self.due_s(call, cached_tokens, now_s) > -inf:
             return Precedence.ON_TIME
+        missed_tokens = call.prompt_tokens - cached_tokens
         return Precedence.SMALL if self.is_small(missed_tokens, cached_tokens) else Precedence.REST
+
+    def due_s(self, call: Call, cached_tokens: int, now_s: float) -> float:
+        """When the call's prompt is due, if it would be on time when sent at `now_s`; -inf if it would not."""
+        if call.slo is None or not self.urgent_first or call.due_s == inf:
+            return -inf
+        prefill_s = self.cost_model.prefill_time_s(call.prompt_tokens - cached_tokens, cached_tokens)
+        return call.due_s if now_s + prefill_s < call.due_s else -inf
 
     def _let_go(self, context_tokens: float) -> None:
         """A call waits in the gateway no more."""

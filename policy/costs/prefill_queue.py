@@ -74,7 +74,7 @@ class PrefillQueue:
     """
 
     __slots__ = (
-        *("_begin_by", "_held", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
+        *("_begin_by", "_held", "_on_time", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
         *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "held", "on_time_tokens"),
         *("sent", "sent_attention_s"),
         *("sent_tokens", "tenants", "tokens", "tokens_of"),
@@ -89,6 +89,7 @@ class PrefillQueue:
         self._sent_time_s = self._own_time_s = 0.0
         self._held: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
+        self._on_time: dict[Prefill, None] = {}  # those of them that are on time
         self._rest: dict[Prefill, None] = {}  # those of them that nothing goes before
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
         self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap of what is on time; entries may be old
@@ -187,6 +188,7 @@ class PrefillQueue:
         self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
         self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
         self.tokens_of = [0] * len(Precedence)
+        self._on_time.clear()
         self._rest.clear()
         self.tenants.clear()
         self._whole.clear()
@@ -230,6 +232,10 @@ class PrefillQueue:
         computed = next(iter(self._rest))
         return self.sent_tokens - computed.tokens, self.sent_attention_s - computed.attention_s
 
+    def on_time_before(self, due_s: float, tenant: str | None = None) -> int:
+        """The tokens of prompts on time that the engine was sent and that are due by then (None: of all tenants)."""
+        return sum(one.tokens for one in self._on_time if one.due_s <= due_s and tenant in {None, one.tenant})
+
     def _expect(self, prefill: Prefill) -> None:
         """A prefill on time has come."""
         self.on_time_tokens += prefill.tokens
@@ -258,6 +264,8 @@ class PrefillQueue:
         self.tokens_of[precedence] += prefill.tokens
         if precedence is Precedence.REST:
             self._rest[prefill] = None
+        elif precedence is Precedence.ON_TIME:
+            self._on_time[prefill] = None
 
     def _leave(self, prefill: Prefill) -> None:
         """A prefill that was sent does not count in its precedence any more."""
@@ -265,6 +273,8 @@ class PrefillQueue:
         self.tokens_of[precedence] -= prefill.tokens
         if precedence is Precedence.REST:
             del self._rest[prefill]
+        elif precedence is Precedence.ON_TIME:
+            del self._on_time[prefill]
 
     @property
     def own_share(self) -> float:
@@ -308,6 +318,7 @@ class PrefillQueue:
         for precedence, tokens in enumerate(self.tokens_of):
             assert tokens == sum(prefill.tokens for prefill in self._sent if prefill.precedence == precedence)
         assert set(self._rest) == {prefill for prefill in self._sent if prefill.precedence is Precedence.REST}
+        assert set(self._on_time) == {prefill for prefill in self._sent if prefill.precedence is Precedence.ON_TIME}
         assert self.tenants == Counter(prefill.tenant for prefill in self._sent)
         watched = {prefill for _, _, prefill in self._begin_by}
         assert all(prefill in watched for prefill in waiting if prefill.is_on_time and prefill.due_s < inf)

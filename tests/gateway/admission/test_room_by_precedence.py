@@ -6,25 +6,32 @@ A pass takes 10 ms and 1 ms for each new token.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
-from plait.gateway.admission.room import Room
+from plait.gateway.admission.room import OWN_S, Room
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Precedence, Prefill
 from tests.gateway.admission.test_room import AHEAD_S, new_engine, prefill, room_of, send
 
 
-def of(precedence: Precedence, tokens: int = 490, tenant: str = "a") -> Prefill:
+def of(precedence: Precedence, tokens: int = 490, tenant: str = "a", *, due_s: float = 60.0) -> Prefill:
     """A prompt of half a second."""
     is_on_time, is_small = precedence is Precedence.ON_TIME, precedence is Precedence.SMALL
-    return replace(prefill(tokens), is_on_time=is_on_time, is_small=is_small, tenant=tenant)
+    due_s = due_s if is_on_time else inf
+    return replace(prefill(tokens), is_on_time=is_on_time, due_s=due_s, is_small=is_small, tenant=tenant)
 
 
-def precedences(room: Room, engine: EngineView, tenant: str = "a") -> list[Precedence]:
-    """Those of the prompts of a tenant that there is room for."""
-    return [precedence for precedence in Precedence if room.waits_for(engine, tenant, 0.0, precedence) is None]
+def precedences(room: Room, engine: EngineView, tenant: str = "a", *, due_s: float = 60.0) -> list[Precedence]:
+    """Those of the prompts of a tenant that there is room for; those on time are due at `due_s`."""
+
+    def waits(precedence: Precedence) -> bool:
+        due = due_s if precedence is Precedence.ON_TIME else -inf
+        return room.waits_for(engine, tenant, 0.0, precedence, due_s=due) is not None
+
+    return [precedence for precedence in Precedence if not waits(precedence)]
 
 
 @pytest.mark.parametrize("precedence", [Precedence.ON_TIME, Precedence.SMALL])
@@ -37,6 +44,32 @@ def test_what_is_served_first_waits_for_its_like_only(tenants: str, precedence: 
     send(engine, *(of(precedence) for _ in range(3)))
     assert precedences(several, engine) == list(others)
     engine.queue.check()
+
+
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+def test_a_prompt_on_time_does_not_wait_for_those_that_are_due_later(tenants: str) -> None:
+    room, tenant = room_of(tenants), tenants[-1]
+    engine = new_engine(*(of(Precedence.ON_TIME, 3_000) for _ in range(2)))
+    assert Precedence.ON_TIME not in precedences(room, engine, tenant)
+    assert Precedence.ON_TIME in precedences(room, engine, tenant, due_s=59.0)
+
+
+def test_beside_others_a_tenant_has_so_much_on_time_in_an_engine() -> None:
+    engine = new_engine(of(Precedence.ON_TIME), of(Precedence.ON_TIME, 480, due_s=30.0))
+
+    def waits_for(tenants: str, due_s: float = 60.0) -> str | None:
+        return room_of(tenants, 4.0).waits_for(engine, tenants[0], 0.0, due_s=due_s)
+
+    assert engine.drain_s(970) < OWN_S
+    assert waits_for("ab") is None, "its turn has come, and nothing is left of the rest"
+    send(engine, of(Precedence.ON_TIME, 100))
+    assert [waits_for("ab"), waits_for("ab", 59.0), waits_for("ab", -inf)] == ["prompts", None, None]
+    assert [waits_for("ba"), waits_for("a")] == [None, None]
+    assert room_of("ab", 4.0).due_s(engine, "a", 0.0, due_s=60.0) == pytest.approx(30.0 - 0.49), (
+        "when the first is late"
+    )
+    send(engine, of(Precedence.ON_TIME, 3_000))
+    assert waits_for("ab", 1.0) == "prompts", "in all it has four seconds"
 
 
 def test_beside_others_the_rest_waits_for_the_rest_only() -> None:
@@ -83,8 +116,8 @@ def test_a_tenant_waits_for_its_share_if_others_would_be_sent_the_same_prompt() 
 
 
 def test_what_is_late_makes_room_for_what_is_on_time() -> None:
-    several, late = room_of("ab"), replace(prefill(490), is_on_time=True, due_s=2.0)
+    several, late = room_of("ab"), of(Precedence.ON_TIME, due_s=2.0)
     engine = new_engine(of(Precedence.REST, 5_000), late)
-    assert several.waits_for(engine, "a", 0.0, Precedence.ON_TIME) == "prompts"
+    assert several.waits_for(engine, "a", 0.0, Precedence.ON_TIME, due_s=3.0) == "prompts"
     assert several.due_s(engine, "a", 0.0) == 1.5
-    assert several.waits_for(engine, "a", 1.5, Precedence.ON_TIME) is None
+    assert several.waits_for(engine, "a", 1.5, Precedence.ON_TIME, due_s=3.0) is None

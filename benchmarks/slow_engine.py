@@ -27,7 +27,7 @@ from plait.gateway.simulation.compare import MODEL, Workload, arrival_times, pre
 from plait.gateway.simulation.compare import Experiment as Comparison
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.policies import Policy
 from plait.policy.prefix.block_hash import tree_block_tokens
 from plait.policy.types import Call, Placement, PlacementReason
@@ -60,7 +60,7 @@ def shares(share: float, seed: int) -> Policy:
     def place(call: Call, situation: Situation) -> Placement:
         first, *others = situation.engines
         engine = first if dice.random() < share else dice.choice(others)
-        return placed(call, engine, PlacementReason.EXPLORE, cached_blocks(call, situation, engine))
+        return placed(call, engine, PlacementReason.EXPLORE, cached_prefix(call, situation, engine))
 
     return Policy("shares", "fixed shares", place)
 
@@ -69,8 +69,8 @@ def most_cached(call: Call, situation: Situation) -> Placement:
     """The engine with most of the prompt cached, whatever its load; ties in turn."""
     turn = situation.turn % len(situation.engines)
     engines = [*situation.engines[turn:], *situation.engines[:turn]]
-    engine = max(engines, key=lambda one: cached_blocks(call, situation, one))
-    return placed(call, engine, PlacementReason.EXPLOIT, cached_blocks(call, situation, engine))
+    engine = max(engines, key=lambda one: cached_prefix(call, situation, one))
+    return placed(call, engine, PlacementReason.EXPLOIT, cached_prefix(call, situation, engine))
 
 
 def slowed(costs: CostModel) -> CostModel:

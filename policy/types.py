@@ -166,7 +166,7 @@ class ComparedEngine(Protocol):
         ...
 
     @property
-    def held_blocks(self) -> int:
+    def cached_blocks(self) -> int:
         """Blocks of the prompt in its cache."""
         ...
 

@@ -46,7 +46,7 @@ DIAGRAMS = {
         DeliveryState,
     ),
     "booking": diagram(
-        [BookingState.HELD, BookingState.SENT],
+        [BookingState.WAITING, BookingState.SENT],
         [
             (before, after, "")
             for before, steps in BOOKING_TRANSITIONS.items()

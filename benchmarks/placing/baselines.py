@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.gateway.simulation.rivals import held_blocks, in_turn, place
+from plait.gateway.simulation.rivals import cached_blocks, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.policies import Policy
@@ -18,7 +18,7 @@ STICKY_QUEUE_S: Final = 18.0
 
 def lmetric(call: Call, situation: Situation) -> Placement:
     """LMetric: the least product of prefill tokens (queued, and missed of this call) and calls in the batch."""
-    held = held_blocks(call, situation)
+    held = cached_blocks(call, situation)
 
     def metric(engine: EngineView) -> int:
         missed_tokens = call.prompt_tokens - held[engine] * call.block_tokens
@@ -31,7 +31,7 @@ def sticky(call: Call, situation: Situation) -> Placement:
     """llm-d's: of the engines that have the prefix the one with the least uncached tokens in flight; of all, if none
     has it or those are overloaded.
     """
-    held = held_blocks(call, situation)
+    held = cached_blocks(call, situation)
     stuck = [e for e in in_turn(situation) if held[e] * call.block_tokens >= STICKY_SHARE * call.prompt_tokens]
     others = [engine for engine in situation.engines if engine not in stuck]
     if not stuck or (others and min(map(_queue_s, stuck)) - min(map(_queue_s, others)) > STICKY_QUEUE_S):

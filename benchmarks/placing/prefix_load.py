@@ -72,7 +72,7 @@ def _shared_prefix(leaf: Node, engine_id: str, found: dict[Node, Node | None]) -
         node = node.parent
     longest = found.get(node)
     for node in reversed(path):
-        holding = node.held_by(engine_id)
+        holding = node.holding_of(engine_id)
         if holding is not None and holding.sharers > 1 and (longest is None or len(node) >= len(longest)):
             longest = node
         found[node] = longest

@@ -14,7 +14,7 @@ from typing import Protocol
 from benchmarks.placing.prefix_load import PrefixLoad, prefix_loads, prefix_tokens
 from benchmarks.placing.routes import Route, RouteReason, Routes, RouteState
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.e2 import e2, load_cost
 from plait.policy.placement.policies import Groups, Policy
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
@@ -167,7 +167,7 @@ def _is_filled(engine: EngineView, now_s: float) -> bool:
 
 def _load_s(node: Node, engine: EngineView) -> float:
     """What the calls through the prefix cost the engine, if they cost what its calls cost on average."""
-    holding = node.held_by(engine.engine_id)
+    holding = node.holding_of(engine.engine_id)
     if holding is None or not holding.sharers:
         return 0.0
     return engine.ledger.window_cost_s() * holding.sharers / len(engine.ledger)
@@ -291,7 +291,7 @@ def divide(node: Node, engine: EngineView, holders: Sequence[EngineView]) -> dic
     """
     shared: list[tuple[int, int]] = []
     for first, child in node.children.items():
-        holding = child.held_by(engine.engine_id)
+        holding = child.holding_of(engine.engine_id)
         if holding is not None and holding.sharers > 1:
             shared.append((holding.sharers, first))
     calls = dict.fromkeys(sorted(holders, key=lambda holder: holder.ledger.window_cost_s()), 0)
@@ -372,6 +372,6 @@ def rebalanced_e2(mechanisms: Collection[str], block_tokens: int) -> RebalancedE
 
 
 def _place(call: Call, situation: Situation, engine: EngineView, reason: RouteReason) -> Placement:
-    held_blocks = cached_blocks(call, situation, engine)
-    cost = load_cost(call, situation, engine, held_blocks * call.block_tokens)
-    return placed(call, engine, reason, held_blocks, cost)
+    cached_blocks = cached_prefix(call, situation, engine)
+    cost = load_cost(call, situation, engine, cached_blocks * call.block_tokens)
+    return placed(call, engine, reason, cached_blocks, cost)

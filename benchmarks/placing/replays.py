@@ -84,7 +84,7 @@ class Recorder:
         if not self._forces:
             return found
         engine = next(one for one in situation.engines if one.engine_id == other.engine.engine_id)
-        return placed(call, engine, None, other.held_blocks, other.cost, decode_s=other.cost.decode_s)
+        return placed(call, engine, None, other.cached_blocks, other.cost, decode_s=other.cost.decode_s)
 
 
 def replay(engines: int, calls: Sequence[SimulatedCall], base: Sequence[CallRecord], decision: Decision) -> Replay:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.placing.baselines import LMETRIC
-from plait.gateway.simulation.rivals import KNOWN, held_blocks, in_own_order, in_turn, place
+from plait.gateway.simulation.rivals import KNOWN, cached_blocks, in_own_order, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.policies import Policy, by_name
@@ -25,12 +25,12 @@ def prefix_hash(call: Call, situation: Situation) -> Placement:
     order = in_own_order(call, situation)
     most = BOUNDED_LOAD * (1 + sum(one.outstanding for one in order)) / len(order)
     engine = next((one for one in order if one.outstanding + 1 <= most), order[0])
-    return place(call, engine, held_blocks(call, situation))
+    return place(call, engine, cached_blocks(call, situation))
 
 
 def llmd_latency(call: Call, situation: Situation) -> Placement:
     """Sticky while that costs little TTFT, then the least predicted TTFT."""
-    held, engines = held_blocks(call, situation), in_turn(situation)
+    held, engines = cached_blocks(call, situation), in_turn(situation)
     ttfts_s = {engine: _ttft_s(call, engine, held[engine], situation.now_s) for engine in engines}
     best_s = min(ttfts_s.values())
     for share in LLMD_STICKY:
@@ -42,13 +42,13 @@ def llmd_latency(call: Call, situation: Situation) -> Placement:
 
 def least_ttft(call: Call, situation: Situation) -> Placement:
     """The least predicted TTFT."""
-    held, engines = held_blocks(call, situation), in_turn(situation)
+    held, engines = cached_blocks(call, situation), in_turn(situation)
     return place(call, min(engines, key=lambda one: _ttft_s(call, one, held[one], situation.now_s)), held)
 
 
 def dynamo_cost(call: Call, situation: Situation) -> Placement:
     """The least sum of blocks to compute and blocks in use."""
-    held, engines = held_blocks(call, situation), in_turn(situation)
+    held, engines = cached_blocks(call, situation), in_turn(situation)
 
     def cost(engine: EngineView) -> float:
         missed_tokens = call.prompt_tokens - held[engine] * call.block_tokens

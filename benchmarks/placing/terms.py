@@ -25,6 +25,6 @@ def without(term: str) -> Policy:
         sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]
-        return asked.placed(chosen.engine, chosen.held_blocks, chosen.cost)
+        return asked.placed(chosen.engine, chosen.cached_blocks, chosen.cost)
 
     return Policy(f"plait without {term}", f"plait without {term}", place)

@@ -80,7 +80,7 @@ them.
 class BookingState(StrEnum):
     """The state of a booking."""
 
-    HELD = "held"
+    WAITING = "waiting"
     SENT = "sent"
     STREAMING = "streaming"
     SETTLED = "settled"
@@ -88,7 +88,7 @@ class BookingState(StrEnum):
 
 
 BOOKING_TRANSITIONS: dict[BookingState, frozenset[BookingState]] = {
-    BookingState.HELD: frozenset((BookingState.SENT, BookingState.RELEASED)),
+    BookingState.WAITING: frozenset((BookingState.SENT, BookingState.RELEASED)),
     BookingState.SENT: frozenset((BookingState.STREAMING, BookingState.SETTLED, BookingState.RELEASED)),
     BookingState.STREAMING: frozenset((BookingState.SETTLED, BookingState.RELEASED)),
     BookingState.SETTLED: frozenset(),
@@ -128,7 +128,7 @@ class Booking(msgspec.Struct, eq=False):
     answer_s: float
     """How long an answer takes at most of which the first byte comes with its end; 0 for a stream."""
 
-    state: BookingState = BookingState.HELD
+    state: BookingState = BookingState.WAITING
 
     sent_s: float = inf
     """When the engine was sent the call."""

@@ -177,7 +177,7 @@ class FleetEngine:
             missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, due_s < inf, due_s, is_small, tenant
         )
         number = self.cache.report_number
-        state = BookingState.HELD if waits else BookingState.SENT
+        state = BookingState.WAITING if waits else BookingState.SENT
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, answer_s, state
         )
@@ -341,7 +341,7 @@ class FleetEngine:
         self.view.ledger.check()
         assert self.view.calls >= self.view.outstanding + self.view.others + self.view.reported
         assert self.view.outstanding + self.view.reported >= len(self.view.queue)
-        assert 0 <= self.view.held_context_tokens <= self.view.context_tokens + 1e-6
+        assert 0 <= self.view.unsent_context_tokens <= self.view.context_tokens + 1e-6
         self.cache.others.check()
         self.progress.check(sent_calls(self.view))
         self.view.queue.check()

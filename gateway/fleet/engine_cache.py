@@ -320,7 +320,7 @@ class EstimatedAnswers:
         """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
         device, path = cache.view.residency, self._tree.match(hashes)
         for one in () if cache.reports else (device, *device.tiers):
-            if known_blocks <= one.held_blocks(path) < len(hashes):
+            if known_blocks <= one.cached_blocks(path) < len(hashes):
                 one.assume_stored(self._tree.insert(hashes), is_booked=False)
                 return
 

@@ -12,7 +12,7 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.feed import Feed
-from plait.policy.prefix.hot_prefixes import held_shares, hot_prefixes, prefix_id
+from plait.policy.prefix.hot_prefixes import cached_shares, hot_prefixes, prefix_id
 
 MOST_PREFIXES: Final = 12
 MOST_ENGINES: Final = 64
@@ -93,7 +93,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
                 prefix_id(node),
                 node.end_blocks * block_tokens,
                 round(node.uses(now_s), 1),
-                {name: round(share, 3) for name, share in held_shares(node).items() if name in router.engines},
+                {name: round(share, 3) for name, share in cached_shares(node).items() if name in router.engines},
             )
             for node in prefixes
         ],
@@ -102,7 +102,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
 
 def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
     view, report, counts = engine.view, engine.cache.last_report, engine.counts
-    queued = view.queue.held
+    queued = view.queue.unsent
     if report is not None:
         waiting, running = report.queue.waiting, report.queue.running
         kv_tokens: int | None = report.kv.total_blocks * report.block_tokens

@@ -96,7 +96,7 @@ class SeenFleet:
 
 def _engine(engine: FleetEngine, now_s: float, *, draining: bool) -> EngineSigns:
     view, report = engine.view, engine.cache.last_report
-    owed = view.outstanding - view.queue.held
+    owed = view.outstanding - view.queue.unsent
     silent_s = now_s - engine.progress.owes_since_s(now_s)
     if engine.stalled:
         silent_s = inf

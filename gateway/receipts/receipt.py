@@ -219,6 +219,6 @@ def _candidates(engine_id: str, compared: Compared, block_tokens: int) -> tuple[
             )  # fmt: skip
         else:
             parts = cost.total_s
-        candidate = Candidate(one.engine.engine_id, one.held_blocks * block_tokens, parts)
+        candidate = Candidate(one.engine.engine_id, one.cached_blocks * block_tokens, parts)
         found.insert(0 if candidate.engine == engine_id else len(found), candidate)
     return tuple(found)

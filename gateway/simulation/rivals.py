@@ -11,7 +11,7 @@ from typing import Final
 from zlib import crc32
 
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.policies import POLICIES, Policy, by_name
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -20,7 +20,7 @@ SMG_GAP, SMG_RATIO = 64, 1.5
 LLMD_WEIGHTS: Final = (3.0, 2.0, 2.0)
 """llm-d's default profile: prefix, queue, KV cache."""
 
-Held = dict[EngineView, int]
+Cached = dict[EngineView, int]
 """The blocks of a prompt that each engine has."""
 
 
@@ -29,7 +29,7 @@ def session_hash(call: Call, situation: Situation) -> Placement:
 
     It is what a load balancer does that hashes a header.
     """
-    return place(call, in_own_order(call, situation)[0], held_blocks(call, situation))
+    return place(call, in_own_order(call, situation)[0], cached_blocks(call, situation))
 
 
 def smg(call: Call, situation: Situation) -> Placement:
@@ -37,11 +37,11 @@ def smg(call: Call, situation: Situation) -> Placement:
 
     It takes the longest prefix, and of equal ones the least loaded engine. Out of balance, it goes by load alone.
     """
-    held, engines = held_blocks(call, situation), in_turn(situation)
+    cached, engines = cached_blocks(call, situation), in_turn(situation)
     loads = [engine.outstanding for engine in engines]
     if max(loads) - min(loads) > SMG_GAP and max(loads) > SMG_RATIO * min(loads):
-        return place(call, min(engines, key=lambda one: one.outstanding), held)
-    return place(call, min(engines, key=lambda one: (-held[one], one.outstanding)), held)
+        return place(call, min(engines, key=lambda one: one.outstanding), cached)
+    return place(call, min(engines, key=lambda one: (-cached[one], one.outstanding)), cached)
 
 
 def llmd(call: Call, situation: Situation) -> Placement:
@@ -49,15 +49,15 @@ def llmd(call: Call, situation: Situation) -> Placement:
 
     They are the share of the prompt that is cached, the waiting calls and the KV cache in use.
     """
-    held, engines = held_blocks(call, situation), in_turn(situation)
+    cached, engines = cached_blocks(call, situation), in_turn(situation)
     queued, contexts = _scores(engines, lambda one: len(one.queue)), _scores(engines, lambda one: one.context_tokens)
 
     def score(engine: EngineView) -> float:
-        prefix = held[engine] * call.block_tokens / max(1, call.prompt_tokens)
+        prefix = cached[engine] * call.block_tokens / max(1, call.prompt_tokens)
         scores = (prefix, queued[engine], contexts[engine])
         return sum(weight * score for weight, score in zip(LLMD_WEIGHTS, scores, strict=True))
 
-    return place(call, max(engines, key=score), held)
+    return place(call, max(engines, key=score), cached)
 
 
 RIVALS: Final = by_name(
@@ -84,15 +84,15 @@ def in_own_order(call: Call, situation: Situation) -> list[EngineView]:
     return sorted(situation.engines, key=lambda one: crc32(f"{key} {one.engine_id}".encode()))
 
 
-def held_blocks(call: Call, situation: Situation) -> Held:
+def cached_blocks(call: Call, situation: Situation) -> Cached:
     """The blocks of the call's prompt that each engine has."""
-    return {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
+    return {engine: cached_prefix(call, situation, engine) for engine in situation.engines}
 
 
-def place(call: Call, engine: EngineView, held: Held) -> Placement:
+def place(call: Call, engine: EngineView, cached: Cached) -> Placement:
     """The placement of the call on an engine."""
-    exploits = 2 * held[engine] * call.block_tokens > call.prompt_tokens
-    return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, held[engine])
+    exploits = 2 * cached[engine] * call.block_tokens > call.prompt_tokens
+    return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, cached[engine])
 
 
 def _scores(engines: Collection[EngineView], load: Callable[[EngineView], float]) -> dict[EngineView, float]:

@@ -18,7 +18,7 @@ from math import ceil, inf
 from typing import Final
 
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
-from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_blocks, loads_of, placed
+from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_prefix, loads_of, placed
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
@@ -118,15 +118,15 @@ class CallToPlace:
         return max(0.0, first_s - self.ttft_s, first_s + cost.decode_s - self.jct_s)
 
     def placed(
-        self, engine: EngineView, held_blocks: int, cost: DelayCost, compared: Compared | None = None
+        self, engine: EngineView, cached_blocks: int, cost: DelayCost, compared: Compared | None = None
     ) -> Placement:
-        """The placement on `engine`, which has `held_blocks` of the prompt, and whether its times are met there."""
+        """The placement on `engine`, which has `cached_blocks` of the prompt, and whether its times are met there."""
         meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
         return placed(
             self.call,
             engine,
             None,
-            held_blocks,
+            cached_blocks,
             cost,
             meets_slo=meets_slo,
             first_token_s=cost.queue_s + cost.load_s + cost.prefill_s,  # its property would be one more call
@@ -145,35 +145,35 @@ class Offer:
 
     rank: Rank
     engine: EngineView
-    held_blocks: int
+    cached_blocks: int
     cost: DelayCost
 
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
     """What `engine` offers to the call."""
     if engine.tiers.views:
-        held_blocks, ready_s = loads_of(asked.call, situation, engine)
-        cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
+        cached_blocks, ready_s = loads_of(asked.call, situation, engine)
+        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
         cost.load_s = max(0.0, ready_s - cost.queue_s)
     else:
-        held_blocks = cached_blocks(asked.call, situation, engine)
-        cost = delay_cost(asked, engine, held_blocks, situation.now_s, situation.passed)
+        cached_blocks = cached_prefix(asked.call, situation, engine)
+        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
     free_tokens = engine.tiers.views[-1].free_tokens if engine.tiers.views else engine.free_tokens
     if free_tokens is not None:
-        evicted_s = _evicted_s(asked.call, situation, engine, held_blocks, free_tokens)
+        evicted_s = _evicted_s(asked.call, situation, engine, cached_blocks, free_tokens)
         if evicted_s:
             cost.evicted_s = evicted_s
-    return Offer((asked.late_s(cost), cost.total_s), engine, held_blocks, cost)
+    return Offer((asked.late_s(cost), cost.total_s), engine, cached_blocks, cost)
 
 
-def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks: int, free_tokens: float) -> float:
+def _evicted_s(call: Call, situation: Situation, engine: EngineView, cached_blocks: int, free_tokens: float) -> float:
     """The delay of what will be computed again, once, because LRU drops it for the call from the last tier."""
-    missed_tokens = call.prompt_tokens - held_blocks * call.block_tokens
+    missed_tokens = call.prompt_tokens - cached_blocks * call.block_tokens
     short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
     if short_tokens <= 0:
         return 0.0
     own, now_s, costs, lost_s = {segment.node for segment in situation.path}, situation.now_s, engine.cost_model, 0.0
-    for node, blocks in islice(engine.tiers.held.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
+    for node, blocks in islice(engine.tiers.lowest.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
         uses = node.uses(now_s)
         if uses:
             lost_s += min(1.0, uses) * costs.marginal_s(blocks * call.block_tokens)
@@ -181,59 +181,59 @@ def _evicted_s(call: Call, situation: Situation, engine: EngineView, held_blocks
 
 
 def delay_cost(
-    asked: CallToPlace, engine: EngineView, held_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
+    asked: CallToPlace, engine: EngineView, cached_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
 ) -> DelayCost:
-    """The delay of placing the call on `engine`, which has `held_blocks` of its prompt.
+    """The delay of placing the call on `engine`, which has `cached_blocks` of its prompt.
 
     It does not wait for the calls that it has `passed`, but they for it.
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
-    if engine.queue.held or engine.queue.sent:
+    if engine.queue.unsent or engine.queue.sent:
         share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.call.due_s < inf
         queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
     if passed.calls:
         calls = calls_beside(engine, passed)
         context_tokens *= calls / max(1, engine.calls)
-    return delay_beside(asked, engine, held_blocks, calls, context_tokens, queue_s=queue_s)
+    return delay_beside(asked, engine, cached_blocks, calls, context_tokens, queue_s=queue_s)
 
 
 def calls_beside(engine: EngineView, passed: Passed) -> int:
     """The calls on an engine for one that has `passed` some that wait."""
-    return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.held)
+    return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.unsent)
 
 
-def cost_with_copy(asked: CallToPlace, offer: Offer, held_blocks: int, passed: Passed) -> DelayCost:
-    """The delay on the engine of an offer if that had `held_blocks` of the prompt. Its queue and decodes are the same.
+def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, passed: Passed) -> DelayCost:
+    """The delay on an offer's engine if that had `cached_blocks` of the prompt. Its queue and decodes are the same.
 
     What the engine drops for it is left out.
     """
     engine, cost = offer.engine, offer.cost
     calls = calls_beside(engine, passed) if passed.calls else engine.calls
-    prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, cost.queue_s)
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, cost.queue_s)
     return DelayCost(cost.queue_s, prefill_s, cost.decode_s, stall_s, cost.slow_s, later_s)
 
 
-def joined_cost(asked: CallToPlace, first: Offer, held_blocks: int, others: int) -> DelayCost:
+def joined_cost(asked: CallToPlace, first: Offer, cached_blocks: int, others: int) -> DelayCost:
     """The delay of a call like the one that took the `first` offer, which is the first of so many `others` there.
 
-    All but the first have `held_blocks` of their prompts in the engine's cache.
+    All but the first have `cached_blocks` of their prompts in the engine's cache.
     """
     engine, call = first.engine, asked.call
-    drain_s = engine.slowness * engine.drain_s(call.prompt_tokens - held_blocks * call.block_tokens)
+    drain_s = engine.slowness * engine.drain_s(call.prompt_tokens - cached_blocks * call.block_tokens)
     context_tokens = engine.context_tokens + others * (call.prompt_tokens + asked.output_tokens / 2)
     queue_s = first.cost.first_token_s + (others - 1) * drain_s
-    return delay_beside(asked, engine, held_blocks, engine.calls + others, context_tokens, queue_s=queue_s)
+    return delay_beside(asked, engine, cached_blocks, engine.calls + others, context_tokens, queue_s=queue_s)
 
 
 def delay_beside(
-    asked: CallToPlace, engine: EngineView, held_blocks: int, calls: int, context_tokens: float, *, queue_s: float
+    asked: CallToPlace, engine: EngineView, cached_blocks: int, calls: int, context_tokens: float, *, queue_s: float
 ) -> DelayCost:
     """The delay of a call on `engine` beside so many `calls` with `context_tokens` in all, after waiting `queue_s`.
 
-    The engine has `held_blocks` of its prompt.
+    The engine has `cached_blocks` of its prompt.
     """
     output_tokens, slowness, costs = asked.output_tokens, engine.slowness, engine.cost_model
-    prefill_s, stall_s, later_s = _prompt_s(asked, engine, held_blocks, calls, queue_s)
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, queue_s)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
     if calls:
@@ -247,11 +247,11 @@ def delay_beside(
 
 
 def _prompt_s(
-    asked: CallToPlace, engine: EngineView, held_blocks: int, calls: int, queue_s: float
+    asked: CallToPlace, engine: EngineView, cached_blocks: int, calls: int, queue_s: float
 ) -> tuple[float, float, float]:
     """What computing the prompt takes behind `queue_s`, and by how much it delays the `calls` there, and later ones."""
     call, slowness, costs = asked.call, engine.slowness, engine.cost_model
-    cached_tokens = held_blocks * call.block_tokens
+    cached_tokens = cached_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
     drain_s = engine.drain_s(missed_tokens)
     added_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
@@ -270,34 +270,34 @@ def change_gain_s(
     There work of `ahead_s` is before it. `waits` are the blocks of its prompt that it finds there, and the node that
     the prompt ends at. What it would compute there for others is lost.
     """
-    held_blocks, leaf = waits
+    cached_blocks, leaf = waits
     call, here = asked.call, situation.engines[0]
     own_tokens = call.prompt_tokens + there.ledger.mean_output_tokens / 2
     context_tokens = max(0.0, there.context_tokens - own_tokens)
-    there_s = delay_beside(asked, there, held_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
+    there_s = delay_beside(asked, there, cached_blocks, there.calls - 1, context_tokens, queue_s=ahead_s).total_s
     blocks, ready_s = loads_of(call, situation, here)
     cost = delay_cost(asked, here, blocks, situation.now_s)
     cost.load_s = max(0.0, ready_s - cost.queue_s)
-    gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, held_blocks, leaf)
+    gain_s = there_s - cost.total_s - _lost_s(call.block_tokens, there, cached_blocks, leaf)
     return gain_s, asked.placed(here, blocks, cost, _MOVED)
 
 
 _MOVED: Final = Compared("moved")
 
 
-def _lost_s(block_tokens: int, there: EngineView, held_blocks: int, leaf: Node) -> float:
+def _lost_s(block_tokens: int, there: EngineView, cached_blocks: int, leaf: Node) -> float:
     """The prefill that others count on: blocks that the call computes there, and that other calls have booked too."""
     blocks = 0
     for node in leaf.path():
-        if node.end_blocks <= held_blocks:
+        if node.end_blocks <= cached_blocks:
             break
-        holding = node.held_by(there.engine_id)
+        holding = node.holding_of(there.engine_id)
         if holding is not None and holding.bookings > 1:
-            blocks += node.end_blocks - max(held_blocks, node.start_blocks)
+            blocks += node.end_blocks - max(cached_blocks, node.start_blocks)
     if not blocks:
         return 0.0
     return (
         FIRST_TOKEN_WEIGHT
         * there.slowness
-        * there.cost_model.prefill_time_s(blocks * block_tokens, held_blocks * block_tokens)
+        * there.cost_model.prefill_time_s(blocks * block_tokens, cached_blocks * block_tokens)
     )

@@ -88,7 +88,7 @@ class EngineView:
     context_tokens: float = 0.0
     """Their prompts, with half of the expected answer each."""
 
-    held_context_tokens: float = 0.0
+    unsent_context_tokens: float = 0.0
     """The part of them whose calls wait in the gateway."""
 
     queue: PrefillQueue = field(default_factory=PrefillQueue)
@@ -143,7 +143,7 @@ class EngineView:
         self.calls += 1
         self.context_tokens += context_tokens
         if sent_s is None:
-            self.held_context_tokens += context_tokens
+            self.unsent_context_tokens += context_tokens
             self.queue.add(prefill)
         else:
             self.queue.send(prefill, sent_s)
@@ -166,9 +166,9 @@ class EngineView:
         self.outstanding -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
-        held = self.queue.held
+        unsent = self.queue.unsent
         self.queue.leave(prefill, now_s)
-        if self.queue.held < held:
+        if self.queue.unsent < unsent:
             self._let_go(context_tokens)
         self.floor = None
 
@@ -255,14 +255,14 @@ class EngineView:
     @property
     def sent_iteration_s(self) -> float:
         """The same of the calls that the engine was sent: what its pace is compared with."""
-        calls = max(1, self.calls - self.queue.held)
-        return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.held_context_tokens)
+        calls = max(1, self.calls - self.queue.unsent)
+        return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.unsent_context_tokens)
 
     def find_floor(self) -> Floor:
         """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
         queue = self.queue
         until_s, least_s = -inf, 0.0
-        if (queue.held or queue.sent) and queue.expires_s == inf:
+        if (queue.unsent or queue.sent) and queue.expires_s == inf:
             drain_s = self.drain_s(queue.tokens) + queue.attention_s
             until_s, least_s = queue.head_s + drain_s, max(0.0, drain_s - queue.most_progress_s)
         self.floor = Floor(
@@ -284,14 +284,14 @@ class EngineView:
         queue = self.queue
         if queue.expires_s <= now_s:
             queue.expire(now_s)
-        if not queue.held and not queue.sent:
+        if not queue.unsent and not queue.sent:
             return 0.0
         if is_urgent and self.urgent_first:
             queue.find_late(now_s)
             return self.drain_s(queue.on_time_tokens)
-        held_share = 1.0 - passed_share
-        tokens = queue.sent_tokens + round(held_share * (queue.tokens - queue.sent_tokens))
-        attention_s = queue.sent_attention_s + held_share * (queue.attention_s - queue.sent_attention_s)
+        unsent_share = 1.0 - passed_share
+        tokens = queue.sent_tokens + round(unsent_share * (queue.tokens - queue.sent_tokens))
+        attention_s = queue.sent_attention_s + unsent_share * (queue.attention_s - queue.sent_attention_s)
         return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)
 
     def is_small(self, missed_tokens: int, cached_tokens: int) -> bool:
@@ -318,7 +318,7 @@ class EngineView:
 
     def _let_go(self, context_tokens: float) -> None:
         """A call waits in the gateway no more."""
-        self.held_context_tokens = self.held_context_tokens - context_tokens if self.queue.held else 0.0
+        self.unsent_context_tokens = self.unsent_context_tokens - context_tokens if self.queue.unsent else 0.0
 
     def drain_s(self, tokens: int) -> float:
         """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.
@@ -326,7 +326,7 @@ class EngineView:
         Each iteration has a token for each decode. The others are the prompts'.
         """
         costs, queue = self.cost_model, self.queue
-        decodes = self.calls - queue.held - queue.sent
+        decodes = self.calls - queue.unsent - queue.sent
         per_iteration = self.batch_tokens - decodes
         if 0 < tokens < per_iteration:
             return costs.forward.at(tokens + decodes) / costs.efficiency
@@ -339,4 +339,4 @@ class EngineView:
 
 def sent_calls(view: EngineView) -> int:
     """The calls that the engine was sent and has not ended."""
-    return view.outstanding - view.queue.held
+    return view.outstanding - view.queue.unsent

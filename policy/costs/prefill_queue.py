@@ -66,7 +66,7 @@ class Prefill:
 class PrefillQueue:
     """The waiting prefills of one engine. `tokens` and `attention_s` are their sums.
 
-    `on_time_tokens` are those of prefills on time. `held` counts the prefills of calls that wait in the gateway, and
+    `on_time_tokens` are those of prefills on time. `unsent` counts the prefills of calls that wait in the gateway, and
     `sent` those that the engine was sent and has not computed. `sent_tokens` and `sent_attention_s` are the sums of the
     latter, and `tokens_of` their tokens by precedence. `tenants` counts them by tenant. The oldest of them has been
     computed since `head_s`. `computed_tokens` and `computed_attention_s` are those of all that was computed, also
@@ -74,8 +74,8 @@ class PrefillQueue:
     """
 
     __slots__ = (
-        *("_begin_by", "_held", "_on_time", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
-        *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "held", "on_time_tokens"),
+        *("_begin_by", "_unsent", "_on_time", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
+        *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "unsent", "on_time_tokens"),
         *("sent", "sent_attention_s"),
         *("sent_tokens", "tenants", "tokens", "tokens_of"),
     )
@@ -87,25 +87,25 @@ class PrefillQueue:
         self.attention_s = self.sent_attention_s = 0.0
         self.computed_tokens = self.computed_attention_s = 0.0
         self._sent_time_s = self._own_time_s = 0.0
-        self._held: dict[Prefill, None] = {}
+        self._unsent: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
         self._on_time: dict[Prefill, None] = {}  # those of them that are on time
         self._rest: dict[Prefill, None] = {}  # those of them that nothing goes before
         self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
         self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap of what is on time; entries may be old
         self._order = count()
-        self.held = self.sent = 0
+        self.unsent = self.sent = 0
         self.head_s = 0.0
         self.expires_s = inf
 
     def __len__(self) -> int:
         """Prefills that wait, or are being computed."""
-        return self.held + self.sent
+        return self.unsent + self.sent
 
     def add(self, prefill: Prefill) -> None:
         """A call was placed here. It waits in the gateway."""
-        self._held[prefill] = None
-        self.held += 1
+        self._unsent[prefill] = None
+        self.unsent += 1
         self.tokens += prefill.tokens
         self.attention_s += prefill.attention_s
         if prefill.is_on_time:
@@ -114,9 +114,9 @@ class PrefillQueue:
     def send(self, prefill: Prefill, now_s: float) -> None:
         """The engine was sent the call, which has waited, or was placed here just now."""
         tokens, time_s, attention_s = prefill.tokens, prefill.time_s, prefill.attention_s
-        if prefill in self._held:
-            del self._held[prefill]
-            self.held -= 1
+        if prefill in self._unsent:
+            del self._unsent[prefill]
+            self.unsent -= 1
         else:
             self.tokens += tokens
             self.attention_s += attention_s
@@ -143,7 +143,7 @@ class PrefillQueue:
         if prefill in self._sent:
             self._add_computed(prefill, now_s, is_computed=is_computed)
             del self._sent[prefill]
-            if not self._sent and not self._held:
+            if not self._sent and not self._unsent:
                 self._clear()
                 return
             self.sent -= 1
@@ -159,9 +159,9 @@ class PrefillQueue:
                 while self._whole and self._whole[0][1] not in self._sent:
                     self._whole.popleft()
                 self.expires_s = self._whole[0][0] if self._whole else inf
-        elif prefill in self._held:
-            del self._held[prefill]
-            self.held -= 1
+        elif prefill in self._unsent:
+            del self._unsent[prefill]
+            self.unsent -= 1
         else:
             return
         self.tokens -= prefill.tokens
@@ -169,7 +169,7 @@ class PrefillQueue:
         self.attention_s -= prefill.attention_s
         if not self._sent:  # rounding ends with the calls
             self._sent_time_s = self._own_time_s = self.sent_attention_s = 0.0
-            if not self._held:
+            if not self._unsent:
                 self.attention_s = 0.0
 
     def _add_computed(self, prefill: Prefill, now_s: float, *, is_computed: bool) -> None:
@@ -201,7 +201,7 @@ class PrefillQueue:
         prefill.due_s = due_s
         if due_s < inf:
             self._count(prefill, is_on_time=True)
-            if prefill in self._sent or prefill in self._held:
+            if prefill in self._sent or prefill in self._unsent:
                 self._watch(prefill)
 
     def expire(self, now_s: float) -> None:
@@ -252,7 +252,7 @@ class PrefillQueue:
         is_sent = prefill in self._sent
         if is_sent:
             self._leave(prefill)
-        if is_sent or prefill in self._held:
+        if is_sent or prefill in self._unsent:
             self.on_time_tokens += prefill.tokens if is_on_time else -prefill.tokens
         prefill.is_on_time = is_on_time
         if is_sent:
@@ -306,14 +306,14 @@ class PrefillQueue:
     def check(self) -> None:
         """Assert the invariants; for tests."""
         for prefills, tokens, attention_s in (
-            ([*self._held, *self._sent], self.tokens, self.attention_s),
+            ([*self._unsent, *self._sent], self.tokens, self.attention_s),
             (list(self._sent), self.sent_tokens, self.sent_attention_s),
         ):
             assert tokens == sum(prefill.tokens for prefill in prefills)
             assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
-        assert (self.held, self.sent) == (len(self._held), len(self._sent))
+        assert (self.unsent, self.sent) == (len(self._unsent), len(self._sent))
         assert self.expires_s == (self._whole[0][0] if self._whole else inf)
-        waiting = [*self._held, *self._sent]
+        waiting = [*self._unsent, *self._sent]
         assert self.on_time_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_on_time)
         for precedence, tokens in enumerate(self.tokens_of):
             assert tokens == sum(prefill.tokens for prefill in self._sent if prefill.precedence == precedence)

@@ -246,19 +246,19 @@ class Demand:
         assert self._groups.total() <= active_calls
 
 
-def cached_blocks(call: Call, situation: Situation, engine: EngineView) -> int:
+def cached_prefix(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have in any tier, less one with the last prompt token."""
-    held_blocks = engine.tiers.held.held_blocks(situation.path)
-    return held_blocks if held_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
+    cached_blocks = engine.tiers.lowest.cached_blocks(situation.path)
+    return cached_blocks if cached_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
 
 
 def loads_of(call: Call, situation: Situation, engine: EngineView) -> Loads:
     """What need not be computed: what is on the accelerator, and what is worth bringing back from lower tiers."""
     if not engine.tiers.views:
-        return Loads(cached_blocks(call, situation, engine))
+        return Loads(cached_prefix(call, situation, engine))
     most_blocks, path = call.cacheable_blocks, situation.path
     return engine.tiers.loads(
-        lambda one: one.held_blocks(path), most_blocks, call.block_tokens, engine.cost_model, situation.now_s
+        lambda one: one.cached_blocks(path), most_blocks, call.block_tokens, engine.cost_model, situation.now_s
     )
 
 
@@ -266,7 +266,7 @@ def placed(
     call: Call,
     engine: EngineView,
     reason: str | None,
-    held_blocks: int,
+    cached_blocks: int,
     cost: Cost | None = None,
     *,
     meets_slo: bool | None = None,
@@ -274,11 +274,11 @@ def placed(
     decode_s: float = 0.0,
     compared: Compared | None = None,
 ) -> Placement:
-    """The placement of `call` on `engine`, which has `held_blocks` of its prompt.
+    """The placement of `call` on `engine`, which has `cached_blocks` of its prompt.
 
     Without a `reason`, the call exploits the cache if more than half of its prompt is there, and explores else.
     """
-    cached_tokens = held_blocks * call.block_tokens
+    cached_tokens = cached_blocks * call.block_tokens
     if reason is None:
         reason = PlacementReason.EXPLOIT if 2 * cached_tokens > call.prompt_tokens else PlacementReason.EXPLORE
     missed_tokens = call.prompt_tokens - cached_tokens

@@ -62,11 +62,11 @@ class Loads(NamedTuple):
 class TierViews:
     """All lower tiers of one engine: the `views`, the fastest first. The accelerator's residency is `device`.
 
-    `held` is the last one's residency: what the engine need not compute.
+    `lowest` is the last one's residency: what the engine need not compute.
     """
 
     def __init__(self, device: Residency, links: Sequence[TierLink]) -> None:
-        self.device = self.held = device
+        self.device = self.lowest = device
         self.views: list[TierView] = []
         self._links = links
 
@@ -85,7 +85,7 @@ class TierViews:
         if self.names != list(names):
             self.device.use_tiers(names)
             self.views = [TierView(one, link_of(one.tier, self._links)) for one in self.device.tiers]
-            self.held = self.device.widest
+            self.lowest = self.device.widest
 
     def forget_loads(self) -> None:
         """Another process serves: nothing is known of its loads."""
@@ -99,16 +99,16 @@ class TierViews:
                 view.free_tokens = max(0.0, view.free_tokens - tokens)
 
     def loads(
-        self, held: Callable[[Residency], int], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
+        self, cached: Callable[[Residency], int], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
     ) -> Loads:
-        """What need not be computed of a prompt, at most `most_blocks` of `block_tokens`; a residency has those `held`.
+        """What need not be computed of a prompt, at most `most_blocks` of `block_tokens`; `cached` are a residency's.
 
         The engine has it on its accelerator, or brings it back, if that takes less time than computing it, with what
         waits for the link.
         """
-        blocks, ready_s = min(most_blocks, held(self.device)), 0.0
+        blocks, ready_s = min(most_blocks, cached(self.device)), 0.0
         for view in self.views:
-            reached = min(most_blocks, held(view.residency))
+            reached = min(most_blocks, cached(view.residency))
             if reached > blocks:
                 tokens = (reached - blocks) * block_tokens
                 load_s = view.queue.wait_s(now_s) + view.load_s(tokens)
@@ -130,7 +130,7 @@ class TierViews:
         path = [] if is_booked else [Segment(node, len(node)) for node in leaf.path()][::-1]
         loaded, blocks, cached_blocks = [], 0, placement.cached_tokens // block_tokens
         for one in (self.device, *(view.residency for view in self.views)):
-            reached = min(cached_blocks, one.ready_blocks(leaf) if is_booked else one.held_blocks(path))
+            reached = min(cached_blocks, one.ready_blocks(leaf) if is_booked else one.cached_blocks(path))
             if one is not self.device and reached > blocks:
                 loaded.append((one.tier, (reached - blocks) * block_tokens))
             blocks = max(blocks, reached)

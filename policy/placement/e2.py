@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Placement, PlacementReason
 
@@ -31,13 +31,13 @@ class LoadCost:
 
 def e2(call: Call, situation: Situation) -> Placement:
     """Exploit if more tokens of the prompt are cached than missed, else explore (algorithm 1)."""
-    held = {engine: cached_blocks(call, situation, engine) for engine in situation.engines}
-    cached_len = max(held.values()) * call.block_tokens
+    cached = {engine: cached_prefix(call, situation, engine) for engine in situation.engines}
+    cached_len = max(cached.values()) * call.block_tokens
     reason, candidates = PlacementReason.EXPLORE, list(situation.engines)
     if call.prompt_tokens - cached_len < cached_len:
-        reason, candidates = PlacementReason.EXPLOIT, holders_of_key_portion(situation.path, held)
-    cost, engine = _cheapest(call, situation, candidates, held)
-    return placed(call, engine, reason, held[engine], cost)
+        reason, candidates = PlacementReason.EXPLOIT, holders_of_key_portion(situation.path, cached)
+    cost, engine = _cheapest(call, situation, candidates, cached)
+    return placed(call, engine, reason, cached[engine], cost)
 
 
 def load_cost(call: Call, situation: Situation, engine: EngineView, cached_tokens: int) -> LoadCost:
@@ -68,26 +68,26 @@ def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed
     return total_s
 
 
-def holders_of_key_portion(path: Sequence[Segment], held: Mapping[EngineView, int]) -> list[EngineView]:
+def holders_of_key_portion(path: Sequence[Segment], cached: Mapping[EngineView, int]) -> list[EngineView]:
     """The engines that hold the key portion: the node with the most tokens on the matched path; ties: the deepest.
 
-    `held` has the number of path blocks that each engine holds. Blocks that no engine holds do not count as matched. An
+    `cached` has the number of path blocks in each engine's cache. Blocks that no engine has do not count as matched. An
     engine holds the node if it has all blocks before the node, and at least half as many of the node's blocks as the
     engine with the most. With less than half, E2's rule (more tokens cached than missed) would not call it cached.
     """
-    matched = max(held.values())
+    matched = max(cached.values())
     key_start = key_blocks = start = 0
     for segment in path:
         blocks = min(segment.blocks, matched - start)
         if blocks >= key_blocks:
             key_start, key_blocks = start, blocks
         start += segment.blocks
-    return [engine for engine, blocks in held.items() if 2 * (blocks - key_start) >= key_blocks]
+    return [engine for engine, blocks in cached.items() if 2 * (blocks - key_start) >= key_blocks]
 
 
 def _cheapest(
-    call: Call, situation: Situation, candidates: Sequence[EngineView], held: Mapping[EngineView, int]
+    call: Call, situation: Situation, candidates: Sequence[EngineView], cached: Mapping[EngineView, int]
 ) -> tuple[LoadCost, EngineView]:
     """The cheapest engine and its cost. Ties: the fewest outstanding calls, then the first (the paper has no rule)."""
-    costs = [(load_cost(call, situation, engine, held[engine] * call.block_tokens), engine) for engine in candidates]
+    costs = [(load_cost(call, situation, engine, cached[engine] * call.block_tokens), engine) for engine in candidates]
     return min(costs, key=lambda pair: (pair[0].total_s, pair[1].outstanding))

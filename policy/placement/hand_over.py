@@ -7,7 +7,7 @@ most `SHARE` of its time on that. So no burst of prefills follows a drain, and w
 from __future__ import annotations
 
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Situation, cached_blocks
+from plait.policy.costs.situation import Situation, cached_prefix
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
@@ -47,11 +47,11 @@ class HandOver:
         others = [engine for engine in situation.engines if engine.engine_id not in self.leaving]
         if not others:
             return situation
-        most = max(cached_blocks(call, situation, engine) for engine in others)
+        most = max(cached_prefix(call, situation, engine) for engine in others)
         keepers = [
             engine
             for engine in situation.engines
-            if engine.engine_id in self.leaving and cached_blocks(call, situation, engine) > most
+            if engine.engine_id in self.leaving and cached_prefix(call, situation, engine) > most
         ]
         if not keepers:
             return situation._replace(engines=others)
@@ -66,9 +66,9 @@ class HandOver:
             return
         path, engine_id, cached_tokens = tree.match(call.block_hashes), placement.engine_id, placement.cached_tokens
         for leaving in self.leaving.values():
-            held_tokens = min(call.cacheable_blocks, leaving.tiers.held.held_blocks(path)) * call.block_tokens
-            if held_tokens > cached_tokens:
-                took_s = leaving.cost_model.prefill_time_s(held_tokens - cached_tokens, cached_tokens)
+            found_tokens = min(call.cacheable_blocks, leaving.tiers.lowest.cached_blocks(path)) * call.block_tokens
+            if found_tokens > cached_tokens:
+                took_s = leaving.cost_model.prefill_time_s(found_tokens - cached_tokens, cached_tokens)
                 begins_s = max(now_s, self._spent_until_s.get(engine_id, now_s))
                 self._spent_until_s[engine_id] = begins_s + took_s / SHARE
-                cached_tokens = held_tokens
+                cached_tokens = found_tokens

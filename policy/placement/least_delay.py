@@ -84,7 +84,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     if rule == "least_delay" and not asked.ttft_s == asked.jct_s == inf and _cheapest(offers) is not best:
         rule = "ttft"
     compared = Compared(rule, offers, len(engines), others_s)
-    return asked.placed(best.engine, best.held_blocks, best.cost, compared)
+    return asked.placed(best.engine, best.cached_blocks, best.cost, compared)
 
 
 _ONLY_ENGINE: Final = Compared("only_engine", engines=1)
@@ -240,7 +240,7 @@ def longest(
 
     `offers` are those of all engines, or none.
     """
-    held: dict[int, int] = {}
+    cached: dict[int, int] = {}
     best = 0
     for segment in reversed(situation.path):
         if best and best >= min(asked.call.cacheable_blocks, segment.node.start_blocks + segment.blocks):
@@ -248,12 +248,12 @@ def longest(
         node = segment.node
         first_id, others = node.first.engine_id if node.first is not None else None, node.others
         for place, engine in enumerate(engines):
-            held_id = engine.tiers.held.engine_id
-            if (held_id == first_id or held_id in others) and place not in held:
-                blocks = offers[place].held_blocks if offers else loads_of(asked.call, situation, engine).blocks
-                held[place] = blocks
+            lowest_id = engine.tiers.lowest.engine_id
+            if (lowest_id == first_id or lowest_id in others) and place not in cached:
+                blocks = offers[place].cached_blocks if offers else loads_of(asked.call, situation, engine).blocks
+                cached[place] = blocks
                 best = max(best, blocks)
-    holders = [place for place, found in held.items() if found == best]
+    holders = [place for place, found in cached.items() if found == best]
     return Longest(best, holders) if best and len(holders) < len(engines) else None
 
 
@@ -342,7 +342,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         if not waits:
             queue_s = 0.0
         fixed_s = weight * queue_s + output_tokens * iteration_s + deeper_s * deepening
-        own_s, half_s, added_s, later = prefills[most_blocks.get(engine.tiers.held.engine_id, 0)]
+        own_s, half_s, added_s, later = prefills[most_blocks.get(engine.tiers.lowest.engine_id, 0)]
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:
             wait_s = most_wait_s
@@ -385,9 +385,9 @@ def _prefills(
     return most_blocks, {blocks: _least_prefill(asked, models, blocks) for blocks in {0, *most_blocks.values()}}
 
 
-def _least_prefill(asked: CallToPlace, models: Collection[CostModel], held_blocks: int) -> _Prefill:
+def _least_prefill(asked: CallToPlace, models: Collection[CostModel], cached_blocks: int) -> _Prefill:
     call = asked.call
-    cached_tokens = held_blocks * call.block_tokens
+    cached_tokens = cached_blocks * call.block_tokens
     if cached_tokens >= call.prompt_tokens:  # the last token is always computed
         cached_tokens = call.cacheable_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
@@ -426,7 +426,7 @@ def best_for_group(asked: CallToPlace, siblings: int, offers: Sequence[Offer]) -
 
     Of the engines that are used, the call goes where it costs least once the prefix is there.
     """
-    shared_blocks = max(one.held_blocks for one in offers)
+    shared_blocks = max(one.cached_blocks for one in offers)
     places = [_place(asked, one, shared_blocks) for one in sorted(offers, key=lambda one: one.rank)]
     return min(used(places, siblings + 1), key=lambda one: one.first_s).offer
 

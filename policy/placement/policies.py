@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Situation, cached_blocks, placed
+from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.e2 import e2
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -59,7 +59,7 @@ def by_name(*policies: Policy) -> dict[str, Policy]:
 def round_robin(call: Call, situation: Situation) -> Placement:
     """Each engine in turn."""
     engine = situation.engines[situation.turn % len(situation.engines)]
-    return placed(call, engine, PlacementReason.ROUND_ROBIN, cached_blocks(call, situation, engine))
+    return placed(call, engine, PlacementReason.ROUND_ROBIN, cached_prefix(call, situation, engine))
 
 
 def least_outstanding(call: Call, situation: Situation) -> Placement:
@@ -67,7 +67,7 @@ def least_outstanding(call: Call, situation: Situation) -> Placement:
     fewest = min(engine.outstanding for engine in situation.engines)
     idle = [engine for engine in situation.engines if engine.outstanding == fewest]
     engine = idle[situation.turn % len(idle)]
-    return placed(call, engine, PlacementReason.LEAST_OUTSTANDING, cached_blocks(call, situation, engine))
+    return placed(call, engine, PlacementReason.LEAST_OUTSTANDING, cached_prefix(call, situation, engine))
 
 
 POLICIES: Final = by_name(
@@ -86,6 +86,6 @@ def continued(engine_id: str, call: Call, situation: Situation) -> Placement | N
     """The placement of `call` on this engine; None if that is not among those of the situation."""
     for engine in situation.engines:
         if engine.engine_id == engine_id:
-            held_blocks = cached_blocks(call, situation, engine)
-            return placed(call, engine, PlacementReason.CONTINUE, held_blocks, compared=_CONTINUES)
+            cached_blocks = cached_prefix(call, situation, engine)
+            return placed(call, engine, PlacementReason.CONTINUE, cached_blocks, compared=_CONTINUES)
     return None

@@ -50,10 +50,10 @@ def prefix_id(node: Node) -> str:
     return f"{node.hashes[-1]:016x}"[:6]
 
 
-def held_shares(node: Node) -> dict[str, float]:
+def cached_shares(node: Node) -> dict[str, float]:
     """Which part of the prefix that ends with a node each engine holds, or is expected to."""
     blocks = dict[str, int]()
     for part in node.path():
         for engine_id, holding in part.holdings.items():
-            blocks[engine_id] = blocks.get(engine_id, 0) + holding.held_blocks
-    return {engine_id: held / node.end_blocks for engine_id, held in blocks.items() if held}
+            blocks[engine_id] = blocks.get(engine_id, 0) + holding.cached_blocks
+    return {engine_id: cached / node.end_blocks for engine_id, cached in blocks.items() if cached}

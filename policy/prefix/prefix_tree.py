@@ -92,14 +92,14 @@ class Node:
         """The holdings by engine, the oldest first: a copy."""
         return {} if self.first is None else {self.first.engine_id: self.first, **self.others}
 
-    def held_by(self, engine_id: str) -> Holding | None:
+    def holding_of(self, engine_id: str) -> Holding | None:
         """The engine's holding, if it has one."""
         first = self.first
         return first if first is not None and first.engine_id == engine_id else self.others.get(engine_id)
 
     def holding(self, engine_id: str) -> Holding:
         """The engine's holding, made if absent; `drop_unused` removes it once it is empty."""
-        holding = self.held_by(engine_id)
+        holding = self.holding_of(engine_id)
         if holding is None:
             holding = Holding(self, engine_id)
             self.add_holding(holding)
@@ -134,7 +134,7 @@ class Node:
 
         Every engine has the blocks of both in use since the same time, so the order of eviction stays the same.
         """
-        return all(holding.can_join(lower.held_by(engine_id)) for engine_id, holding in self.holdings.items())
+        return all(holding.can_join(lower.holding_of(engine_id)) for engine_id, holding in self.holdings.items())
 
     def common_blocks(self, offset: int, hashes: Sequence[int], start: int) -> int:
         """How many leading blocks `self.hashes[offset:]` and `hashes[start:]` share. The chain allows a bisection."""
@@ -200,18 +200,18 @@ class Holding:
         self.newer: Holding | None = None
 
     def __bool__(self) -> bool:
-        return self.held or self.sharers > 0
+        return self.is_cached or self.sharers > 0
 
     def __repr__(self) -> str:
         return f"Holding(resident={self.resident_blocks}, bookings={self.bookings}, sharers={self.sharers})"
 
     @property
-    def held(self) -> bool:
+    def is_cached(self) -> bool:
         """Whether blocks of the node are resident or expected. Only then the holding is in the order of use."""
         return self.resident_blocks > 0 or self.bookings > 0
 
     @property
-    def held_blocks(self) -> int:
+    def cached_blocks(self) -> int:
         """Leading blocks of the node that are resident or expected, and not expected to be evicted."""
         return len(self.node.hashes) if self.bookings else self.resident_blocks - self.leaving_blocks
 
@@ -237,7 +237,7 @@ class Holding:
         if below is None:
             return not self.bookings and not self.sharers
         calls, calls_below = (self.bookings, self.sharers, self.waiting), (below.bookings, below.sharers, below.waiting)
-        return calls == calls_below and (not below.held or self.older is below)
+        return calls == calls_below and (not below.is_cached or self.older is below)
 
     def join(self, above: Holding) -> None:
         """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
@@ -267,7 +267,9 @@ class Holding:
         assert 0 <= self.leaving_blocks <= self.resident_blocks
         assert 0 <= self.waiting <= self.bookings
         assert self.sharers >= 0
-        assert self.held == (self.newer is not None) == (self.older is not None), f"{node}: in the order of use or not?"
+        assert self.is_cached == (self.newer is not None) == (self.older is not None), (
+            f"{node}: in the order of use or not?"
+        )
 
 
 class Segment(NamedTuple):

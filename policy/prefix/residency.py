@@ -71,7 +71,7 @@ class Residency:
 
     def book_as(self, engine_id: str, order: UseOrder) -> None:
         """Take over the calls that are booked in another tier of the engine, or share blocks there."""
-        for holding in [node.held_by(engine_id) for node in self._tree.nodes()]:
+        for holding in [node.holding_of(engine_id) for node in self._tree.nodes()]:
             if holding is not None and (holding.bookings or holding.sharers):
                 own = holding.node.holding(self.engine_id)
                 own.bookings, own.waiting, own.sharers = holding.bookings, holding.waiting, holding.sharers
@@ -88,13 +88,13 @@ class Residency:
         """The engine is gone, or has this tier no more."""
         self.resident.clear()
         for node in list(self._tree.nodes()):
-            holding = node.held_by(self.engine_id)
+            holding = node.holding_of(self.engine_id)
             if holding is not None:
                 holding.bookings = holding.waiting = holding.sharers = 0
                 node.drop_unused(holding)
         self._tree.ends.pop(self.engine_id, None)
 
-    def held_blocks(self, path: Sequence[Segment]) -> int:
+    def cached_blocks(self, path: Sequence[Segment]) -> int:
         """The length of the longest run of blocks from the root of `path` that is resident or expected here.
 
         Of a node, blocks that are expected to be evicted for a booked call do not count, unless calls span the node.
@@ -153,7 +153,7 @@ class Residency:
         if self.lower is not None:
             self.lower.send(leaf)
         for node in leaf.path():
-            holding = node.held_by(self.engine_id)
+            holding = node.holding_of(self.engine_id)
             assert holding is not None
             holding.waiting -= 1
 
@@ -224,18 +224,18 @@ class Residency:
             yield holding.node, taken
 
     def expect_eviction(self, blocks: int) -> list[Victim]:
-        """A booked call needs `blocks` more than are free. The blocks that LRU evicts then no longer count as held."""
+        """A booked call needs `blocks` more than are free. The blocks that LRU evicts then count as cached no more."""
         victims = [victim for victim in self.victims(blocks) if victim[1]]
         for node, taken in victims:
             node.holding(self.engine_id).leaving_blocks += taken
         return victims
 
     def end_expectation(self, victims: Sequence[Victim]) -> None:
-        """The call's prompt is computed, or the call has ended. `victims` that were not evicted count as held again."""
+        """The call's prompt is computed, or the call has ended. `victims` that were not evicted count as cached."""
         for victim, taken in victims:
             rest = taken
             for node in victim.path():  # a split since then moved part of the node to an ancestor
-                holding = node.held_by(self.engine_id)
+                holding = node.holding_of(self.engine_id)
                 spared = min(rest, holding.leaving_blocks) if holding is not None else 0
                 if holding is not None:
                     holding.leaving_blocks -= spared
@@ -286,7 +286,7 @@ class Residency:
         assert not any(holding.bookings for holding in free)
         assert all(one.used <= next_one.used for one, next_one in pairwise(free))
         position = {holding.node: place for place, holding in enumerate(ordered)}
-        assert position.keys() == {node for node in nodes if node.holdings[self.engine_id].held}
+        assert position.keys() == {node for node in nodes if node.holdings[self.engine_id].is_cached}
         assert all(holding is holding.node.holdings[self.engine_id] for holding in ordered)
         for node, place in position.items():
             parent = node.parent

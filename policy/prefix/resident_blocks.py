@@ -23,7 +23,7 @@ class ResidentBlocks:
 
     def of(self, node: Node) -> int:
         """How many leading blocks of a node are resident."""
-        holding = node.held_by(self._engine_id)
+        holding = node.holding_of(self._engine_id)
         return 0 if holding is None else holding.resident_blocks
 
     def apply(self, removed: Iterable[int], stored: Iterable[Run], left: set[int] | None = None) -> list[Node]:
@@ -167,7 +167,7 @@ class BlockFinder:
             return node, node.holding(self._engine_id).resident_blocks - 1
         node = self._index().get(block)
         while node is not None:
-            holding = node.held_by(self._engine_id)
+            holding = node.holding_of(self._engine_id)
             resident = node.hashes[: holding.resident_blocks] if holding is not None else ()
             if block in resident:
                 return node, resident.index(block)

@@ -53,4 +53,4 @@ def report(
 
 def cached(router: Router, text: str, engine: str = "a") -> int:
     """Tree blocks of a prompt that the engine is expected to have."""
-    return router.engines[engine].view.residency.held_blocks(router.tree.match(hashes(text)))
+    return router.engines[engine].view.residency.cached_blocks(router.tree.match(hashes(text)))

@@ -51,7 +51,7 @@ class Engine:
         self.evictions.computed(call)
 
     def held(self, text: str) -> int:
-        return self.residency.held_blocks(self.tree.match(hashes(text)))
+        return self.residency.cached_blocks(self.tree.match(hashes(text)))
 
 
 def test_a_prompt_evicts_what_it_needs_beyond_the_free_room() -> None:

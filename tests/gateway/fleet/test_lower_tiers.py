@@ -143,7 +143,7 @@ def told_by(state: CacheState, host: LowerTier) -> CacheState:
 def held(router: Router, text: str) -> tuple[int, int]:
     """Tree blocks of a prompt on the accelerator, and with what is in host memory."""
     device, path = router.engines["a"].view.residency, router.tree.match(hashes(text))
-    return device.held_blocks(path), device.widest.held_blocks(path)
+    return device.cached_blocks(path), device.widest.cached_blocks(path)
 
 
 def run_of(text: str, begin: int) -> StoredRun:
@@ -233,17 +233,17 @@ def test_what_is_brought_back_in_time_for_its_turn_costs_nothing() -> None:
     path = tree.match(hashes("abcd"))
     costs = replace(COSTS, context_s=0.0)
 
-    def held_blocks(one: Residency) -> int:
-        return one.held_blocks(path)
+    def cached_blocks(one: Residency) -> int:
+        return one.cached_blocks(path)
 
-    loads = tiers.loads(held_blocks, 4, 64, costs, 0.0)
+    loads = tiers.loads(cached_blocks, 4, 64, costs, 0.0)
     assert loads.blocks == 4
     assert loads.ready_s == pytest.approx(256e-4)
     tiers.views[0].queue.load(0.0, 1.0)
-    assert tiers.loads(held_blocks, 4, 64, costs, 0.0) == (0, 0.0), (
+    assert tiers.loads(cached_blocks, 4, 64, costs, 0.0) == (0, 0.0), (
         "computing is sooner done than what waits for the link"
     )
-    assert tiers.loads(held_blocks, 4, 64, costs, 0.999).blocks == 4
+    assert tiers.loads(cached_blocks, 4, 64, costs, 0.999).blocks == 4
 
 
 def test_a_tier_that_appears_has_what_the_accelerator_has() -> None:

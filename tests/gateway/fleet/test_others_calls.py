@@ -62,14 +62,14 @@ def test_it_waits_decodes_and_ends_as_the_engine_says() -> None:
     view = router.engines["a"].view
     router.report("a", report([other()]), 1.0)
     assert (view.calls, view.outstanding, view.reported, view.queue.tokens) == (1, 0, 1, 257)
-    assert view.residency.held_blocks(router.tree.match(HASHES)) == 4, "its prefix is expected"
+    assert view.residency.cached_blocks(router.tree.match(HASHES)) == 4, "its prefix is expected"
     router.check()
     router.report("a", report([other(computed=True)]), 2.0)
     assert (view.calls, view.queue.tokens) == (1, 0)
     assert view.context_tokens > 257
     router.report("a", report([], 1), 3.0)
     assert loads(router) == (0, 0, 0.0)
-    assert view.residency.held_blocks(router.tree.match(HASHES)) == 0, "the report would have had its blocks"
+    assert view.residency.cached_blocks(router.tree.match(HASHES)) == 0, "the report would have had its blocks"
     router.check()
 
 

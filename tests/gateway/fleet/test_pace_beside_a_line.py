@@ -49,5 +49,5 @@ def test_calls_that_wait_in_the_gateway_make_no_engine_look_fast(router: Router,
         router.send(booking, ends_s)
     for booking in line:
         router.release(booking, ends_s, delivered=False)
-    assert router.engines["a"].view.held_context_tokens == 0.0
+    assert router.engines["a"].view.unsent_context_tokens == 0.0
     router.check()

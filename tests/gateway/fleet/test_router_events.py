@@ -99,7 +99,7 @@ class Fleet(RuleBasedStateMachine):
         coming = [prefix for _, prefix in fake.unconfirmed]
         placed = [booking for booking in self.running if booking.placement.engine_id == engine]
         coming += [
-            self.running[booking] for booking in placed if not only_sent or booking.state is not BookingState.HELD
+            self.running[booking] for booking in placed if not only_sent or booking.state is not BookingState.WAITING
         ]
         return fake.known.union(*map(beginnings, coming))
 
@@ -141,7 +141,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def send(self, which: int) -> None:
         """A call that has waited finds what is there by then, and what the calls sent before it bring."""
-        if (booking := self.some(which, BookingState.HELD)) is not None:
+        if (booking := self.some(which, BookingState.WAITING)) is not None:
             ready = self.expected(booking.placement.engine_id, only_sent=True)
             self.router.send(booking, self.now_s)
             assert (booking.state, booking.sent_s) == (BookingState.SENT, self.now_s)
@@ -165,13 +165,13 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 99))
     def answer_what_was_not_sent(self, which: int) -> None:
-        if (booking := self.some(which, BookingState.HELD)) is not None:
+        if (booking := self.some(which, BookingState.WAITING)) is not None:
             before = state(self.router)
             with pytest.raises(BookingTransitionError):
                 self.router.first_token(booking, self.now_s)
             with pytest.raises(BookingTransitionError):
                 self.router.settle(booking, CallUsage(1, 1), self.now_s)
-            assert (state(self.router), booking.state) == (before, BookingState.HELD)
+            assert (state(self.router), booking.state) == (before, BookingState.WAITING)
 
     @precondition(lambda self: self.running)
     @rule(
@@ -195,7 +195,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), delivered=st.booleans(), stores=st.integers(0, 6))
     def release(self, which: int, delivered: bool, stores: int) -> None:
         booking = list(self.running)[which % len(self.running)]
-        delivered = delivered and booking.state is not BookingState.HELD
+        delivered = delivered and booking.state is not BookingState.WAITING
         self.router.release(booking, self.now_s, delivered=delivered)
         if delivered:
             self.end(booking, stores)
@@ -312,7 +312,7 @@ class Fleet(RuleBasedStateMachine):
         for engine_id, engine in self.router.engines.items():
             mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
             assert engine.view.outstanding == len(mine)
-            assert engine.view.queue.held == sum(booking.state is BookingState.HELD for booking in mine)
+            assert engine.view.queue.unsent == sum(booking.state is BookingState.WAITING for booking in mine)
             known = self.fakes[engine_id].known
             assert engine.view.residency.resident.blocks == len(known)
             believed = {block for block, held in blocks(self.router, engine_id).items() if held[0] or held[1]}
@@ -323,7 +323,7 @@ class Fleet(RuleBasedStateMachine):
         if not hasattr(self, "router"):
             return
         for number, booking in enumerate(list(self.running)):
-            if booking.state is BookingState.HELD:
+            if booking.state is BookingState.WAITING:
                 self.router.send(booking, self.now_s)
             if number % 2:
                 self.router.settle(booking, CallUsage(1, 1), self.now_s)
@@ -361,7 +361,7 @@ def state(router: Router) -> dict[str, Any]:
             engine_id: (
                 engine.view.outstanding,
                 engine.view.queue.tokens,
-                engine.view.queue.held,
+                engine.view.queue.unsent,
                 engine.view.free_tokens,
                 len(engine.view.ledger),
                 round(engine.view.ledger.window_cost_s(), 9),

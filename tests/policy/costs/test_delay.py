@@ -18,7 +18,7 @@ from plait.policy.costs.delay import CallToPlace, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.prefill_queue import Prefill
-from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_blocks
+from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_prefix
 from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -95,8 +95,8 @@ CASES = [
 def test_the_delay_by_hand(name: str, engine: Engine, parts: tuple[float, ...]) -> None:
     assert name
     (view,) = situation(engine).engines
-    held_blocks = 6 if engine.cached else 0
-    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, held_blocks, 0.0)
+    cached_blocks = 6 if engine.cached else 0
+    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, cached_blocks, 0.0)
     attention_s = 0.00061
     stalled = len(engine.contexts) / 2
     got = (cost.queue_s, cost.prefill_s - attention_s, cost.decode_s, cost.stall_s - stalled * attention_s, cost.slow_s)
@@ -255,7 +255,7 @@ def seconds_by_iteration(engine: Engine, tokens: int) -> float:
     return seconds
 
 
-def held_blocks(engine: Engine, prompt: str) -> int:
+def cached_blocks(engine: Engine, prompt: str) -> int:
     common = next((n for n, (a, b) in enumerate(zip(engine.cached, prompt, strict=False)) if a != b), None)
     return min(len(engine.cached), len(prompt)) if common is None else common
 
@@ -277,7 +277,7 @@ def naive(engine: Engine, prompt: str, held: int, rate_s: float = COMING.rate_s)
 
 
 def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
-    held = [held_blocks(engine, prompt) for engine in engines]
+    held = [cached_blocks(engine, prompt) for engine in engines]
     costs = [naive(engine, prompt, blocks) for engine, blocks in zip(engines, held, strict=True)]
     most = max(held)
     holders = [cost for cost, blocks in zip(costs, held, strict=True) if blocks == most]
@@ -350,7 +350,7 @@ def choice(
 @CHOICES
 def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
-    blocks = max(cached_blocks(asked.call, fleet, view) for view in fleet.engines)
+    blocks = max(cached_prefix(asked.call, fleet, view) for view in fleet.engines)
     for view, floor_s, with_copy_s in zip(
         fleet.engines, *floors(asked, fleet, fleet.engines, blocks or 1), strict=True
     ):

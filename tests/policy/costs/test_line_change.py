@@ -22,9 +22,9 @@ from tests.policy.costs.test_delay import (
     COSTS,
     ENGINES,
     Engine,
+    cached_blocks,
     call_of,
     hashes,
-    held_blocks,
     naive,
     seconds_by_iteration,
     situation,
@@ -59,14 +59,14 @@ class Change:
         tree = there.residency._tree
         for block in hashes(PROMPT)[self.kept_blocks :]:
             there.residency.resident.remove(block)
-        held_blocks = there.residency.held_blocks(tree.match(hashes(PROMPT)))
+        cached_blocks = there.residency.cached_blocks(tree.match(hashes(PROMPT)))
         leaf = hold(there, tree, PROMPT)
         for other in self.others:
             there.residency.book(tree.insert(hashes(other)))
         before = there.calls, there.context_tokens, here.calls, len(tree)
         moment = Situation(tree.match(hashes(PROMPT)), [here], 0, 0.0, fleet.traffic)
         asked = CallToPlace.of(call_of(PROMPT)._replace(slo=self.slo, arrived_s=-self.age_s), moment)
-        found = change_gain_s(asked, moment, there, self.ahead_s, (held_blocks, leaf))
+        found = change_gain_s(asked, moment, there, self.ahead_s, (cached_blocks, leaf))
         assert (there.calls, there.context_tokens, here.calls, len(tree)) == before, "nothing has changed"
         return found
 
@@ -77,7 +77,7 @@ class Change:
 def hold(there: EngineView, tree: PrefixTree, prompt: str) -> Node:
     """The call waits there, and counts in all sums."""
     call, leaf = call_of(prompt), tree.insert(hashes(prompt))
-    missed_tokens = call.prompt_tokens - 10 * there.residency.held_blocks(tree.match(hashes(prompt)))
+    missed_tokens = call.prompt_tokens - 10 * there.residency.cached_blocks(tree.match(hashes(prompt)))
     there.residency.book(leaf)
     prefill_s = COSTS.prefill_time_s(missed_tokens)
     there.begin(call.prompt_tokens + there.ledger.mean_output_tokens / 2, Prefill(missed_tokens, prefill_s, 0.0, 0.0))
@@ -193,7 +193,7 @@ def test_the_gain_is_the_difference_of_the_two_delays(
 
 def delay_s(engine: Engine) -> float:
     """The delay of the prompt on an engine, while no other calls come."""
-    return naive(engine, PROMPT, held_blocks(engine, PROMPT), 0.0)[0]
+    return naive(engine, PROMPT, cached_blocks(engine, PROMPT), 0.0)[0]
 
 
 def common(one: str, other: str) -> int:

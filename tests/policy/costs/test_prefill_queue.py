@@ -60,11 +60,11 @@ def test_what_waits_in_the_gateway_makes_no_progress() -> None:
 def test_what_was_sent_is_a_part_of_what_was_placed() -> None:
     first, second = prefill(1024), prefill(2048)
     queue = new_queue(first, held=(second,))
-    assert (queue.held, queue.sent, len(queue)) == (1, 1, 2)
+    assert (queue.unsent, queue.sent, len(queue)) == (1, 1, 2)
     assert (queue.tokens, queue.sent_tokens) == (3072, 1024)
     assert (queue.attention_s, queue.sent_attention_s) == (0.375, 0.125)
     queue.send(second, 0.5)
-    assert (queue.held, queue.sent, queue.sent_tokens, queue.sent_attention_s) == (0, 2, 3072, 0.375)
+    assert (queue.unsent, queue.sent, queue.sent_tokens, queue.sent_attention_s) == (0, 2, 3072, 0.375)
     assert queue.progress_s(0.75) == 0.75, "the first one goes on"
 
 
@@ -73,7 +73,7 @@ def test_a_call_that_does_not_wait_any_more_leaves_once() -> None:
     queue = new_queue(first, second, held=(third,))
     for _ in range(2):
         queue.leave(third, 0.5)
-        assert (queue.tokens, queue.held, queue.progress_s(0.5)) == (1536, 0, 0.5)
+        assert (queue.tokens, queue.unsent, queue.progress_s(0.5)) == (1536, 0, 0.5)
     for _ in range(2):
         queue.leave(first, 0.75)
         assert (queue.tokens, queue.sent_tokens, queue.progress_s(1.0)) == (512, 512, 0.25)
@@ -284,7 +284,7 @@ def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, flo
 
 
 def check_sums(queue: PrefillQueue, oracle: Oracle, now_s: float) -> None:
-    assert (queue.held, queue.sent, len(queue)) == (len(oracle.held), len(oracle.sent), len(oracle.all))
+    assert (queue.unsent, queue.sent, len(queue)) == (len(oracle.held), len(oracle.sent), len(oracle.all))
     assert queue.tokens == sum(one.tokens for one in oracle.all)
     assert queue.attention_s == sum(one.attention_s for one in oracle.all)
     assert queue.sent_tokens == sum(one.tokens for one in oracle.sent)

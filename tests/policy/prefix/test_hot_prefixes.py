@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.prefix import hot_prefixes as module
-from plait.policy.prefix.hot_prefixes import held_shares, hot_prefixes, prefix_id
+from plait.policy.prefix.hot_prefixes import cached_shares, hot_prefixes, prefix_id
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 
@@ -67,4 +67,4 @@ def test_an_engine_holds_a_part() -> None:
     engines["b"].resident.store(None, [1, 2])
     call(tree, 1, 2, 3, 4, times=4)
     (node,) = hot_prefixes(tree, 0.0, (), 5)
-    assert held_shares(node) == {"a": 1.0, "b": 0.5}
+    assert cached_shares(node) == {"a": 1.0, "b": 0.5}

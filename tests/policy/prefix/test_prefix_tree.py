@@ -165,8 +165,12 @@ def test_a_split_leaves_holdings_on_both_parts() -> None:
     leaf.holding("resident").resident_blocks = 3
     leaf.holding("little").resident_blocks = 1
     upper = tree.split(leaf, 2)
-    assert {name: one.held_blocks for name, one in upper.holdings.items()} == {"booked": 2, "resident": 2, "little": 1}
-    assert {name: one.held_blocks for name, one in leaf.holdings.items()} == {"booked": 2, "resident": 1}
+    assert {name: one.cached_blocks for name, one in upper.holdings.items()} == {
+        "booked": 2,
+        "resident": 2,
+        "little": 1,
+    }
+    assert {name: one.cached_blocks for name, one in leaf.holdings.items()} == {"booked": 2, "resident": 1}
 
 
 def test_pruning_cuts_a_leaf_to_what_is_resident_and_climbs_to_what_is_needed() -> None:
@@ -233,7 +237,7 @@ def test_a_node_has_the_holdings_that_a_dict_would_have(steps: list[tuple[str, b
         if not is_held:
             del expected[engine]
         assert list(node.holdings.items()) == list(expected.items())
-        assert [node.held_by(one) for one in "abc"] == [expected.get(one) for one in "abc"]
+        assert [node.holding_of(one) for one in "abc"] == [expected.get(one) for one in "abc"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=20))

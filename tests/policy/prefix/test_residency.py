@@ -23,7 +23,7 @@ def fleet(*stored: str) -> tuple[PrefixTree, Residency]:
 
 
 def held(tree: PrefixTree, residency: Residency, text: str) -> int:
-    return residency.held_blocks(tree.match(hashes(text.encode())))
+    return residency.cached_blocks(tree.match(hashes(text.encode())))
 
 
 def test_a_run_behind_an_unknown_or_missing_parent_is_left_out() -> None:

@@ -214,7 +214,7 @@ class Fleet(RuleBasedStateMachine):
         for engine in ENGINES:
             held = self.oracle[engine].resident | self.booked(engine)
             run = next((end - 1 for end in range(1, len(query) + 1) if query[:end] not in held), len(query))
-            assert self.residency[engine].held_blocks(path) == run
+            assert self.residency[engine].cached_blocks(path) == run
 
     @invariant()
     def tree_holds_exactly_what_someone_holds_or_shares(self) -> None:

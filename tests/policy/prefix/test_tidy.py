@@ -38,7 +38,7 @@ def test_nodes_merge_when_what_split_them_is_gone() -> None:
     end(engine, branch)
     tree.tidy()
     assert tree.match(hashes([1, 2, 3, 4])) == [Segment(long, 4)]
-    assert engine.held_blocks(tree.match(hashes([1, 2, 3]))) == 3
+    assert engine.cached_blocks(tree.match(hashes([1, 2, 3]))) == 3
     tree.check()
     engine.check()
 
@@ -76,9 +76,9 @@ def test_blocks_that_are_expected_to_be_evicted_stay_so() -> None:
     engine.resident.remove(hashes([1, 2, 7])[-1])
     expected = engine.expect_eviction(4)
     tree.tidy()
-    assert engine.held_blocks(tree.match(hashes([1, 2, 3, 4]))) == 0
+    assert engine.cached_blocks(tree.match(hashes([1, 2, 3, 4]))) == 0
     engine.end_expectation(expected)
-    assert engine.held_blocks(tree.match(hashes([1, 2, 3, 4]))) == 4
+    assert engine.cached_blocks(tree.match(hashes([1, 2, 3, 4]))) == 4
 
 
 def test_engines_that_hold_only_the_upper_part_keep_it() -> None:
@@ -91,7 +91,7 @@ def test_engines_that_hold_only_the_upper_part_keep_it() -> None:
     tree.tidy()
     path = tree.match(hashes([1, 2, 3, 4]))
     assert len(path) == 1
-    assert (both.held_blocks(path), upper.held_blocks(path)) == (4, 2)
+    assert (both.cached_blocks(path), upper.cached_blocks(path)) == (4, 2)
     upper.check()
 
 

@@ -119,7 +119,7 @@ def main() -> int:
 
 async def _measure(url: str, rounds: int) -> Costs:
     costs, calls = Costs(), Calls()
-    feed = ReportFeed(EngineConfig(name="engine", url=url), UpstreamConfig(report_wait_ms=1), "gateway")
+    feed = ReportFeed(EngineConfig(name="engine", url=url), UpstreamConfig(probe_interval_s=1e-3), "gateway")
     async with AsyncExitStack() as stack:
         stack.enter_context(feed)
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url))

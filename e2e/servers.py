@@ -76,7 +76,7 @@ class Launcher:
         path = self._folder / f"{name}.toml"
         config: dict[str, Any] = {
             "server": {"port": port, "drain_delay_s": 0, "workers": WORKERS},
-            "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
+            "upstream": {"probe_interval_s": 0.05},
             "models": [{"name": one, "tokenizer": "embedded"} if isinstance(one, str) else one for one in models],
             "engines": [
                 {"name": engine.name, "url": engine.url} if isinstance(engine, Server) else engine for engine in engines

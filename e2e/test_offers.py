@@ -91,7 +91,7 @@ def test_an_adapter_may_be_unloaded_under_load(launch: Launcher, reports: bool) 
             entries,
             models=[{"name": model, "tokenizer": "estimated"} for model in MODELS],
             placement={"policy": "round_robin"},
-            upstream={"probe_interval_s": 5.0, "probe_max_interval_s": 5.0},
+            upstream={"probe_interval_s": 5.0},
         )
         started(gateway)
         eventually(lambda: gateway.metric("plait_engine_up") == 2)

@@ -76,7 +76,7 @@ from plait.gateway.peers.session_routes import SessionRoutes
 from plait.gateway.peers.signatures import ADMIN_KEY, METRICS_KEY
 from plait.gateway.programs.executor import Executor
 from plait.gateway.receipts.explain import ExplainApi
-from plait.gateway.receipts.receipts import Receipts
+from plait.gateway.receipts.receipts import COMPARE_EACH, Receipts
 from plait.gateway.receipts.routes import ReceiptsApi
 from plait.gateway.receipts.told import ReceiptSink
 from plait.gateway.reloading import Reloading
@@ -408,7 +408,6 @@ def build_router(config: Config) -> Router:
     router = Router(
         policy if placement.policy in POLICIES else guarded(policy),
         window_s=placement.window_s,
-        prior_output_tokens=placement.prior_output_tokens,
         jitter=random.random,
         wall_s=time.time,
         names=ModelNames(
@@ -417,7 +416,7 @@ def build_router(config: Config) -> Router:
             fallbacks={model.name: model.fallbacks for model in config.models},
         ),
     )
-    router.demand.compare_each = config.receipts.compare if config.receipts.max_bytes else 0
+    router.demand.compare_each = COMPARE_EACH if config.receipts.max_bytes else 0
     for engine in config.engines:
         enlist(router, config, engine)
     return router

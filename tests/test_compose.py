@@ -24,7 +24,8 @@ from plait.backends.vllm.launch import serve_command as vllm_command
 from plait.gateway.app import Gateway
 from plait.gateway.cli import LAUNCHERS, parse
 from plait.gateway.commands.given_engines import given_engines
-from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.config.sections import Config
+from plait.gateway.config.server import ServerConfig
 from plait.gateway.server.http_server import AFTER_CUT_S
 from tests.source_tree import ROOT
 

@@ -8,7 +8,8 @@ import pytest
 
 from plait.gateway.cli import parse
 from plait.gateway.config.file import load_config
-from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.config.sections import Config
+from plait.gateway.config.server import ServerConfig
 from plait.gateway.server.http_server import AFTER_CUT_S
 from tests.source_tree import ROOT
 from tests.test_compose import compose, engines, seconds, services

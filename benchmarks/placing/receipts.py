@@ -16,7 +16,7 @@ from plait.gateway.simulation.claim import Claim
 from plait.policy.types import Placement
 
 SETTINGS: Final = {"off": None, "compare 16": 16, "compare 1": 1}
-"""`[receipts] compare`; None: receipts are off."""
+"""Of one call in so many the best engines are found; None: receipts are off."""
 
 MOST: Final = {("compare 16", 4): 1.20, ("compare 16", 64): 1.15, ("compare 1", 4): 1.45, ("compare 1", 64): 1.45}
 

@@ -97,7 +97,7 @@ def new_gateway(
     port = free_port()
     config: dict[str, Any] = {
         "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
-        "upstream": {"report_wait_ms": 100, "probe_interval_s": 0.05, "probe_max_interval_s": 0.1},
+        "upstream": {"probe_interval_s": 0.05},
         "placement": {"policy": policy},
         "admission": dict(admission or {}),
         "models": [

@@ -37,7 +37,8 @@ from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.calls.multipart_body import Form, MultipartBody
 from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
-from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.config.sections import Config
+from plait.gateway.config.server import ServerConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.prefix.block_hash import extend_chain, root_hash

@@ -24,7 +24,11 @@ from plait.gateway.config.values import shown
 
 OLD_KEYS = {
     "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",
+    "placement.prior_output_tokens": "128 tokens are expected of an answer until the first has ended",
     "placement.rebalance": "what was added to e2 made no call faster: see docs/placement.md",
+    "receipts.compare": "one call in 16 is compared with the best engines, and each that asks by plait-receipt",
+    "upstream.probe_max_interval_s": "it is three times upstream.probe_interval_s",
+    "upstream.report_wait_ms": "it is upstream.probe_interval_s",
 }
 """Keys without effect that earlier versions had, and why. A file may have them for one release."""
 

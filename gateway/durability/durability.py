@@ -25,7 +25,8 @@ from plait.backends.errors import GatewayStoppingError, PlaitError, SessionEnded
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
 from plait.gateway.chaining.slices import Pieces
-from plait.gateway.config.sections import Config, ServerConfig
+from plait.gateway.config.sections import Config
+from plait.gateway.config.server import ServerConfig
 from plait.gateway.durability.compaction import Compaction
 from plait.gateway.durability.recorded import DELETED, RECORD_VERSION, SESSION, Claimed, Recorded, decoded
 from plait.gateway.durability.replay import Replay

@@ -119,8 +119,8 @@ class ReportFeed:
     """Reads the reports of one engine, for the gateway with this id."""
 
     def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, gateway_id: str) -> None:
-        self._requests = EngineRequests(engine, upstream, held_s=upstream.report_wait_ms / 1e3)
-        self._query = urlencode({"wait_ms": upstream.report_wait_ms, "gateway": gateway_id})
+        self._requests = EngineRequests(engine, upstream, held_s=upstream.probe_interval_s)
+        self._query = urlencode({"wait_ms": round(upstream.probe_interval_s * 1e3), "gateway": gateway_id})
 
     async def next(self, epoch: str | None, cursor: int | None) -> CacheState:
         """The report since a cursor of `epoch`, once there is news; without them a snapshot.

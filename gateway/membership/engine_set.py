@@ -344,7 +344,7 @@ def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
         profile_kv_tokens=None if name == DEFAULT_PROFILE else profile.kv.tokens,
         assumed_kv_tokens=profile.kv.tokens,
         host_kv_tokens=engine.host_kv_tokens,
-        health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=upstream.probe_max_interval_s)),
+        health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=3 * upstream.probe_interval_s)),
         hang_s=upstream.hang_timeout_s,
     )
 

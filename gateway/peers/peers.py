@@ -8,7 +8,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import Final
 
-from plait.gateway.config.sections import ServerConfig
+from plait.gateway.config.server import ServerConfig
 from plait.gateway.peers.signatures import PeerKey
 
 

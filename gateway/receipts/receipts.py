@@ -24,6 +24,9 @@ from plait.policy.types import NO_SLO, Call, Placement
 REFUSED_SHARE: Final = 8
 """Refusals have one of so many parts of the memory: a flood of them pushes no call out."""
 
+COMPARE_EACH: Final = 16
+"""Of one call in so many the best engines are found, where that takes a longer search: with more than four engines."""
+
 MOST_ID: Final = 128
 """A longer request id is cut."""
 

@@ -177,8 +177,8 @@ def test_configuration_reaches_the_router() -> None:
     models = [{"name": "m"}, {"name": "big", "profile": "h100-llama-70b-tp2"}]
     sections = {
         "models": models,
-        "placement": {"policy": "least_outstanding", "window_s": 5.0, "prior_output_tokens": 7},
-        "upstream": {"probe_interval_s": 2.0, "probe_max_interval_s": 4.0},
+        "placement": {"policy": "least_outstanding", "window_s": 5.0},
+        "upstream": {"probe_interval_s": 2.0},
     }
     router = build_router(parse_config({"engines": engines, **sections}, "test"))
     small, big = router.engines["a"], router.engines["b"]
@@ -186,7 +186,7 @@ def test_configuration_reaches_the_router() -> None:
     assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING
     assert (small.cache.estimated_tokens, big.cache.estimated_tokens) == (640, 225_000)
     assert small.view.cost_model.prefill_time_s(1_000) > big.view.cost_model.prefill_time_s(1_000)
-    assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 7)
+    assert (small.view.ledger.window_s, small.view.ledger.mean_output_tokens) == (5.0, 128)
     assert (small.health.state, small.health.probe_after_s) == (HealthState.UNTRIED, 2.0)
 
 

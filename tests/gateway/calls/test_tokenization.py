@@ -13,7 +13,8 @@ from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.call_reader import PromptReader
-from plait.gateway.config.sections import Config, ModelConfig, ServerConfig
+from plait.gateway.config.sections import Config, ModelConfig
+from plait.gateway.config.server import ServerConfig
 from plait.policy.prefix.block_hash import chain, root_hash
 from tests.gateway.calls.tokenizing import read
 

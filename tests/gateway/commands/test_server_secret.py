@@ -15,7 +15,8 @@ from plait.gateway.cli import main
 from plait.gateway.commands import server_secret as module
 from plait.gateway.commands.server_secret import SECRET_FILE, known_secret, server_secret
 from plait.gateway.config.file import ConfigError
-from plait.gateway.config.sections import Config, ServerConfig, TenantConfig
+from plait.gateway.config.sections import Config, TenantConfig
+from plait.gateway.config.server import ServerConfig
 
 WITH_KEYS = Config(server=ServerConfig(api_keys=("one",)))
 GIVEN = "0123456789abcdef" * 2

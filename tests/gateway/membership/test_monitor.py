@@ -90,7 +90,7 @@ async def test_reports_are_polled_from_where_the_last_one_ended(monkeypatch: pyt
     async with watching(monkeypatch, fake) as router:
         await until(lambda: len(fake.polls) == 3)
         assert router.engines["a"].view.residency.resident.blocks == 3
-        asked = {"wait_ms": "7", "gateway": router.gateway_id}
+        asked = {"wait_ms": "1", "gateway": router.gateway_id}
         assert fake.polls == [
             asked,
             {**asked, "since": "1", "epoch": "1"},

@@ -28,7 +28,7 @@ from tests.gateway.membership.fake_http import answer_requests
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 TICK_S = 0.001
-UPSTREAM = UpstreamConfig(probe_interval_s=TICK_S, probe_max_interval_s=TICK_S, report_wait_ms=7)
+UPSTREAM = UpstreamConfig(probe_interval_s=TICK_S)
 
 
 class FakeEngine:

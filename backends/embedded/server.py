@@ -11,13 +11,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from plait.backends.embedded.beside_chat import RoutesBesideChat
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.completion_routes import CompletionRoutes, TokenRoutes
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.engine_routes import EngineRoutes, description_of
-from plait.backends.embedded.media_routes import MediaRoutes
-from plait.backends.embedded.pooling_routes import PoolingRoutes
 from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
@@ -63,7 +62,7 @@ class EmbeddedServer:
         )
         self._routes = [
             route
-            for group in (CompletionRoutes, PoolingRoutes, MediaRoutes, TokenRoutes, EngineRoutes)
+            for group in (CompletionRoutes, RoutesBesideChat, TokenRoutes, EngineRoutes)
             for route in group(self._serving).routes
             if not (settings.stock and route.path in OF_ADAPTERS)
             if not (settings.chat_only and route.path in OF_OTHER_APIS)

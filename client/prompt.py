@@ -42,12 +42,8 @@ def sampling_fields(given: Sampling) -> dict[str, object]:
     return {**fields, **extra}
 
 
-Transforms = str | Sequence[str | Mapping[str, object]]
-"""A chain of transforms (docs/transforms.md), as a text or as a list of steps."""
-
-
 class Output:
-    """The settings of one output: its transforms, and sampling fields for it alone.
+    """The settings of one output: its transforms (docs/transforms.md), and sampling fields for it alone.
 
     Put it into the annotation of a semantic function's result, as in `-> Annotated[SemanticVariable, Output("code",
     transforms="code_block(python)", max_tokens=400)]`.
@@ -55,7 +51,7 @@ class Output:
 
     __slots__ = ("name", "sampling", "transforms")
 
-    def __init__(self, name: str, *, transforms: Transforms | None = None, **sampling: Unpack[Sampling]) -> None:
+    def __init__(self, name: str, *, transforms: str | None = None, **sampling: Unpack[Sampling]) -> None:
         self.name = name
         self.transforms = transforms
         self.sampling = sampling_fields(sampling)

@@ -88,14 +88,14 @@ def _misplaced(message: Message, index: int, output: str) -> CallerError | None:
 class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
 
-    `params` are request fields for this output only. `transforms` is a chain, as text or as a list. `truncated` says
+    `params` are request fields for this output only. `transforms` is a chain. `truncated` says
     whether a text that ends at its length limit becomes the value or fails the variable.
     """
 
     name: VariableName
     in_out: bool = False
     semantic_var_id: VariableName | None = None
-    transforms: str | list[Any] | None = None
+    transforms: str | None = None
     params: Fields | None = None
     truncated: Literal["keep", "fail"] = "keep"
 

@@ -29,12 +29,12 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 class Argument:
     """One given value, at `position` in the specification. Without `parameter` it is a positional argument."""
 
-    value: object
-    position: int = 0
+    value: str
+    position: int
     parameter: str | None = None
 
 
-def build(name: str, arguments: Sequence[Argument], *, start: int = 0, end: int = 0) -> Step:
+def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> Step:
     """The step of this name. `start` and `end` are its offsets in the specification, for errors' positions.
 
     Raises `TransformSpecError`.
@@ -88,34 +88,21 @@ def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Ar
 def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
     """The value of the step's field. Only a parameter of kind `TEXTS` has several arguments."""
     if parameter.kind is Kind.TEXTS:
-        return tuple(text for argument in arguments for text in _texts(parameter, argument))
-    if parameter.kind is Kind.FLAG:
-        return _flag(parameter, arguments[0])
-    return _text(parameter, arguments[0].value, arguments[0].position)
+        return tuple(_text(parameter, argument) for argument in arguments)
+    text = _text(parameter, arguments[0])
+    if parameter.kind is Kind.TEXT:
+        return text
+    if text not in ("true", "false"):
+        raise _not_a("true or false", parameter, arguments[0])
+    return text == "true"
 
 
-def _text(parameter: Parameter, value: object, position: int) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31:  # a group's number in JSON
-        return str(value)
-    if not isinstance(value, str) or _SURROGATE.search(value):
-        raise _not_a("valid Unicode text", parameter, position)
-    return value
+def _text(parameter: Parameter, argument: Argument) -> str:
+    if _SURROGATE.search(argument.value):
+        raise _not_a("valid Unicode text", parameter, argument)
+    return argument.value
 
 
-def _texts(parameter: Parameter, argument: Argument) -> list[str]:
-    values = argument.value if isinstance(argument.value, list | tuple) else [argument.value]
-    if not values:
-        raise _not_a("a text or a list of texts", parameter, argument.position)
-    return [_text(parameter, value, argument.position) for value in values]
-
-
-def _flag(parameter: Parameter, argument: Argument) -> bool:
-    if isinstance(argument.value, bool):
-        return argument.value
-    if argument.value not in ("true", "false"):
-        raise _not_a("true or false", parameter, argument.position)
-    return argument.value == "true"
-
-
-def _not_a(expected: str, parameter: Parameter, position: int) -> TransformSpecError:
-    return TransformSpecError(f"an invalid value of {parameter.name}", position=position, expected=expected)
+def _not_a(expected: str, parameter: Parameter, argument: Argument) -> TransformSpecError:
+    found = f"an invalid value of {parameter.name}"
+    return TransformSpecError(found, position=argument.position, expected=expected)

@@ -15,30 +15,19 @@ _EXCERPT_CHARACTERS = 200
 class TransformSpecError(CallerError, ValueError):
     """An invalid specification.
 
-    `position` is the offset of the fault in the specification's text, in characters. If the specification is a list,
-    `entry` is the index of the faulty entry; an entry that is an object has no text, and its position is 0. `expected`
-    says what belongs there. `nearest` is the known name that is closest to the given one.
+    `position` is the offset of the fault in characters. `expected` says what belongs there. `nearest` is the known name
+    that is closest to the given one.
     """
 
     default_code: ClassVar[str | None] = "invalid_transform"
 
-    def __init__(
-        self, found: str, *, position: int, expected: str, nearest: str | None = None, entry: int | None = None
-    ) -> None:
-        place = f"character {position + 1}" if entry is None else f"entry {entry + 1}, character {position + 1}"
+    def __init__(self, found: str, *, position: int, expected: str, nearest: str | None = None) -> None:
         hint = f"; did you mean {nearest}?" if nearest is not None else ""
-        super().__init__(f"transform, {place}: {found}; expected {expected}{hint}")
+        super().__init__(f"transform, character {position + 1}: {found}; expected {expected}{hint}")
         self.found = found
         self.position = position
         self.expected = expected
         self.nearest = nearest
-        self.entry = entry
-
-    def in_entry(self, entry: int) -> TransformSpecError:
-        """The same error, in an entry of a list."""
-        return TransformSpecError(
-            self.found, position=self.position, expected=self.expected, nearest=self.nearest, entry=entry
-        )
 
 
 class TransformError(PlaitError):

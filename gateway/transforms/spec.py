@@ -1,4 +1,4 @@
-"""From a specification to a chain of transforms: the language of the `plait-output` header, and its form in JSON.
+"""From a specification to a chain of transforms: the language of the `plait-output` header.
 
 chain     = step *( "|" step )
 step      = name [ "(" [ argument *( "," argument ) ] ")" ]
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 
 from plait.gateway.transforms.binding import A_TRANSFORM, Argument, build
 from plait.gateway.transforms.chain import Step, Transform
@@ -28,14 +27,9 @@ _BARE = re.compile(r"""[^,()|"']*""")
 _STRING = json.JSONDecoder(strict=False)  # a line break in a string is accepted as itself
 
 
-def parse(spec: str | Sequence[object]) -> Transform:
-    """The chain of a specification. `spec` is a text, or a list of texts and objects whose steps are joined in order.
-
-    An object is, for example, `{"name": "regex", "pattern": "a(b)", "group": 1}`.
-
-    Raises `TransformSpecError`, a `ValueError`.
-    """
-    steps = _SpecReader(spec).chain() if isinstance(spec, str) else _from_list(spec)
+def parse(spec: str) -> Transform:
+    """The chain of a specification. Raises `TransformSpecError`, a `ValueError`."""
+    steps = _SpecReader(spec).chain()
     _check_limit(len(steps), MAX_STEPS, "transforms")
     transform = Transform(tuple(steps))
     _check_limit(len(str(transform)), MAX_SPEC_CHARACTERS, "characters")
@@ -45,36 +39,6 @@ def parse(spec: str | Sequence[object]) -> Transform:
 def _check_limit(count: int, most: int, things: str) -> None:
     if count > most:
         raise TransformSpecError(f"{count:,} {things}", position=0, expected=f"{most:,} at most")
-
-
-def _from_list(entries: Sequence[object]) -> list[Step]:
-    _check_limit(len(entries), MAX_STEPS, "transforms")
-    steps: list[Step] = []
-    for position, entry in enumerate(entries):
-        try:
-            steps += _from_entry(entry)
-        except TransformSpecError as error:
-            raise error.in_entry(position) from None
-    if not steps:
-        raise TransformSpecError("an empty list", position=0, expected="at least one transform")
-    return steps
-
-
-def _from_entry(entry: object) -> list[Step]:
-    if isinstance(entry, str):
-        return _SpecReader(entry).chain()
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        expected = 'a text, or an object with the "name" of a transform'
-        raise TransformSpecError("an invalid entry", position=0, expected=expected)
-    given = {key: value for key, value in entry.items() if key != "name" and value is not None}
-    _check_limit(sum(map(_characters, given.values())), MAX_SPEC_CHARACTERS, "characters")
-    return [build(entry["name"], [Argument(value, parameter=key) for key, value in given.items()])]
-
-
-def _characters(value: object) -> int:
-    """The total length of the texts in a parameter's JSON value. Anything else in it counts as 1."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return sum(len(part) if isinstance(part, str) else 1 for part in values)
 
 
 class _SpecReader:

@@ -135,7 +135,7 @@ async def test_tokens_of_a_chat_are_those_of_its_prompt(served: Served) -> None:
 
 
 async def test_json_fits_its_schema(served: Served) -> None:
-    wish = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
+    wish: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
     chat = await served.chat(**wish)
     assert json.loads(chat["choices"][0]["message"]["content"]) == {"a": 1}
     assert chat["choices"][0]["finish_reason"] == "stop"

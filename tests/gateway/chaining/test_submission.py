@@ -52,7 +52,7 @@ GOING_ON = {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def test_a_prompt_is_filled_up_to_each_output() -> None:
-    code = {**CODE, "semantic_var_id": "program", "transforms": ["strip"]}
+    code = {**CODE, "semantic_var_id": "program", "transforms": "strip"}
     made = submission("Do {{task}}.\n{{ code }}\nTest {{code}} of {{other}}: {{test}} end", TASK, code, TEST)
     assert asked(made, {"task": "{{it}}"})["messages"] == [user("Do {{it}}.\n")]
     second = asked(made, {"task": "it"}, code="x")["messages"]

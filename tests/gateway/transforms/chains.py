@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 
 import pytest
 from hypothesis import strategies as st
@@ -69,7 +69,19 @@ ENTRIES = st.one_of(
     st.builds(lambda before, after: {"name": "template", "text": f"{before}{{{{value}}}}{after}"}, TEXT, TEXT),
 )
 
-CHAINS = st.lists(ENTRIES, min_size=1, max_size=4).map(parse)
+
+def written(entry: dict[str, object]) -> str:
+    """A step with its parameters by name, but for lists."""
+    given = list[str]()
+    for name, value in entry.items():
+        if isinstance(value, list):
+            given += map(json.dumps, value)
+        elif name != "name":
+            given.append(f"{name}={json.dumps(value if isinstance(value, bool) else str(value))}")
+    return f"{entry['name']}({', '.join(given)})"
+
+
+CHAINS = st.lists(ENTRIES.map(written), min_size=1, max_size=4).map(" | ".join).map(parse)
 """Valid chains of all transforms, with any texts where a parameter takes any."""
 
 
@@ -94,7 +106,7 @@ def outcome(chain: Transform, text: str) -> str | TransformError:
         return error
 
 
-def parsed(spec: str | Sequence[object]) -> Transform | TransformSpecError:
+def parsed(spec: str) -> Transform | TransformSpecError:
     """What comes of a specification; anything else that is raised fails the test."""
     try:
         return parse(spec)

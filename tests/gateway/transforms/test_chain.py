@@ -22,7 +22,7 @@ def test_each_step_takes_what_the_one_before_made() -> None:
 
 def test_a_failure_names_the_step_the_reason_and_the_text() -> None:
     with pytest.raises(TransformError) as caught:
-        parse(["strip", "xml(n)", "integer", "strip"]).apply("  <n>twelve</n> ")
+        parse("strip | xml(n) | integer | strip").apply("  <n>twelve</n> ")
     error = caught.value
     assert isinstance(error, PlaitError)
     assert (error.step, error.reason, error.text) == (

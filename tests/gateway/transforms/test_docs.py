@@ -47,11 +47,6 @@ def test_every_transform_has_a_section_with_examples() -> None:
         assert f"[`{name}`](#{name})" in PAGE
 
 
-def test_the_list_form_is_a_specification() -> None:
-    (listed,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert parse(json.loads(listed)).apply('```json\n"score: 8"\n```') == "8"
-
-
 def test_what_is_named_for_each_output_parser_is_a_specification() -> None:
     table = PAGE.partition("## Coming from LangChain")[2]
     named = [

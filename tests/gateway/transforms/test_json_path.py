@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from plait.gateway.transforms import TransformSpecError, parse
@@ -38,7 +40,7 @@ from plait.gateway.transforms import TransformSpecError, parse
 )
 def test_a_path_that_is_not_offered_is_refused_when_it_is_read(path: str, found: str) -> None:
     with pytest.raises(TransformSpecError) as caught:
-        parse([{"name": "json", "path": path}])
+        parse(f"json({json.dumps(path)})")
     assert found in caught.value.found
 
 
@@ -46,4 +48,4 @@ def test_a_path_that_is_not_offered_is_refused_when_it_is_read(path: str, found:
     "path", ["$", "$..*", "$.a..b[*].c", "$['a','b']", "$[::2]", "$[?@.a]", "$[?!@.a && (@.b == 'x' || @.c >= $.d)]"]
 )
 def test_the_rest_of_the_standard_is_offered(path: str) -> None:
-    assert str(parse([{"name": "json", "path": path}])).startswith("json(")
+    assert str(parse(f"json({json.dumps(path)})")).startswith("json(")

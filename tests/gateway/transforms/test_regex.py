@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from plait.gateway.transforms import TransformSpecError, parse
@@ -58,7 +60,7 @@ def test_a_text_that_does_not_match_is_refused(spec: str, text: str, reason: str
 )
 def test_what_linear_time_does_not_allow_is_refused_when_it_is_read(pattern: str) -> None:
     with pytest.raises(TransformSpecError):
-        parse([{"name": "regex", "pattern": pattern, "group": 0}])
+        parse(f"regex({json.dumps(pattern)}, 0)")
 
 
 def test_the_engine_keeps_quiet(capfd: pytest.CaptureFixture[str]) -> None:

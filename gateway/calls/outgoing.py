@@ -41,7 +41,7 @@ class EngineBody(Protocol):
     """What an engine gets as the body of a request. `original` is what the client sent."""
 
     @property
-    def original(self) -> bytes: ...  # noqa: D102
+    def original(self) -> bytes: ...
 
     @property
     def withholds_usage(self) -> bool:

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from select import PIPE_BUF
@@ -26,21 +26,21 @@ import msgspec
 import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, WrappedLogger
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-MAX_LINES = 10_000
+MAX_LINES = 20_000
 
-MAX_BYTES = 4 * 2**20
-"""Some 10,000 lines of calls: what a busy gateway logs in half a minute."""
+MAX_BYTES = 8 * 2**20
+"""Twice what a busy gateway logs in half a minute: some 10,000 lines of calls."""
+
+COMMON_SHARE = 0.5
+"""Of the queue may be filled by common lines. The rest is for urgent ones."""
 
 FULL = "full"
 """Why a line was dropped that found no room."""
-
-Line = tuple[int, bool, bytes]
-"""A line with its number, and whether it is urgent. A line may have several lines of text, such as a traceback."""
 
 PAUSE_S = 0.02
 """Between two rounds of writing, once they follow each other so closely. A first line is written at once; under load,
@@ -50,21 +50,18 @@ lines go out together: a thread that wakes up for each line takes more CPU time 
 LAST_S = 1.0
 """What the end of the process waits for the last lines to be written."""
 
+Line = tuple[bool, bytes]
+"""Whether it is urgent, and its text, which may have several lines, such as a traceback."""
+
 
 class LineBuffer:
-    """A queue of lines, for several threads. Nothing in it waits for long.
-
-    When it is full, a new line is dropped. An urgent one finds room as long as others are there to make way: the newest
-    of these go first, so that what stays has no gaps. Dropped lines are counted by urgency and by the reason.
-    """
+    """A queue of lines, for several threads. What finds no room is dropped, and counted by urgency and reason."""
 
     def __init__(self, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> None:
         self.dropped: Counter[tuple[bool, str]] = Counter()
         self._max_lines = max_lines
         self._max_bytes = max_bytes
-        self._common: deque[Line] = deque()
-        self._urgent: deque[Line] = deque()
-        self._number = 0
+        self._lines: deque[Line] = deque()
         self._size_bytes = 0
         self._wakes: SimpleQueue[None] = SimpleQueue()  # may be put to in a finalizer
         self._is_awaited = False
@@ -72,22 +69,17 @@ class LineBuffer:
         self._lock = RLock()
 
     def __len__(self) -> int:
-        return len(self._common) + len(self._urgent)
+        return len(self._lines)
 
     def put(self, line: bytes, *, urgent: bool) -> None:
-        """Add a line, or drop it. Those that are not `urgent` are dropped first."""
+        share = 1.0 if urgent else COMMON_SHARE
         with self._lock:
-            while len(self._common) + len(self._urgent) >= self._max_lines or (
-                self._size_bytes + len(line) > self._max_bytes
-            ):
-                if not (urgent and self._common):
-                    self.dropped[urgent, FULL] += 1
-                    return
-                self._size_bytes -= len(self._common.pop()[2])  # to make way
-                self.dropped[False, FULL] += 1
-            self._number += 1
-            self._size_bytes += len(line)
-            (self._urgent if urgent else self._common).append((self._number, urgent, line))
+            size_bytes = self._size_bytes + len(line)
+            if len(self) >= share * self._max_lines or size_bytes > share * self._max_bytes:
+                self.dropped[urgent, FULL] += 1
+                return
+            self._size_bytes = size_bytes
+            self._lines.append((urgent, line))
         if self._is_awaited:
             self._is_awaited = False
             self._wakes.put(None)
@@ -103,34 +95,15 @@ class LineBuffer:
         """The oldest lines, together at most `most_bytes` long, but at least one. Nothing if none is there."""
         taken: list[Line] = []
         with self._lock:
-            size_bytes = 0
-            while self:
-                oldest = self._oldest()
-                size_bytes += len(oldest[0][2])
-                if taken and size_bytes > most_bytes:
-                    break
-                taken.append(oldest.popleft())
-            self._size_bytes -= sum(len(line) for _, _, line in taken)
+            while self._lines and (not taken or most_bytes >= len(self._lines[0][1])):
+                taken.append(self._lines.popleft())
+                most_bytes -= len(taken[-1][1])
+                self._size_bytes -= len(taken[-1][1])
         return taken
-
-    def count_dropped(self, lines: list[Line], reason: str) -> None:
-        """Count lines that were taken, but could not be written."""
-        with self._lock:
-            for _, urgent, _ in lines:
-                self.dropped[urgent, reason] += 1
-
-    def _oldest(self) -> deque[Line]:
-        """The queue that begins with the oldest line."""
-        if self._common and self._urgent:
-            return min(self._common, self._urgent, key=lambda queue: queue[0][0])
-        return self._common or self._urgent
 
 
 class LineWriter:
-    """Writes lines to a file descriptor, from a thread of its own. What cannot be written is dropped and counted.
-
-    What is put into its `lines` is written soon.
-    """
+    """Writes `lines` to a file descriptor, from a thread of its own. What cannot be written is dropped and counted."""
 
     def __init__(self, fd: int, lines: LineBuffer) -> None:
         self.lines = lines
@@ -141,7 +114,6 @@ class LineWriter:
         self._thread = Thread(target=self._run, name="log", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
         self._thread.start()
 
     def wait_until_written(self) -> bool:
@@ -173,9 +145,10 @@ class LineWriter:
         while taken := self.lines.take(PIPE_BUF):  # others who write to the same pipe do not come in between
             written += len(taken)
             try:
-                self._write(b"".join(line for _, _, line in taken))
+                self._write(b"".join(line for _, line in taken))
             except OSError as error:
-                self.lines.count_dropped(taken, errno.errorcode.get(error.errno or 0, "unknown"))
+                reason = errno.errorcode.get(error.errno or 0, "unknown")
+                self.lines.dropped.update((urgent, reason) for urgent, _ in taken)
         self._is_writing = False
         return written
 
@@ -191,22 +164,19 @@ class LineWriter:
 
 
 class _Unbuffered(io.RawIOBase):
-    """What is below `BackgroundStderr`."""
+    """What is below `BackgroundStderr`: the descriptor's properties, and a way to the writer's queue."""
 
     def __init__(self, writer: LineWriter, fd: int) -> None:
         self._writer = writer
         self._fd = fd
 
     def fileno(self) -> int:
-        """Of the stream that is written to."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Of the stream that is written to."""
         return os.isatty(self._fd)
 
     def writable(self) -> bool:
-        """It is."""
         return True
 
     def write(self, data: ReadableBuffer) -> int:
@@ -254,7 +224,6 @@ def _close() -> None:
 
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_FORMATS = ("auto", "console", "json")
 # Loggers with their own handlers. Their events go through Plait's handlers instead.
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 # At info the first two write a line for each request to an engine, and the last one warns of each malformed form.
@@ -275,36 +244,23 @@ def configure_logging(level: str, format: str, *, worker: str | None = None) -> 
     """Send events of at least `level` (debug, info, warning, error) to stderr, including those of standard `logging`.
 
     `format`: `json` is one object a line, `console` is for people, `auto` is console when stderr is a terminal. Each
-    line names the `worker`, if there is one. Raises `ValueError` for other levels and formats. Start uvicorn with
-    `log_config=None`, or it installs its own handlers again.
-    It may be called again; loggers that are already in use keep their format.
+    line names the `worker`, if there is one. Start uvicorn with `log_config=None`, or it installs its own handlers
+    again. The function may be called again; loggers that are already in use keep their format.
     """
-    if level not in _LEVELS or format not in _FORMATS:
-        raise ValueError(
-            f"log level {level!r} and format {format!r}: expected one of {', '.join(_LEVELS)} "
-            f"and one of {', '.join(_FORMATS)}"
-        )
     console = format == "console" or (format == "auto" and _is_terminal())
     _threshold["level"] = _LEVELS[level]
     _of_all_lines.clear()
     _of_all_lines.update({} if worker is None else {"worker": worker})
-    shared: list[Processor] = [
-        _name_worker,
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True) if console else _stamp,
-    ]
-    exceptions = [_drop_nothing_said] if console else [structlog.processors.format_exc_info]
-    to_text = _console_renderer() if console else _render_json_text
+    to_line: Callable[[WrappedLogger, str, EventDict], str | bytes] = _console_line() if console else _json_line
     structlog.configure(
-        processors=[_drop_below_threshold, *shared, *exceptions, to_text] if console else [_json_line],
+        processors=[_drop_below_threshold, to_line],
         wrapper_class=_Logger,
         logger_factory=_Lines,
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *exceptions, to_text],
+        foreign_pre_chain=[structlog.stdlib.add_logger_name],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, to_line, _as_text],
     )
     _route_standard_logging(formatter, _LEVELS[level])
 
@@ -316,23 +272,18 @@ def change_level(level: str) -> None:
 
 
 class _Logger(_OfAnyLevel):  # type: ignore[misc]
-    """A logger that does not even begin an info below the level: there is one for each call.
-
-    It makes a line of JSON itself. What structlog does between takes as long as to encode the fields.
+    """A logger that makes an info's line itself, as there is one for each call: the way through structlog takes as long
+    as to encode the fields.
     """
 
     def info(self, event: str, *args: object, **fields: object) -> None:
         if _threshold["level"] > logging.INFO:
             return
-        said = event % args if args else event
-        if self._processors[0] is _json_line:
-            self._logger.info(_json_line(self._logger, "info", {**self._context, **fields, "event": said}))
-            return
+        said: Any = {**self._context, **fields, "event": event % args if args else event}
         try:
-            written, more = self._process_event("info", said, fields)
-        except structlog.DropEvent:
+            self._logger.info(self._processors[-1](self._logger, "info", said))
+        except structlog.DropEvent:  # of a test that captures events
             return
-        self._logger.info(*written, **more)
 
 
 def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -341,19 +292,46 @@ def _drop_below_threshold(_logger: WrappedLogger, method: str, event: EventDict)
     return event
 
 
-def _name_worker(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _console_line() -> Callable[[WrappedLogger, str, EventDict], str]:
+    plain = structlog.dev.plain_traceback  # looks the same whether or not rich is installed
+    renderer = structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain)
+
+    def line(logger: WrappedLogger, method: str, event: EventDict) -> str:
+        """Without the fields that are None, a line can be read."""
+        event = _with_context(logger, method, event)
+        event["timestamp"] = _plain(event["timestamp"])
+        return renderer(logger, method, {key: value for key, value in event.items() if value is not None})
+
+    return line
+
+
+def _json_line(logger: WrappedLogger, method: str, event: EventDict) -> bytes:
+    event = _with_context(logger, method, event)
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(logger, method, event)
+    try:
+        return _encoder.encode(event)
+    except NOT_ENCODED:  # what cannot be encoded is written as its `repr`: a line must not fail its caller
+        return json.dumps({key: _plain(value) for key, value in event.items()}).encode()
+
+
+def _with_context(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """The event with what each line has. As a processor for each step it would take half as long again."""
+    event = structlog.contextvars.merge_contextvars(logger, method, event)
+    event = structlog.processors.add_log_level(logger, method, event)
     event.update(_of_all_lines)
+    event["timestamp"] = datetime.now(UTC)
     return event
 
 
-def _drop_nothing_said(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Without the fields that are None, a line can be read."""
-    return {key: value for key, value in event.items() if value is not None}
+def _as_text(_logger: WrappedLogger, _method: str, line: Any) -> str:
+    return line.decode() if isinstance(line, bytes) else str(line)
 
 
-def _stamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    event["timestamp"] = datetime.now(UTC)  # msgspec writes it as ISO 8601, in a third of the time
-    return event
+def _plain(value: object) -> str | int | float | None:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 class _Stderr:
@@ -363,7 +341,6 @@ class _Stderr:
         self._urgent = urgent
 
     def write(self, text: str) -> None:
-        """Write whole lines."""
         stream = sys.stderr
         if isinstance(stream, BackgroundStderr):
             stream.writer.lines.put(text.encode(stream.encoding, "backslashreplace"), urgent=self._urgent)
@@ -371,7 +348,6 @@ class _Stderr:
             stream.write(text)
 
     def flush(self) -> None:
-        """Of a stream."""
         if sys.stderr is not None:
             sys.stderr.flush()
 
@@ -401,55 +377,14 @@ def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _console_renderer() -> Processor:
-    plain = structlog.dev.plain_traceback  # looks the same whether or not rich is installed
-    return structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain)
-
-
-def _json_line(logger: WrappedLogger, method: str, event: EventDict) -> bytes:
-    """The whole way of an event to its line. As a processor for each step it would take half as long again."""
-    if _LEVELS.get(method, logging.CRITICAL) < _threshold["level"]:
-        raise structlog.DropEvent
-    event = structlog.contextvars.merge_contextvars(logger, method, event)
-    event = structlog.processors.add_log_level(logger, method, event)
-    event.update(_of_all_lines)
-    event["timestamp"] = datetime.now(UTC)
-    if "exc_info" in event:
-        event = structlog.processors.format_exc_info(logger, method, event)
-    try:
-        return _encoder.encode(event)
-    except NOT_ENCODED:
-        return _plain_json(event)
-
-
-def _render_json_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    try:
-        return _encoder.encode(event).decode()
-    except NOT_ENCODED:
-        return _plain_json(event).decode()
-
-
-def _plain_json(event: EventDict) -> bytes:
-    """What cannot be encoded is written as its `repr`: a line must not fail its caller."""
-    return json.dumps({key: _plain(value) for key, value in event.items()}).encode()
-
-
-def _plain(value: object) -> str | int | float | None:
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    return value if isinstance(value, str | int | float | None) else repr(value)
-
-
 def _route_standard_logging(formatter: logging.Formatter, level: int) -> None:
     root = logging.getLogger()
     for former in [known for known in root.handlers if known.get_name() == _HANDLER_NAME]:
         root.removeHandler(former)
-    for stream, takes in ((_COMMON, _is_common), (_URGENT, _is_urgent)):
-        handler = logging.StreamHandler(stream)
-        handler.set_name(_HANDLER_NAME)
-        handler.setFormatter(formatter)
-        handler.addFilter(takes)
-        root.addHandler(handler)
+    handler = _Handler(_COMMON)
+    handler.set_name(_HANDLER_NAME)
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
     _set_standard_levels(level)
     for name in _UVICORN:
         logger = logging.getLogger(name)
@@ -457,12 +392,10 @@ def _route_standard_logging(formatter: logging.Formatter, level: int) -> None:
         logger.propagate = True
 
 
-def _is_common(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.WARNING
-
-
-def _is_urgent(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING
+class _Handler(logging.StreamHandler[_Stderr]):
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = _COMMON if record.levelno < logging.WARNING else _URGENT
+        super().emit(record)
 
 
 def _set_standard_levels(level: int) -> None:
@@ -475,7 +408,6 @@ class LogCollector(Collector):
     """The number of lines that the log has dropped, by reason: its queue was full, or a write failed."""
 
     def collect(self) -> Iterator[Metric]:
-        """One counter."""
         family = CounterMetricFamily(
             "plait_log_lines_dropped", "Lines of the log that were dropped", labels=["severity", "reason"]
         )

@@ -95,7 +95,7 @@ class Line(Protocol):
     """The connection of a request, as the request sees it."""
 
     @property
-    def transport(self) -> asyncio.Transport: ...  # noqa: D102
+    def transport(self) -> asyncio.Transport: ...
 
     @property
     def room(self) -> asyncio.Event | None:

@@ -19,7 +19,7 @@ from plait.gateway.log.events import (
 )
 from tests.gateway.exposed import samples
 
-MAX_LINES = 10
+MAX_LINES = 16
 
 
 class Pipe:

@@ -107,7 +107,6 @@ class Client:
         self._connection.blocking.close()
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._connection.endings.aclose()
         self._connection.natives.close()
         self._connection.blocking.close()

@@ -86,7 +86,6 @@ class Batch:
         self._has_entered = False
 
     def body(self) -> dict[str, object]:
-        """The fields of the request for them."""
         values = {entry.outputs[0]: entry.content for entry in self.entries if entry.field == "values"}
         calls, natives = ([entry.content for entry in self._in(field)] for field in ("calls", "natives"))
         given = {"values": values, "calls": calls, "natives": natives, "external": self.external}
@@ -297,5 +296,4 @@ class Collected:
 
 
 def unique(name: str) -> str:
-    """A unique variable name that begins with `name`."""
     return f"{name[:_NAME_CHARACTERS]}_{uuid.uuid4().hex[:8]}"

@@ -33,7 +33,6 @@ class Endings:
         self._threads.submit(self._run, flow)
 
     def astart(self, flow: Flow[None]) -> None:
-        """Run a flow in a task."""
         task = asyncio.get_running_loop().create_task(self._arun(flow))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -80,7 +80,6 @@ class Delivery:
                 self.collected.keep(batch)
 
     def request(self, batch: Batch, gets: Mapping[str, object], wait_s: float, *, stream: bool = False) -> Request:
-        """The request for a batch and some gets."""
         waiting = {"gets": gets, "timeout_s": wait_s, **({"stream": True} if stream else {})} if gets else {}
         return Request("POST", PATH, {**self.session, **batch.body(), **waiting}, wait_s if gets else 0.0)
 

@@ -28,7 +28,6 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chain_text(causes: Iterable[FailureCause]) -> str:
-    """A chain of causes on one line."""
     return ", because ".join(map(str, causes))
 
 
@@ -128,7 +127,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorObject
 
     def exception(self, *, status: int | None = None, request_id: str | None = None) -> AnswerError:
-        """The error to raise."""
         found = self.error
         return AnswerError(
             found.message,

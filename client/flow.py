@@ -107,7 +107,6 @@ def answered(request: Request, retries: Retries) -> Flow[bytes]:
 
 
 def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientError:
-    """The exception for a refused `get`."""
     if error.code == "get_timeout":
         return GetTimeoutError(variable, timeout_s)
     kind = _NO_VALUE.get(error.code or "")

@@ -38,7 +38,6 @@ class Signature:
 
     @property
     def names(self) -> list[str]:
-        """The parameters' names in order."""
         return list(self._signature.parameters)
 
     def bind(

@@ -160,7 +160,6 @@ class _Group:
                 future.set_result(result)
 
     def fail(self, error: ClientError) -> None:
-        """All gets have ended with an error."""
         for name in list(self.waiting):
             self.answer(name, error)
 

@@ -114,7 +114,6 @@ class InputWatch:
         return bool(self._open)
 
     def request(self) -> Request:
-        """The next stream."""
         self._stream = ProgramStream(STREAM_S)
         inputs = list(dict.fromkeys(name for step in self._open for name in step.inputs))
         body = {

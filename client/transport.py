@@ -46,7 +46,6 @@ class BlockingTransport:
         self._http = httpx.Client(**endpoint.options)
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow to its end; returns its result."""
         with closing(flow):
             resume: Callable[[], Request | Pause] = partial(next, flow)
             while True:
@@ -76,7 +75,6 @@ class BlockingTransport:
             raise connection_failed(request, error) from error
 
     def close(self) -> None:
-        """Close its connections."""
         self._http.close()
 
 
@@ -88,7 +86,6 @@ class AsyncTransport:
         self._http = httpx.AsyncClient(**endpoint.options)
 
     async def run(self, flow: Flow[T]) -> T:
-        """Run a flow to its end; returns its result."""
         with closing(flow):
             resume: Callable[[], Request | Pause] = partial(next, flow)
             while True:
@@ -118,5 +115,4 @@ class AsyncTransport:
             raise connection_failed(request, error) from error
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._http.aclose()

@@ -120,7 +120,6 @@ class SemanticVariable:
         return Condition(self, "contains", text)
 
     def __str__(self) -> str:
-        """The value: `get()`."""
         return self.get()
 
     def __format__(self, spec: str) -> str:
@@ -155,7 +154,6 @@ class Condition:
         raise TypeError(f"{self} is decided in the gateway: pass it to `when`, or compare {self.variable.name}.get()")
 
     def __str__(self) -> str:
-        """The condition as it is sent."""
         return f"{self.variable.name} {self.operator} {msgspec.json.encode(self.text).decode()}"
 
 

@@ -178,7 +178,6 @@ class MessageSink(ABC):
         return True
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         for message in _in_parts(body):
             self.put(message)
@@ -188,11 +187,9 @@ class MessageSink(ABC):
         self.put({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     def write(self, body: bytes) -> None:
-        """A piece of its body."""
         self.put({"type": "http.response.body", "body": body, "more_body": True})
 
     def end(self, body: bytes = b"") -> None:
-        """The last piece of its body."""
         self.put({"type": "http.response.body", "body": body})
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
@@ -227,7 +224,6 @@ class AsgiSink(MessageSink):
         self.put({"type": "http.response.body", "body": memoryview(body)})
 
     def put(self, message: Message) -> None:
-        """Take the next message."""
         self._messages.append(message)
         self._unsent_bytes += len(message.get("body", b""))
         self._wake()
@@ -303,7 +299,6 @@ class Nowhere:
         """The last piece of its body."""
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Wait `until` then."""
         if until is not None:
             await until
 
@@ -326,7 +321,6 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
         return None
 
     def gone(self) -> None:
-        """The client has gone."""
         self.is_gone = True
         if self.on_gone is not None:
             self.on_gone()
@@ -345,7 +339,6 @@ class WatchedReceive(msgspec.Struct, eq=False):
     client: Client | None
 
     def __call__(self) -> Awaitable[Message]:
-        """ASGI's receive."""
         return self.receive()
 
     def is_own(self, _send: Send) -> bool:
@@ -441,7 +434,6 @@ def write_error(sink: Sink, error: PlaitError, request_id: str, body: bytes | No
 
 
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
-    """The headers of an error's response."""
     headers = [(b"content-type", b"application/json")]
     retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
     if retry_after_s is not None:

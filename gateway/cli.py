@@ -93,7 +93,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _command(name: str, asked: str) -> ModuleType:
-    """The module of a command, for the one that was `asked` for."""
     try:
         return import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:

@@ -123,14 +123,12 @@ async def _identity_at(service: ServiceConfig, identify: Identify, address: str)
 
 
 def at_address(url: str, address: str) -> str:
-    """A url with its host replaced by an address."""
     parts = urlsplit(url)
     host = f"[{address}]" if ":" in address else address
     return parts._replace(netloc=host if parts.port is None else f"{host}:{parts.port}").geturl()
 
 
 def engine_at(service: ServiceConfig, address: str) -> EngineConfig:
-    """The engine of a service at an address."""
     fields = {name: getattr(service, name) for name in EngineConfig.__struct_fields__}
     fields |= {"url": at_address(service.url, address), "name": f"{service.name}-{address}"}
     return msgspec.convert(fields, EngineConfig)

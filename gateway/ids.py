@@ -22,7 +22,6 @@ class IdForm:
         return f"IdForm({self.pattern!r})"
 
     def fits(self, given: object) -> TypeGuard[str]:
-        """Whether this is a text of the form."""
         return isinstance(given, str) and self._whole.fullmatch(given) is not None
 
 

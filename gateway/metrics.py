@@ -86,7 +86,6 @@ class _Family(Collector):
         self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
         yield self._family
 
 
@@ -104,7 +103,6 @@ class Buckets:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a sample."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -123,7 +121,6 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Count so much more."""
         self.value += amount
 
 
@@ -157,7 +154,6 @@ class FastHistogram(Collector):
         self.of = _ByLabels(lambda: Buckets(bounds))
 
     def collect(self) -> Iterator[Metric]:
-        """All samples so far."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, buckets in self.of.items():
             counts, total = buckets.cumulative()
@@ -178,7 +174,6 @@ class FastCounter(Collector):
         self.of = _ByLabels(Count)
 
     def collect(self) -> Iterator[Metric]:
-        """All counts so far."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, count in self.of.items():
             family.add_metric(values, count.value)

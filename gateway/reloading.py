@@ -79,7 +79,6 @@ def config_change(before: Config, after: Config) -> ConfigChange:
 
 
 def _taken(before: EngineConfig, after: EngineConfig) -> EngineConfig:
-    """The engine as it can be from now on."""
     return msgspec.structs.replace(after, kv_tokens=before.kv_tokens)
 
 

@@ -35,7 +35,6 @@ class Supervisor:
                 task.cancel()
 
     async def close(self) -> None:
-        """End all tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

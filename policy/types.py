@@ -127,9 +127,7 @@ class Cost(Protocol):
     """What a placement costs, as its policy sees it."""
 
     @property
-    def total_s(self) -> float:
-        """All of it, in seconds."""
-        ...
+    def total_s(self) -> float: ...
 
 
 Rule = Literal["only_engine", "least_delay", "ttft", "group", "continues", "hand_over", "moved", "after_failure"]
@@ -152,28 +150,20 @@ class Identified(Protocol):
     """An engine."""
 
     @property
-    def engine_id(self) -> str:
-        """Its id."""
-        ...
+    def engine_id(self) -> str: ...
 
 
 class ComparedEngine(Protocol):
     """An engine that was looked at for a call."""
 
     @property
-    def engine(self) -> Identified:
-        """The engine."""
-        ...
+    def engine(self) -> Identified: ...
 
     @property
-    def cached_blocks(self) -> int:
-        """Blocks of the prompt in its cache."""
-        ...
+    def cached_blocks(self) -> int: ...
 
     @property
-    def cost(self) -> Cost:
-        """What the call would cost there."""
-        ...
+    def cost(self) -> Cost: ...
 
     @property
     def rank(self) -> tuple[float, float]:

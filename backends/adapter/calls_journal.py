@@ -109,7 +109,6 @@ class CallsJournal:
 
     @property
     def latest(self) -> LatestChanges:
-        """What changed last."""
         return LatestChanges(self._cache.changed_at, self._latest, self._by, self._before)
 
     def has_news(self, cursor: int, asking: str | None) -> bool:

@@ -47,7 +47,6 @@ class EngineTokenizer:
     drops_tools: bool = False
 
     def vocabulary(self) -> Mapping[str, int]:
-        """All tokens with their ids."""
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         return vocabulary
 
@@ -57,7 +56,6 @@ class EngineTokenizer:
         return [] if added is None else list(added())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """The ids of a text."""
         ids: Sequence[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 

@@ -48,7 +48,6 @@ class Names:
         return [*missing_names(self.methods), *_missing_alternatives(either)]
 
     def missing_in(self, scheduler: Any) -> list[str]:
-        """The attributes that a scheduler lacks."""
         either = [(paths, list(missing_attributes(scheduler, paths))) for paths in self.either_attribute]
         return [*missing_attributes(scheduler, self.attributes), *_missing_alternatives(either)]
 

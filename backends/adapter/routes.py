@@ -50,7 +50,6 @@ async def read_body(receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def send_answer(send: Send, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-    """Send a whole answer."""
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -120,7 +119,6 @@ Access = Callable[[Scope], Change]
 
 
 async def answer_call_objectives(scope: Scope, receive: Receive, send: Send, access: Access) -> None:
-    """Answer one request."""
     try:
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{CALL_OBJECTIVES} takes POST requests only")

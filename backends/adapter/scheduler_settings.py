@@ -47,7 +47,6 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def scheduler_name(self) -> str:
-        """The local scheduler's name."""
         return self.scheduler or DEFAULT_SCHEDULER
 
     @property

@@ -170,7 +170,6 @@ class RoutesBesideChat:
         return asked
 
     async def _uploaded(self, request: Request, name: str) -> bytes:
-        """The bytes of the file of a form."""
         async with request.form() as form:
             self._model.check(str(form.get("model") or ""))
             if isinstance(given := form.get(name), UploadFile):

@@ -39,7 +39,6 @@ class EmbeddedCall(LocalCall):
 
     @property
     def queued_since_s(self) -> float:
-        """When the engine received the call."""
         return self.arrived_s if self.received_s is None else self.received_s
 
 

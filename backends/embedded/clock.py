@@ -41,7 +41,6 @@ class EngineClock:
         return (self._loop.time() - self._zero) * self._time_scale
 
     def _real_s(self, when_s: float) -> float:
-        """A time of the engine on the loop's clock."""
         return self._zero + when_s / self._time_scale
 
     def add(self, call: EmbeddedCall, on_output: OnOutput) -> None:

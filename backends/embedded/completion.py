@@ -121,7 +121,6 @@ class Completion:
         yield b"data: [DONE]\n\n"
 
     def abort(self) -> None:
-        """Abort the choices that have not ended."""
         for generation in self._generations:
             generation.abort()
 

@@ -49,7 +49,6 @@ class EngineCollector(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """One sample of each metric."""
         settings = self._engine.settings
         labels, values = ["engine", "model"], [settings.name, settings.model]
         for name, value in asdict(self._engine.counters).items():

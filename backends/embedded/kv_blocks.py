@@ -268,7 +268,6 @@ class KvBlocks:
         call.computed_tokens = 0
 
     def state(self) -> KvState:
-        """The current counts of blocks."""
         cache = self.cache
         return KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks)
 

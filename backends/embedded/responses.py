@@ -94,7 +94,6 @@ class ChatFormat:
         return self._chunk([], usage=usage.json())
 
     def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
-        """The response object."""
         bodies = []
         for index, pieces in enumerate(choices):
             text = "".join(piece.text for piece in pieces)
@@ -132,13 +131,11 @@ class TextFormat:
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> Json | None:
-        """The echoed prompt."""
         if self._echo is None:
             return None
         return self._envelope.json("text_completion", [_text_choice(index, self._echo[index], None)])
 
     def delta(self, index: int, piece: Piece) -> Json:
-        """An event with more text."""
         return self._envelope.json("text_completion", [self._choice(index, "", [piece])])
 
     def usage(self, usage: ResponseUsage) -> Json:
@@ -146,7 +143,6 @@ class TextFormat:
         return self._envelope.json("text_completion", [], usage=usage.json())
 
     def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
-        """The response object."""
         echoes = self._echo or [""] * len(choices)
         bodies = [self._choice(index, echoes[index], pieces) for index, pieces in enumerate(choices)]
         return self._envelope.json("text_completion", bodies, usage=usage.json())

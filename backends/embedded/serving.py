@@ -55,5 +55,4 @@ class Serving:
 
 
 def json_response(value: object) -> Response:
-    """A value as a JSON response."""
     return Response(msgspec.json.encode(value), media_type="application/json")

@@ -196,7 +196,6 @@ class HttpClient:
             raise AddressError(problem) from error
 
     async def _handshake(self, address: str, tls: ssl.SSLContext | None) -> Connection:
-        """A new connection to an address, with or without TLS."""
         connect, name = asyncio.get_running_loop().create_connection, None if tls is None else self._host_name
         _, connection = await connect(self._new_connection, address, self._port, ssl=tls, server_hostname=name)
         return connection

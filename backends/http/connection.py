@@ -222,7 +222,6 @@ class Gathered:
             self._pieces.clear()
 
     def whole(self) -> bytes | bytearray:
-        """All of it."""
         return self._long or (self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
 
 
@@ -329,7 +328,6 @@ class Connection(asyncio.Protocol):
     # Called by the reader of the response.
 
     def resume(self) -> None:
-        """Resumes reading if it was paused."""
         if not self._reading_paused:
             return
         self._reading_paused = False

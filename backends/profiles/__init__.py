@@ -110,7 +110,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fit: Fit | None = None
 
     def cost_model(self) -> CostModel:
-        """The profile as a cost model, in seconds."""
         return CostModel(
             forward=self.forward.in_seconds(),
             context_constant_s=self.attention.constant_ms / 1e3,

@@ -105,7 +105,6 @@ def _links(loads: Mapping[str, Sequence[Loaded]], bytes_per_token: int) -> Itera
 def _with_links(
     source: ProfileSource, kv: Kv, loads: Mapping[str, Sequence[Loaded]], *, assumed: bool
 ) -> ProfileSource:
-    """The source, and where the links come from."""
     tokens = {link.tier: [load.tokens for load in loads[link.tier]] for link in kv.links}
     ranges = ", ".join(f"{min(sizes)} to {max(sizes)} tokens from {tier}" for tier, sizes in tokens.items())
     return msgspec.structs.replace(
@@ -116,7 +115,6 @@ def _with_links(
 
 
 def _profile(model: CostModel, source: ProfileSource, kv: Kv) -> Profile:
-    """The coefficients in milliseconds."""
     long = model.long_attention
     return Profile(
         source=source,

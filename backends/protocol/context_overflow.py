@@ -39,7 +39,6 @@ def is_overflow(text: str) -> bool:
 
 
 def overflow_error(message: str, param: str | None = None) -> ContextLengthError:
-    """The error for such a message, with the numbers that it has."""
     text = _QUOTED.sub("", message[:LOOKED_AT])  # names of models have numbers, too
     limit = _LIMIT.search(text)
     context = None if limit is None else int(limit[1])

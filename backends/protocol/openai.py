@@ -116,12 +116,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_limit_field(self) -> str:
-        """The name of the field that `output_limit` comes from."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def single_prompt(self) -> bool:
-        """Whether the request has exactly one prompt."""
         return True
 
     @property

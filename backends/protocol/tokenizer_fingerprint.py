@@ -176,5 +176,4 @@ def _rendered(tokenizer: Fingerprinted, messages: Messages, tools: Messages | No
 
 
 def digest(value: object) -> str:
-    """A digest of what msgpack can encode."""
     return blake2b(msgspec.msgpack.encode(value), digest_size=DIGEST_BYTES).hexdigest()

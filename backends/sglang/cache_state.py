@@ -183,7 +183,6 @@ class EventTap:
         tree_cache.take_events = self._take_kept
 
     def drain(self) -> None:
-        """Show the new events to the observer."""
         events = self._take()
         if events:
             self._observer.observe(self._salts.told(events))

@@ -208,11 +208,9 @@ class WaitingHits:
         """By the hash of a tree block: the calls whose hits end before it or behind it."""
 
     def queued(self, call: SglangCall) -> None:
-        """A call begins to wait."""
         self._new[call] = None
 
     def left(self, call: SglangCall) -> None:
-        """A call no longer waits."""
         self._new.pop(call, None)
         self._drop(call)
 
@@ -265,7 +263,6 @@ class Requests:
         return self._waiting[call] if call.waits else self._running[call]
 
     def queued(self, request: Any) -> None:
-        """A request begins to wait."""
         call: SglangCall = request.plait_call
         latest = next(reversed(self._waiting), call)
         self._in_order = self._in_order and latest.order <= call.order

@@ -55,7 +55,6 @@ SchedulerQuery = ReportSince | ChangeObjectives
 
 
 def query_id(query: SchedulerQuery) -> str:
-    """The request id with a query."""
     return PREFIX + msgspec.json.encode(query).decode()
 
 
@@ -181,6 +180,5 @@ class NewsSender:
             self._socket.sendto(msgspec.msgpack.encode(news), self._address)
 
     def close(self) -> None:
-        """Close the socket."""
         if self._socket is not None:
             self._socket.close()

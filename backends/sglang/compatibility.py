@@ -173,7 +173,6 @@ def releasing(release: Callable[..., Any], scheduler: Any) -> Callable[..., Any]
 
 
 def has_beams(request: Any) -> bool:
-    """Whether a request is one of a beam search."""
     return getattr(request, "beam_group", None) is not None
 
 

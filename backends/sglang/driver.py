@@ -185,7 +185,6 @@ class SglangDriver:
 
 
 def _work(batch: Any) -> IterationWork:
-    """What a batch computes."""
     if batch.forward_mode.is_decode():
         return IterationWork.of([1] * len(batch.reqs), [request.plait_call.computed_tokens for request in batch.reqs])
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())

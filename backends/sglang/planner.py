@@ -55,7 +55,6 @@ class SglangPlanner:
         self._requests = Requests(scheduler, self._hits)
 
     def measured(self, duration_s: float, work: IterationWork) -> None:
-        """An iteration is over."""
         if self._measuring is not None and work.new_tokens:
             self._measuring.observe(duration_s, work)
 

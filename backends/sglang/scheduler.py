@@ -98,12 +98,10 @@ class PlannedSglangScheduler(_SglangScheduler):
         return self.plait.step(running_batch, partial(super().get_new_batch_prefill, *args, **kwargs))
 
     def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a batch."""
         self.plait.begins(batch)
         return super().run_batch(batch, *args, **kwargs)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
-        """Process a batch's result."""
         super().process_batch_result(batch, result)
         self.plait.ended(batch)
 
@@ -144,7 +142,6 @@ class _LimitsAdder(_SglangScheduler):
     plait: SglangDriver
 
     def get_prefill_adder_class(self) -> Any:
-        """A factory of the adder."""
         adder = super().get_prefill_adder_class()
         return limited(adder, self.plait.prefill_pass) if self.plait.cuts else adder
 

@@ -68,7 +68,6 @@ def _tool(tool: object, index: int) -> dict[str, Any]:
 
 
 def _content(role: str, content: object, where: str, as_parts: bool) -> str | list[dict[str, Any]]:
-    """A message's content as parts or as one string."""
     parts = list(_text_parts(content, where))
     if role == "system":
         parts = [part for part in map(_without_billing_line, parts) if part is not None]

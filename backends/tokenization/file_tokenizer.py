@@ -102,7 +102,6 @@ class FileTokenizer(ChatTokenizer):
         return [array("I", one.ids) for one in encoded]
 
     def vocabulary(self) -> Mapping[str, int]:
-        """All tokens with their ids."""
         vocabulary: Mapping[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 

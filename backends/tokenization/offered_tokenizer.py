@@ -98,7 +98,6 @@ class BoundedTemplates(HuggingFaceTokenizer):
             return None
 
     def close(self) -> None:
-        """End the process."""
         self._worker.close()
 
 

@@ -83,15 +83,12 @@ class ByteTokenizer(_PlainTokenizer):
         return ids
 
     def vocabulary(self) -> Mapping[str, int]:
-        """All bytes, each as a character."""
         return {chr(byte): byte for byte in range(256)}
 
     def added_tokens(self) -> Iterable[str]:
-        """None."""
         return ()
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the bytes."""
         return bytes(token_ids).decode(errors="replace")
 
 
@@ -117,7 +114,6 @@ class EstimatedTokenizer(ByteTokenizer):
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the bytes."""
         return array("I", token_ids).tobytes().decode(errors="replace")
 
 

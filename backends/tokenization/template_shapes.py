@@ -45,7 +45,6 @@ class _Place:
     values: tuple[Value, ...] = ()
 
     def of(self, contents: Sequence[str]) -> str:
-        """Its text among these contents."""
         text = contents[self.number]
         for value in self.values:
             text = value(text)
@@ -114,23 +113,18 @@ class _Recorded:
         return not self == other
 
     def startswith(self, start: Any) -> bool:
-        """Of a string."""
         return self._ask("startswith", self._checked(start), methodcaller("startswith", start))
 
     def endswith(self, end: Any) -> bool:
-        """Of a string."""
         return self._ask("endswith", self._checked(end), methodcaller("endswith", end))
 
     def strip(self, characters: Any = None) -> _Recorded:
-        """Of a string."""
         return self._made("strip", characters)
 
     def lstrip(self, characters: Any = None) -> _Recorded:
-        """Of a string."""
         return self._made("lstrip", characters)
 
     def rstrip(self, characters: Any = None) -> _Recorded:
-        """Of a string."""
         return self._made("rstrip", characters)
 
     __hash__ = _refused
@@ -268,7 +262,6 @@ class Shape:
 
     @property
     def size_bytes(self) -> int:
-        """Of memory, about."""
         return sum(map(sys.getsizeof, self.texts)) + _ENTRY_BYTES * (len(self.places) + len(self.asked))
 
     def render(self, contents: Sequence[str]) -> str | None:

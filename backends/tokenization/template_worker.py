@@ -64,7 +64,6 @@ class TemplateWorker:
         raise kind(rendered.refusal or job.too_much, param=job.param)
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             self._end()
 

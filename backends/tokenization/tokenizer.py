@@ -212,7 +212,6 @@ class ChatTokenizer(ABC):
 
     @cached_property
     def fingerprint(self) -> TokenizerFingerprint:
-        """Its digests."""
         return fingerprint(self)
 
     @cached_property
@@ -257,11 +256,9 @@ class ChatTokenizer(ABC):
         """The text of a chat with prepared messages and tools. `options` has the template, too."""
 
     def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        """The ids of each part of a text."""
         return [self.encode_array(part, add_special_tokens=False) for part in parts]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """The ids of a rendered chat."""
         # The template has written the special tokens. Encoding must not add a second BOS.
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
@@ -277,7 +274,6 @@ class ChatTokenizer(ABC):
         form: ChatForm = "vllm",
         salt: Hashable = None,
     ) -> str:
-        """The text of a chat."""
         if not messages:
             raise CallerError("A chat needs at least one message.", param="messages")
         is_usual, plain = chat_template is None and not continue_final_message, None
@@ -359,5 +355,4 @@ class ChatTokenizer(ABC):
 
 
 def not_unicode() -> CallerError:
-    """The error for text that is not valid Unicode."""
     return CallerError("The prompt is not valid Unicode: it has half of a surrogate pair.", param="prompt")

@@ -87,12 +87,10 @@ def _is_byte_level(pre_tokenizer: Files | None) -> bool:
 
 
 def pre_tokenizers(files: Files) -> list[Files]:
-    """The pre-tokenizers in the order in which they are applied."""
     return _listed(files.get("pre_tokenizer"), "pretokenizers")
 
 
 def normalizers(files: Files) -> list[Files]:
-    """The normalizers in the order in which they are applied."""
     return _listed(files.get("normalizer"), "normalizers")
 
 

@@ -69,7 +69,6 @@ def write_comments(comments: Iterable[bytes]) -> bytes:
 
 
 def write_event(event: Event) -> bytes:
-    """An event with its name."""
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), msgspec.json.encode(event))
 
 

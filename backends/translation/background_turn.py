@@ -53,7 +53,6 @@ class BackgroundTurn(ResponseTurn):
         return [self._lifecycle("in_progress")]
 
     def wait(self) -> Iterable[Event]:
-        """No event."""
         return ()
 
     def take(self, part: Part) -> Iterable[Event]:
@@ -74,7 +73,6 @@ class BackgroundTurn(ResponseTurn):
         return events
 
     def end(self, finish_reason: str, stop: str | None, usage: Usage) -> Iterable[Event]:
-        """What is left of a text, and the end."""
         return [*self._flush(), *super().end(finish_reason, stop, usage)]
 
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
@@ -88,7 +86,6 @@ class BackgroundTurn(ResponseTurn):
         return events
 
     def repeat(self, response: Mapping[str, Any]) -> Iterator[Event]:
-        """All events of this response, which has ended."""
         yield from self.queue()
         yield from self.begin("", Usage())
         self._logprobs = True  # of tokens that have some

@@ -86,7 +86,6 @@ class ChatAnswer(msgspec.Struct):
 
     @property
     def usage(self) -> Usage | None:
-        """The counts, if the answer has them."""
         counts = self.usage_object
         if not isinstance(counts, dict):
             return None

@@ -43,7 +43,6 @@ def _told(value: Any, levels: int) -> Any:
 
 
 def text_part(text: str) -> Json:
-    """A text as a part of a message."""
     return {"type": "text", "text": text}
 
 

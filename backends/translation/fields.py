@@ -14,7 +14,6 @@ ENGINE_SPEAKS_CHAT: Final = "the engine speaks chat completions only"
 
 
 def wrong(where: str, what: str) -> CallerError:
-    """The error that the field `where` is wrong, as `what` says."""
     return CallerError(f"'{where}' {what}", param=where)
 
 
@@ -26,7 +25,6 @@ class InexpressibleError(CallerError):
         self._asked = where, what
 
     def because(self, reason: str) -> InexpressibleError:
-        """The same error for another reason."""
         return InexpressibleError(*self._asked, reason)
 
 
@@ -43,21 +41,18 @@ def an_object(value: object, where: str) -> Mapping[str, Any]:
 
 
 def a_text(value: object, where: str) -> str:
-    """The value as a string."""
     if not isinstance(value, str):
         raise wrong(where, "must be a string")
     return value
 
 
 def a_list(value: object, where: str) -> list[Any]:
-    """The value as a list."""
     if not isinstance(value, list):
         raise wrong(where, "must be a list")
     return value
 
 
 def texts(value: object, where: str) -> list[str]:
-    """The strings of a list."""
     return [a_text(item, f"{where}[{index}]") for index, item in enumerate(a_list(value, where))]
 
 
@@ -83,7 +78,6 @@ def a_limit(value: object, where: str) -> int:
 
 
 def without_nones(**fields: Any) -> Json:
-    """The fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -67,7 +67,6 @@ class MessageTurn:
         }
 
     def answer(self) -> Json:
-        """The message as it is now."""
         return {**self._message, "content": [block.body() for block in self._blocks]}
 
     def begin(self, model: str, usage: Usage) -> Iterable[Event]:
@@ -101,7 +100,6 @@ class MessageTurn:
         return [*events, changed, {"type": "message_stop"}]
 
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
-        """An `error` event."""
         message = str(error.get("message") or "The engine has failed.")
         if is_overflow(f"{error.get('code')} {message}"):
             return [_error(overflow_error(message))]
@@ -246,7 +244,6 @@ class MessagesTranslation:
     path = "/v1/messages"
 
     def to_chat(self, fields: Mapping[str, Any]) -> Json:
-        """The fields of a chat-completions body."""
         return chat_request(fields)
 
     def to_count(self, fields: Mapping[str, Any]) -> Json:
@@ -254,7 +251,6 @@ class MessagesTranslation:
         return prompt_request(fields)
 
     def counted(self, input_tokens: int) -> bytes:
-        """The answer of `COUNT_TOKENS`."""
         return msgspec.json.encode({"input_tokens": input_tokens})
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
@@ -262,11 +258,9 @@ class MessagesTranslation:
         return ignored_tools(fields)
 
     def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
-        """A translator for the answer, with a new id."""
         return TurnTranslator(MessageTurn(fields, new_identity()))
 
     def error(self, error: PlaitError) -> bytes:
-        """The body of an error."""
         return msgspec.json.encode(_error(error))
 
     def error_event(self, error: PlaitError) -> bytes:

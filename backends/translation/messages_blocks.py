@@ -23,7 +23,6 @@ def blocks_of(content: object, where: str) -> list[Block]:
 
 
 def parts_of(block: Mapping[str, Any], where: str) -> Iterator[Json]:
-    """The parts for a block of any type."""
     kind = block.get("type")
     if kind == "text":
         yield text_part(a_text(block.get("text"), f"{where}.text"))

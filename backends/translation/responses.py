@@ -31,25 +31,17 @@ from plait.backends.translation.tool_calls import ToolCall
 class Item(Protocol):
     """An item of the output. The events have no sequence numbers yet."""
 
-    def continues(self, part: Part) -> bool:
-        """Whether the part belongs to this item."""
-        ...
+    def continues(self, part: Part) -> bool: ...
 
-    def opening(self) -> Iterable[Event]:
-        """The events that announce the item."""
-        ...
+    def opening(self) -> Iterable[Event]: ...
 
-    def add(self, part: Part) -> Iterable[Event]:
-        """Add a part that `continues`."""
-        ...
+    def add(self, part: Part) -> Iterable[Event]: ...
 
     def close(self, status: str) -> Iterable[Event]:
         """The item's last events. Only the last item of the output is open."""
         ...
 
-    def body(self) -> Json:
-        """The item as JSON."""
-        ...
+    def body(self) -> Json: ...
 
 
 class _ContentItem:
@@ -95,14 +87,12 @@ class MessageItem(_ContentItem):
         return isinstance(part, Text | Refusal)
 
     def add(self, part: Part) -> Iterable[Event]:
-        """A delta."""
         if isinstance(part, Text):
             return self._extend("output_text", part.text, part.logprobs if self._logprobs else ())
         assert isinstance(part, Refusal)
         return self._extend("refusal", part.text)
 
     def body(self) -> Json:
-        """A `message`."""
         return {
             "id": self._place["item_id"],
             "type": "message",
@@ -116,16 +106,13 @@ class ReasoningItem(_ContentItem):
     """What the model thought."""
 
     def continues(self, part: Part) -> bool:
-        """Whether the part is reasoning."""
         return isinstance(part, Reasoning)
 
     def add(self, part: Part) -> Iterable[Event]:
-        """A delta."""
         assert isinstance(part, Reasoning)
         return self._extend("reasoning_text", part.text)
 
     def body(self) -> Json:
-        """A `reasoning` item."""
         return {
             "id": self._place["item_id"],
             "type": "reasoning",
@@ -154,22 +141,18 @@ class CallItem:
         return [{"type": "response.output_item.added", "output_index": self._position, "item": item}]
 
     def add(self, part: Part) -> Iterable[Event]:  # noqa: ARG002
-        """All of the call."""
         return self.told()
 
     def told(self) -> Iterable[Event]:
-        """A delta with all of the call."""
         return self._told("delta", "delta")
 
     def close(self, status: str) -> Iterable[Event]:
-        """The item's last events."""
         self._status = status
         done = {"type": "response.output_item.done", "output_index": self._position, "item": self.body()}
         named = {"name": self._fields["name"]} if self._kind is FUNCTION else {}
         return [*self._told("done", None, **named), done]
 
     def body(self) -> Json:
-        """The item, such as a `function_call`."""
         return {**self._head, "status": self._status, **self._fields}
 
     def _told(self, what: str, key: str | None, **more: Any) -> list[Event]:
@@ -280,7 +263,6 @@ class ResponseTurn:
         }
 
     def answer(self) -> Json:
-        """The response as it is now."""
         return {**self._response, "output": [item.body() for item in self._items]}
 
     def begin(self, model: str, usage: Usage) -> Iterable[Event]:  # noqa: ARG002
@@ -400,7 +382,6 @@ class ResponsesTranslation:
         return chat_request(fields)
 
     def counted(self, input_tokens: int) -> bytes:
-        """The answer of `/v1/responses/input_tokens`."""
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": input_tokens})
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
@@ -408,7 +389,6 @@ class ResponsesTranslation:
         return ignored_tools(fields)
 
     def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
-        """A translator for the answer, with a new id."""
         return TurnTranslator(ResponseTurn(fields, new_identity()))
 
     def error(self, error: PlaitError) -> bytes:

@@ -110,7 +110,6 @@ class _Messages:
         message["content"] = [*said, text_part(text)] if isinstance(said, list) else f"{said}\n{text}" if said else text
 
     def _assistant(self) -> Json:
-        """The assistant's message that goes on, or a new one."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thought:
             last = {"role": "assistant", "content": None}
@@ -181,7 +180,6 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 
 def wants_logprobs(fields: Mapping[str, Any]) -> bool:
-    """Whether the answer has logprobs."""
     return bool(fields.get("top_logprobs")) or LOGPROBS in a_list(fields.get("include") or [], "include")
 
 

@@ -221,11 +221,9 @@ class ResponseTools:
 
     @property
     def functions(self) -> list[Json]:
-        """The tools as chat completions have them."""
         return [{"type": "function", "function": tool.function} for tool in self._tools.values()]
 
     def flat(self, kind: str, name: str, namespace: str | None) -> str:
-        """The name that the engine knows."""
         return self._flat.get((kind, name, namespace)) or _flat(name, namespace)
 
     def item(self, call: ToolCall) -> tuple[ToolKind, Json]:

@@ -81,7 +81,6 @@ class ToolCalls:
         self._begin(len(self._calls)).add(call)
 
     def add(self, piece: CallPiece) -> None:
-        """Add a piece to its call, which may be a new one."""
         call = self._call_of(piece)
         if call is None or _begins_another(call, piece):
             call = self._begin(piece.index or 0)

@@ -69,9 +69,7 @@ class Translation(Protocol):
         """A translator for the answer to a request that `to_chat` took."""
         ...
 
-    def error(self, error: PlaitError) -> bytes:
-        """The body of an error."""
-        ...
+    def error(self, error: PlaitError) -> bytes: ...
 
     def error_event(self, error: PlaitError) -> bytes:
         """An error as the event of a stream. Where a translator has fed the stream, feed it OpenAI's error event."""

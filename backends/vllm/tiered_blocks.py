@@ -94,7 +94,6 @@ class TieredBlocks:
                 self._arrived(key, self._under_way.pop(key) or self._parts_of(key))
 
     def failed(self, keys: Iterable[bytes]) -> None:
-        """The transfer of chunks has failed."""
         for key in keys:
             self._under_way.pop(key, None)
 

@@ -45,7 +45,6 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> SemanticVariable | ParsedVariable:
-        """Collect the call."""
         if kwargs:
             raise TemplateError(f"{self.name} cannot be invoked with {', '.join(kwargs)}; bind it to the model instead")
         template, values = self._template.filled(self._values(input))
@@ -59,7 +58,6 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> SemanticVariable | ParsedVariable:
-        """Collect the call."""
         return self.invoke(input, config, **kwargs)
 
     def _values(self, given: Any) -> Mapping[str, Any]:

@@ -76,7 +76,6 @@ class Messages:
     most: int | None
 
     def of(self, values: Mapping[str, Any]) -> list[tuple[str, Text]]:
-        """The roles and texts of the messages."""
         return list(given_messages(values.get(self.name, ())))[-(self.most or 0) :]
 
 
@@ -89,7 +88,6 @@ class ReadTemplate:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a call has to be given."""
         places = (piece for piece in self.pieces if isinstance(piece, Place) and not piece.is_output)
         given = [place.name for place in places if place.name not in self.late]
         asked = [piece.name for piece in self.pieces if isinstance(piece, Messages) and not piece.is_optional]
@@ -101,7 +99,6 @@ class ReadTemplate:
         return Template(tuple(piece for piece in self.pieces if not isinstance(piece, Messages)))
 
     def filled(self, values: Mapping[str, Any]) -> tuple[Template, dict[str, Any]]:
-        """The template and the arguments of one call, which has these values."""
         arguments = {name: make() for name, make in self.late.items()}
         pieces: list[Piece] = []
         taken = {piece.name for piece in self.pieces if isinstance(piece, Place)}

@@ -49,7 +49,6 @@ class CompletionBody(msgspec.Struct, frozen=True):
 
     @property
     def only_usage(self) -> bool:
-        """Whether it carries nothing but the usage."""
         return self.usage is not None and self.choices == []
 
 
@@ -182,7 +181,6 @@ def caller_fault(engine_id: str, error: object) -> str:
 
 
 def garbled(engine_id: str, what: str) -> EngineGarbledError:
-    """The error of an answer that is not a completion."""
     return EngineGarbledError(f"engine {engine_id} sent {what}")
 
 
@@ -269,7 +267,6 @@ class EventStream(ABC):
         """Record what an event says; returns the bytes of it that go to the client."""
 
     def _used(self, usage: object) -> None:
-        """An event reported this usage."""
         self.usage, corrected = read_usage(usage, self._bounds)
         self.usage_corrected |= corrected
 
@@ -283,7 +280,6 @@ class EventStream(ABC):
         return events_with_whole_pairs(events)
 
     def _completed(self, chunk: bytes) -> bytes:
-        """The events that `chunk` completes. The rest of it is kept."""
         seen = self._tail + chunk
         end = end_of_last_event(seen) - len(self._tail)
         if end <= 0:
@@ -348,7 +344,6 @@ class CompletionStream(EventStream):
         return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
 
     def _read(self, event: bytes) -> CompletionBody | None:
-        """Record what an event says."""
         body = decode(event.partition(b"data:")[2])
         if body is None:
             return None
@@ -447,7 +442,6 @@ class CompletionForm:
         return WholeAnswer(usage, corrected, finish=reasons[0])
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
-        """A reader of a stream of chunks."""
         return CompletionStream(engine_id, withhold=withhold, choices=choices, bounds=bounds)
 
     def error_body(self, error: PlaitError) -> bytes:

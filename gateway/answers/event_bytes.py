@@ -38,6 +38,5 @@ def end_of_last_event(buffer: bytes) -> int:
 
 
 def with_data(event: bytes, data: Mapping[str, Any]) -> bytes:
-    """An event with other data, in one line."""
     before, mark, former = event.partition(b"data:")
     return b"%b%b %b%b" % (before, mark, msgspec.json.encode(data), former[len(former.rstrip()) :])

@@ -124,7 +124,6 @@ def said_of_object(answer: bytes | bytearray) -> Json | None:
 
 
 def json_object(data: bytes | bytearray) -> Json | None:
-    """A JSON object; None for anything else."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -133,7 +132,6 @@ def json_object(data: bytes | bytearray) -> Json | None:
 
 
 def usage_of_response(usage: object) -> object:
-    """The usage of a response with the names that completions have."""
     if not isinstance(usage, dict):
         return usage
     return {
@@ -171,7 +169,6 @@ class ResponseForm(CompletionForm):
         return WholeAnswer(usage, corrected, finish=body["status"])
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
-        """A reader of a stream of typed events."""
         return ResponseStream(engine_id, bounds)
 
     def error_event(self, error: PlaitError) -> bytes:
@@ -197,7 +194,6 @@ class MessageForm(CompletionForm):
         return WholeAnswer(usage, corrected, finish=str(body["stop_reason"]))
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
-        """A reader of a stream of typed events."""
         return MessageStream(engine_id, bounds)
 
     def error_body(self, error: PlaitError) -> bytes:
@@ -247,7 +243,6 @@ class PassedBytes(EventStream):
         return self._kept()
 
     def end(self) -> bytes:
-        """End the answer; returns the bytes that waited."""
         self._has_ended = True
         return self._kept()
 

@@ -261,7 +261,6 @@ class VariableResponse(Response):
             await send({"type": "http.response.body", "body": delta, "more_body": True})
 
     def _delta(self, text: str) -> bytes:
-        """The event for a new part of the text."""
         delta = {"object": "semantic_variable.delta", "semantic_var_id": self._awaited.name, "delta": text}
         return _event(msgspec.json.encode(delta)) if text else b""
 

@@ -83,7 +83,6 @@ class BackgroundApi:
         )
 
     def stream(self, tenant: str, response_id: str) -> StreamKey:
-        """The stream in a store of a response that has ended."""
         return self.chained.runner.stored.stream(tenant, response_id)
 
     async def answer(self, owner: BackgroundCall, incoming: Incoming, receive: Receive, send: Send) -> None:

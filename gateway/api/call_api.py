@@ -134,7 +134,6 @@ class CompletionApi:
         return partial(self.deliver, asked, receive, send)
 
     async def deliver(self, asked: Asked, receive: Receive, send: Send) -> None:
-        """Deliver a call to its client."""
         await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
 
     async def _answer_held(
@@ -345,7 +344,6 @@ class CallApi:
         return call
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
-        """Answer a request with an error."""
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -435,7 +433,6 @@ class PlainCall(msgspec.Struct, eq=False):
             self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
 
     def gone(self) -> None:
-        """The client has gone."""
         try:
             self.cancel()
         finally:

@@ -25,13 +25,11 @@ from plait.gateway.calls.routes import MESSAGES_PATH, ROUTES
 
 
 def error_body(path: str, error: PlaitError) -> bytes:
-    """The body of an error at `path`."""
     translation = _translation(path)
     return error.body() if translation is None else translation.error(error)
 
 
 def error_event(path: str, error: PlaitError) -> bytes:
-    """An error as an event of a stream that has begun."""
     translation = _translation(path)
     return b"data: %b\n\n" % error.body() if translation is None else translation.error_event(error)
 
@@ -122,5 +120,4 @@ class SlowClientMetrics:
         )
 
     def dropped(self) -> None:
-        """Count one."""
         self._dropped.inc()

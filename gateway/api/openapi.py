@@ -195,7 +195,6 @@ _DELETES: Final = {
 
 @cache
 def document(version: str) -> bytes:
-    """The document, as JSON."""
     _, schemas = msgspec.json.schema_components(set(_BODIES.values()), ref_template="#/components/schemas/{name}")
     for schema in schemas.values():
         if schema.get("type") == "object":

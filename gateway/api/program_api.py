@@ -71,7 +71,6 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it gets events as they come."""
 
     def texts(self) -> dict[str, str]:
-        """Each value as a text."""
         return {
             name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
             for name, value in self.values.items()
@@ -174,7 +173,6 @@ class Event(NamedTuple):
 
 
 def event(kind: str, data: object) -> bytes:
-    """An event as it is sent."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
 
 
@@ -210,7 +208,6 @@ class ProgramResponse(Response):
         self._keep_alive_s = keep_alive_s  # None: not streamed
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         session = self._session
         if not self._awaited:
             headers = await self._stored(JSON)
@@ -227,7 +224,6 @@ class ProgramResponse(Response):
                 self._leave(session)
 
     def _leave(self, session: Session) -> None:
-        """The client has gone."""
         calls = [call for call_id in self._call_ids if (call := session.calls.get(call_id)) is not None]
         self._executor.leave(calls, loop_time_s())
 

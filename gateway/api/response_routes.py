@@ -59,7 +59,6 @@ class ResponsesApi:
         return await self._stored.told(*named, _json(answer), unstored_response, in_background=is_background)
 
     async def _stream(self, named: Named, number: int) -> Response:
-        """The events of a response in the background, from a number on."""
         owner = self._background.find(*named)
         if owner is not None:
             none: Headers = ()
@@ -121,7 +120,6 @@ class FollowedResponse(Response):
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         with suppress(ClientGoneError):
             await unless_gone(receive, self._answer.follow(send, self._head, self._number, self._keep_alive_s))
 

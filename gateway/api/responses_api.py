@@ -54,7 +54,6 @@ class KeptResponse:
     """What has come of one that is no stream."""
 
     async def send(self, message: Message) -> None:
-        """ASGI's send."""
         if message["type"] == "http.response.start":
             self._is_good = message["status"] == 200
             self._is_stream = is_event_stream(message["headers"])
@@ -112,7 +111,6 @@ class ContinuedResponse:
         self._previous = previous
 
     def whole(self, answer: bytes) -> bytes:
-        """The response object, with that."""
         response = json_object(answer)
         return answer if response is None else msgspec.json.encode(self._told(response))
 

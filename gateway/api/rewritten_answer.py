@@ -20,13 +20,9 @@ _OF_THE_BODY: Final = frozenset((b"content-length", b"content-type"))
 class Rewriter(Protocol):
     """Makes the client's bytes of the engine's."""
 
-    def whole(self, answer: bytes) -> bytes:
-        """A whole body."""
-        ...
+    def whole(self, answer: bytes) -> bytes: ...
 
-    def feed(self, events: bytes) -> bytes:
-        """Whole events of a stream."""
-        ...
+    def feed(self, events: bytes) -> bytes: ...
 
 
 class RewrittenAnswer:
@@ -43,7 +39,6 @@ class RewrittenAnswer:
         self._parts: list[bytes] = []
 
     async def send(self, message: Message) -> None:
-        """ASGI's send."""
         if message["type"] == "http.response.start":
             self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
             self._head = message = {**message, "headers": self.headers(message["headers"])}
@@ -110,7 +105,6 @@ class TranslatedAnswer(RewrittenAnswer):
         self._has_begun = False
 
     def expect_prompt(self, tokens: int) -> None:
-        """The gateway has counted the tokens of the prompt."""
         self._prompt_tokens = tokens
         self._translator.expect(Usage(tokens))
 

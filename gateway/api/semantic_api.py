@@ -79,7 +79,6 @@ class GetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mark(self) -> Mark | None:
-        """The objective that the get asks for; None if it asks for none."""
         return mark_of(self.criteria)
 
 

@@ -43,7 +43,6 @@ class SharedEngines:
         self._engines = engines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] == "http" and scope["path"] == PATH and is_of_peer(scope):
             await send_whole(send, 200, (), msgspec.msgpack.encode(self._engines.members()))
         else:

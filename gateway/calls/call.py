@@ -178,11 +178,9 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def engine_id(self) -> str:
-        """The engine's id."""
         return self.booking.placement.engine_id
 
     def find_margin(self) -> Margin:
-        """Find the margin of its placement, for all that read it."""
         found = self.margin = self.booking.placement.margin()
         return found
 

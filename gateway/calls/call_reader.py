@@ -337,7 +337,6 @@ class CallReader:
     async def read(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
     ) -> Asked:
-        """The call of `begin`."""
         begun = self.begin(incoming, request, annotations)
         return begun if isinstance(begun, Asked) else await begun
 
@@ -483,7 +482,6 @@ async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], 
 
 
 def _guessed_tokens(incoming: Incoming, route: CallRoute, form: Form | None) -> int:
-    """The tokens of a prompt of unknown form."""
     if form is not None:
         return form.guessed_tokens
     return len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0

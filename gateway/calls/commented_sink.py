@@ -83,14 +83,12 @@ class CommentedSink(WrappedSink):
             self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # on its own: the events may have to be translated
 
     def write(self, body: bytes) -> None:
-        """A piece of the body."""
         if self._failed_status is None:
             self._sink.write(body)
         else:
             self._parts.append(body)
 
     def end(self, body: bytes = b"") -> None:
-        """The last piece of the body."""
         if self._failed_status is None:
             self._sink.end(body)
         else:

@@ -159,11 +159,9 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def failed_engines(self) -> frozenset[str]:
-        """The engines of the attempts that failed."""
         return frozenset([engine_id for engine_id, _ in self.failures])
 
     def failed(self, booking: Booking, error: EngineError) -> None:
-        """The engine of an attempt has failed it."""
         self.failures += ((booking.placement.engine_id, error),)
         self.tried += ((booking, error.cause),)
 
@@ -172,7 +170,6 @@ class Delivery(msgspec.Struct, eq=False):
         return error if self.state is DeliveryState.STREAMING and not self.asked.form.has_events else None
 
     def refine(self, call: Call) -> None:
-        """The call has these objectives from now on."""
         self.call = call
 
     def redirect(self, sink: Sink) -> None:

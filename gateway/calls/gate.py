@@ -147,7 +147,6 @@ class Gate:
 
 
 def _resume(entry: Entry, error: PlaitError | None) -> None:
-    """A call has waited."""
     entry.timer = entry.waiting.tell = None
     entry.resume(error or entry.waiting.error)
 

@@ -70,7 +70,6 @@ class _Drift:
         self.told_s: float | None = None
 
     def add(self, prompt_tokens: int, wrong_tokens: int, now_s: float) -> None:
-        """A call ended."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._prompt_tokens else 0.0
         self._prompt_tokens = self._prompt_tokens * kept + prompt_tokens
         self._wrong_tokens = self._wrong_tokens * kept + wrong_tokens
@@ -331,13 +330,11 @@ class CallMetrics:
         self._refusals.of["", "", "", str(error.status), error.shown_code].value += 1
 
     def no_call(self, ending: Ending) -> None:
-        """A request has ended that was no call of its own."""
         self._tenant_calls.of[self.tenant_label(ending.tenant), ending.model, str(ending.status), ""].value += 1
         if ending.code is not None:
             self._count_refusal(ending, ending.code)
 
     def ended(self, delivery: Delivery) -> None:
-        """A call has ended, however it did."""
         attempt, ending = delivery.attempt, delivery.ending
         assert ending is not None
         finish, model, now_s = None if attempt is None else attempt.answer.finish, ending.model, ending.ended_s

@@ -73,7 +73,6 @@ class ModelTokenizers:
         return encoder
 
     def worker(self, model: str) -> TemplateWorker:
-        """Renders the templates of requests."""
         base = self._base(model)
         self.encoder(base)
         with self._lock:

@@ -40,7 +40,6 @@ class MultipartBody(msgspec.Struct, frozen=True):
         return self.form.upload.digest
 
     def for_engine(self, *_call: object, **_agreement: object) -> Body:
-        """The body for any engine."""
         upload, model = self.form.upload, self.form.model
         return upload if self.renamed is None or model is None else _Renamed(upload, model, self.renamed.encode())
 
@@ -60,7 +59,6 @@ class _Renamed(msgspec.Struct, frozen=True):
         return len(self.upload) - (self._ends_at - self.model.at) + len(self.value)
 
     def slices(self) -> Iterator[bytes]:
-        """All of it, in pieces."""
         yield from self.upload.slices(0, self.model.at)
         yield self.value
         yield from self.upload.slices(self._ends_at)

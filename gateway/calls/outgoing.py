@@ -88,7 +88,6 @@ class ForwardedBody(msgspec.Struct, frozen=True):
         *,
         agreement: Agreement = AGREED,
     ) -> bytes:
-        """The body for an engine."""
         parameters = None if kind is None or not self.annotated else _parameters_of_all(DIALECTS[kind])
         if self.renamed is None and not self.has_own_field and self.cache_salt is None and parameters is None:
             return self.original
@@ -139,7 +138,6 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         *,
         agreement: Agreement = AGREED,
     ) -> bytes:
-        """The body for an engine."""
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = _speaking_for_us(request) if request.vllm_xargs or request.custom_params else ()

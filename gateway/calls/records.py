@@ -39,7 +39,6 @@ class CallRecords:
         self.readers = tuple(readers)
 
     def no_call(self, ending: Ending) -> None:
-        """Record a request that was no call of its own."""
         for reader in self.readers:
             reader.no_call(ending)
 
@@ -91,7 +90,6 @@ class CallLog:
         self._tenant_label = tenant_label
 
     def no_call(self, ending: Ending) -> None:
-        """A request has ended that was no call of its own."""
         log.info(
             "call",
             request_id=ending.request_id,

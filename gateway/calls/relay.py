@@ -305,7 +305,6 @@ class Relay:
         return partial(self._send, booking)
 
     def _send(self, booking: Booking, delivery: Delivery) -> Step | None:
-        """Send the call to the engine that it is booked on."""
         delivery.enter(DeliveryState.SENT)
         delivery.attempt = attempt = Attempt(booking, Answer())
         asked, call = delivery.asked, delivery.call

@@ -39,7 +39,6 @@ class ReuseCollector(Collector):
         return self._of.setdefault(model, ReuseDistances(call.block_tokens))
 
     def collect(self) -> Iterator[Metric]:
-        """All distances so far."""
         name = "plait_reuse_distance_tokens"
         family = HistogramMetricFamily(
             name, "Prompt tokens by the size of an LRU cache that would have had them", labels=["model"]

@@ -28,7 +28,6 @@ class SessionEngines:
         return asked.continues_on
 
     def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
-        """A turn of the session runs on this engine."""
         key = tenant, session, model
         self._engines[key] = engine_id
         self._engines.move_to_end(key)

@@ -127,7 +127,6 @@ class StoredResponses:
         self._tenants: defaultdict[str, _Tenant] = defaultdict(lambda: _Tenant(OrderedDict()))
 
     def size_bytes(self, tenant: str) -> int:
-        """What a tenant's stored responses take."""
         return self._tenants[tenant].size_bytes if tenant in self._tenants else 0
 
     def put(
@@ -155,11 +154,9 @@ class StoredResponses:
         self._tenants.clear()
 
     def has(self, tenant: str, response_id: str) -> bool:
-        """Whether a response is stored here."""
         return tenant in self._tenants and response_id in self._tenants[tenant].responses
 
     def stream(self, tenant: str, response_id: str) -> StreamKey:
-        """A response's stream in the log."""
         return StreamKey(RESPONSE, tenant, response_id)
 
     async def told(
@@ -302,6 +299,5 @@ class ResponsesCollector(Collector):
         self._stored = stored
 
     def collect(self) -> Iterator[Metric]:
-        """One counter."""
         what = "Responses that were not stored, because their engine gave them no id of the form"
         yield CounterMetricFamily("plait_unnamed_responses", what, self._stored.unnamed)

@@ -222,7 +222,6 @@ class Exchange(msgspec.Struct, eq=False):
     # An answer that is not streamed.
 
     def _gather(self, body: Gathered) -> None:
-        """Take what has come."""
         response = self._response
         if response.pieces:
             piece = response.take()
@@ -254,7 +253,6 @@ class Exchange(msgspec.Struct, eq=False):
             self._held.end_in(own)
 
     def _answer(self, body: bytes | bytearray) -> None:
-        """Check an answer, and write it."""
         delivery, attempt, asked = self._delivery, self._attempt, self._delivery.asked
         self._is_whole()
         read = asked.form.whole(attempt.engine_id, body, asked.bounds)

@@ -68,7 +68,6 @@ class BackgroundAnswer(MessageSink):
 
     @property
     def response(self) -> bytes:
-        """The response as it is now."""
         return msgspec.json.encode(self._turn.answer())
 
     @property
@@ -109,7 +108,6 @@ class BackgroundAnswer(MessageSink):
         await send({"type": "http.response.body", "body": await self._end_from(number)})
 
     async def _end_from(self, number: int) -> bytes:
-        """The last events from a number on."""
         error, events = self._error, [*self._events, *self._last]
         if error is None and self._told is not None:
             try:

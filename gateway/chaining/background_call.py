@@ -217,7 +217,6 @@ def responding_again(
 
 
 def response_of(session: Session) -> BackgroundCall | None:
-    """The response that a session is; None if it is a session of a client."""
     return next((call.owner for call in session.calls.values() if isinstance(call.owner, BackgroundCall)), None)
 
 

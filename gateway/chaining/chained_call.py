@@ -168,7 +168,6 @@ class ChainedCall(ABC):
         return None
 
     def start_after(self, event: asyncio.Event) -> None:
-        """The call is not started before this has happened."""
         self._after = event
 
     def on_ready(self, ready: ReadyCall) -> None:
@@ -183,7 +182,6 @@ class ChainedCall(ABC):
         self._task.add_done_callback(self.runner.tasks.discard)
 
     def on_refined(self, promise: Promise) -> None:
-        """The objectives have changed."""
         self.promise.set(promise)
 
     def on_broken(self, error: PlaitError) -> None:
@@ -343,7 +341,6 @@ def _problem(error: PlaitError) -> str:
 
 
 def _broken(tried: Ending) -> BrokenCallError:
-    """The error of a call that is not retried."""
     engine_id, problem = tried.engine_id, tried.problem
     if isinstance(problem, EngineError):
         cause = FailureCause(engine=engine_id, message=problem.message, transient=True)

@@ -301,7 +301,6 @@ class _AnnotatedBody(msgspec.Struct, frozen=True):
 
 
 def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> AnsweredCall:
-    """The new call of a request, with its owner."""
     streams, keeps = bool(asked.request.stream), asked.annotations.output is not None
     owner = AnsweredCall(runner, session, asked.incoming.path, asked, streams=streams, keeps=keeps)
     owner.call = _held_call(session, owner, asked)

@@ -67,7 +67,6 @@ def filled_sizes(request: ChatRequest | CompletionRequest, values: Mapping[str, 
 
 
 def sizes_of(values: Mapping[str, str]) -> dict[str, int]:
-    """The bytes of each value."""
     return {name: utf8_bytes(value) for name, value in values.items()}
 
 

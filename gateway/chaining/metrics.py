@@ -51,7 +51,6 @@ class ProgramMetrics:
         registry.register(self._jobs)
 
     def job_ended(self, job: Job) -> None:
-        """Record a job that ended with its value."""
         times = job.mark if isinstance(job.mark, Slo) else None
         objective = "" if job.mark is None else "times" if times is not None else str(job.mark)
         self._jct.labels(objective).observe(job.seconds)

@@ -142,7 +142,6 @@ class AnswerWindow:
             self._first += 1
 
     def was_sent(self, follower: Follower, message: Message) -> None:
-        """A follower has been sent its next message."""
         follower.messages += 1
         follower.size_bytes += _size_bytes(message)
         self._trim()
@@ -251,7 +250,6 @@ class RecordedAnswer(MessageSink):
 
     @property
     def held_bytes(self) -> int:
-        """The size of the messages that are held."""
         return self._window.held_bytes
 
     @property
@@ -364,11 +362,9 @@ class HeldEnd(PassingSink):
 
     @property
     def body(self) -> bytes:
-        """What is held of the answer's body."""
         return b"".join(message.get("body", b"") for message in self._held)
 
     def put(self, message: Message) -> None:
-        """Take the next message."""
         if self._held or self._is_whole or _is_end(message):
             self._held.append(message)
         elif message["type"] != "http.response.start":

@@ -32,7 +32,6 @@ class StandingPromise:
 
     @property
     def asked(self) -> Asked:
-        """The step on its way."""
         assert self._asked is not None, "no step is on its way"
         return self._asked
 
@@ -49,7 +48,6 @@ class StandingPromise:
         self._asked = self._renewed(asked, token_hex(16))
 
     def end(self) -> None:
-        """No step is on its way."""
         self._asked = None
 
     def slo_from(self, zero_s: float) -> Slo | None:

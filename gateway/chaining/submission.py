@@ -196,7 +196,6 @@ class Submission:
 
     @property
     def field(self) -> str:
-        """The field that the prompt comes from."""
         return "prompt" if self.body.messages is None else "messages"
 
     @property

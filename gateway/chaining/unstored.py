@@ -23,7 +23,6 @@ def unstored_headers(headers: Headers) -> Headers:
 
 
 def unstored_error(error: ErrorT) -> ErrorT:
-    """An error that tells of what is not stored."""
     error.is_stored = False
     return error
 
@@ -54,6 +53,5 @@ def unstored_events(events: list[bytes]) -> list[bytes]:
 
 
 def unstored_response(answer: Response) -> Response:
-    """An answer that tells of what is not stored."""
     answer.raw_headers.append(NOT_DURABLE)
     return answer

@@ -107,7 +107,6 @@ class Text:
         return utf8_bytes(piece)
 
     def json(self) -> msgspec.Raw:
-        """The text so far."""
         return msgspec.Raw(msgspec.json.encode(self._text.getvalue()))
 
 
@@ -120,7 +119,6 @@ class Items:
         self._pieces: list[bytes] = []
 
     def add(self, raw: msgspec.Raw) -> int:
-        """More items come."""
         written = bytes(raw)
         if not written.startswith(b"["):
             raise ValueError("a list goes on as something else")
@@ -131,7 +129,6 @@ class Items:
         return PIECE_BYTES + len(piece)
 
     def json(self) -> msgspec.Raw:
-        """The list so far."""
         return msgspec.Raw(b"[%b]" % b",".join(self._pieces))
 
 
@@ -147,7 +144,6 @@ class Object:
         self.fields: dict[str, Value | bytes | None] = {}
 
     def add(self, raw: msgspec.Raw) -> int:
-        """Fields come."""
         return self.merge(_FIELDS.decode(raw))
 
     def merge(self, fields: Fields) -> int:
@@ -173,7 +169,6 @@ class Object:
         return grown_bytes
 
     def items(self) -> Fields:
-        """The fields so far."""
         items: Fields = {}
         for name, value in self.fields.items():
             if value is None:
@@ -183,7 +178,6 @@ class Object:
         return items
 
     def json(self) -> msgspec.Raw:
-        """The object so far."""
         return msgspec.Raw(msgspec.json.encode(self.items()))
 
 
@@ -243,7 +237,6 @@ class AssembledCompletion:
             raise ValueError(f"no event of a completion: {error}") from error
 
     def json(self) -> bytes:
-        """The completion so far."""
         fields = self._body.items()
         if self._choices is not None:
             fields["choices"] = self._choices.json()
@@ -292,7 +285,6 @@ class _Message(Object):
         super().__init__(_of_message)
 
     def items(self) -> Fields:
-        """The fields so far."""
         fields = super().items()
         if fields.get("tool_calls", NULL) not in _NONE and fields.get("content") == _EMPTY_TEXT:
             fields["content"] = NULL

@@ -24,7 +24,6 @@ LOOK_S = 0.05
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A line for the columns, and one for each row."""
     lines = [columns, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
@@ -46,7 +45,6 @@ def tokenizer_table(models: Iterable[str], tokenizers: ModelTokenizers) -> Itera
 
 
 def _tokenizer(model: str, tokenizers: ModelTokenizers) -> tuple[str, str]:
-    """A model's tokenizer, and what became of it."""
     name = tokenizers.specification(model)
     if model in tokenizers.awaited:
         return name, "not downloaded: tokens are estimated"
@@ -62,7 +60,6 @@ def missing(tokenizers: ModelTokenizers, within_s: float) -> Iterator[str]:
 
 
 def problem(engine: FleetEngine) -> str | None:
-    """What is wrong with an engine; None if nothing is."""
     if engine.health.state is not HealthState.UP:
         return engine.whole_error or "no answer"
     return degradation(engine)
@@ -97,7 +94,6 @@ def _agreement(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     given_engines.add_arguments(parser)
     parser.add_argument("--probe", action="store_true", help="ask the engines, and say in a table what agrees")
     parser.add_argument(

@@ -9,12 +9,10 @@ import shtab
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The argument."""
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that reads the script")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the script."""
     _complete_paths(arguments.parser)
     print(shtab.complete(arguments.parser, arguments.shell))
 

@@ -76,7 +76,6 @@ HINT = """ none so far. From another terminal:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument("--port", type=positive, default=8000, help="the gateway's port (default: %(default)s)")
     parser.add_argument(
         "--engine-port", type=positive, default=8101, help="the first engine's port (default: %(default)s)"

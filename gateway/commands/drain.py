@@ -26,7 +26,6 @@ SILENT: Final = ("peer_stale", "worker_down")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     parser.add_argument("engine", metavar="ENGINE", help="its name, as `plait status` shows it")
     add_address(parser)
     how = parser.add_mutually_exclusive_group()

@@ -20,7 +20,6 @@ TIERS = {"host": "host memory", "disk": "files"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     profiles = ", ".join(shipped_profiles())
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=positive, default=8101, help="default: %(default)s")

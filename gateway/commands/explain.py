@@ -21,7 +21,6 @@ Fields = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     parser.add_argument("what", metavar="ID|CODE", nargs="?", help="a request's x-request-id, or an error's code")
     add_address(parser)
     parser.add_argument("--api-key", default=os.environ.get("PLAIT_API_KEY"), help="a tenant's, for its own requests")
@@ -45,7 +44,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _receipt(arguments: argparse.Namespace) -> Fields:
-    """What is to be told."""
     if arguments.body is not None:
         given = {"path": arguments.path, "body": json.loads(arguments.body.read_bytes()), "without": arguments.without}
         return _asked(arguments, "/admin/explain", "POST", given)

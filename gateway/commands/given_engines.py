@@ -24,7 +24,6 @@ log = structlog.get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which engines there are."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="an engine, such as http://10.0.0.11:8000")
     parser.add_argument("--engine", action="append", default=[], metavar="URL", help="the same; may be repeated")
     parser.add_argument("--config", type=Path, metavar="FILE", help="see config.example.toml")

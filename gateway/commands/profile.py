@@ -22,7 +22,6 @@ from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     parser.add_argument(
         "--engine", required=True, metavar="URL", help="as http://host:port; it must have no other load"
     )

@@ -42,14 +42,12 @@ def console() -> Console:
 
 
 def seconds(value: float | None) -> str:
-    """A time for people."""
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
 
 
 def percent(value: float | None) -> str:
-    """A share for people."""
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
@@ -102,7 +100,6 @@ class Screen:
         self._places: list[str | None] = []
 
     def take(self, name: str, data: Json) -> None:
-        """Take an event."""
         self._is_lost = name == "lost"
         if name == "status":
             self._status = data

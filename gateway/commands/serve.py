@@ -41,7 +41,6 @@ and the event loop needs the lock some ten times for a call: beside threads that
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
     given_engines.add_arguments(parser)
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write what is found of the engines as a configuration"

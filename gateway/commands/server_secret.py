@@ -63,7 +63,6 @@ def known_secret(config: Config, path: Path) -> bytes | None:
 
 
 def secret_file(path: Path) -> Path:
-    """The file with the secret of a gateway with this configuration."""
     return path.absolute().with_name(SECRET_FILE)
 
 

@@ -12,7 +12,6 @@ from plait.gateway.commands.screen import Screen, console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     add_address(parser, "url")
     parser.add_argument("--json", action="store_true", help="the answer itself")
 

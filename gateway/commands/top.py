@@ -19,7 +19,6 @@ EACH_S: Final = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
     add_address(parser, "url")
 
 

@@ -67,7 +67,6 @@ EXAMPLES: Final[Mapping[str, object]] = {
 
 
 def text() -> str:
-    """The file."""
     return "\n".join([HEAD, *("\n".join(_section(field)) + "\n" for field in msgspec.structs.fields(Config))])
 
 

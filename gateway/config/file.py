@@ -127,7 +127,6 @@ class _Reader:
         return [self.filled(item, key) for item in data] if isinstance(data, list | tuple) else data
 
     def array(self, item_kind: Any, data: object, key: str) -> tuple[Any, ...]:
-        """An array of values or tables, as a tuple."""
         if not isinstance(data, list | tuple):
             tables = isinstance(item_kind, type) and issubclass(item_kind, Section)
             expected = f"an array of tables, [[{key}]]" if tables else "an array"
@@ -206,7 +205,6 @@ def _repeated(section: str, key: str, values: Sequence[str]) -> Iterator[str]:
 
 
 def _with_whole_paths(model: ModelConfig, folder: Path) -> ModelConfig:
-    """The model with `folder` put before its relative paths."""
     tokenizer, template, profile = model.tokenizer, model.chat_template, model.profile
     is_name = tokenizer in NAMED or tokenizer.startswith("tiktoken:")
     if not is_name and ((folder / tokenizer).exists() or not is_hub_name(tokenizer)):

@@ -107,7 +107,6 @@ def replace(keeper: Keeper, stream: StoredStream, events: Sequence[Change]) -> b
 
 
 def size_bytes(changes: Sequence[Change]) -> int:
-    """The bytes of the events' data."""
     return sum(len(change.data or b"") for change in changes)
 
 
@@ -123,12 +122,10 @@ class LogSize:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is to be rewritten."""
         has_grown = self.now > GROWTH * self.compact + FLOOR_BYTES
         return has_grown and self.events <= MOST_EVENTS and not self.is_rewritten
 
     def appended(self, size_bytes: int) -> None:
-        """One event more."""
         self.now += size_bytes
         self.events += 1
 

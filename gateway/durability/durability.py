@@ -376,7 +376,6 @@ def new_durability(config: Config) -> Durability | None:
 
 
 def _shared(url: str, server: ServerConfig) -> Durability:
-    """The durability of a gateway that shares its store."""
     try:
         from plait.gateway.store.postgres_keeper import PostgresKeeper  # noqa: PLC0415 - an extra has what it needs
     except ImportError:

@@ -170,7 +170,6 @@ class Recorded(Unrecorded):
         self._log.append([Change(stream, 0.0, None), refused])
 
     def ended(self) -> None:
-        """Remove the stream."""
         self._is_ended = True
         self._log.append([Change(self.stream, 0.0, None)])
 

@@ -138,7 +138,6 @@ class Replay:
             return  # it did so before
 
     def _made(self, event: Submitted) -> HeldCall:
-        """The call, from its request."""
         request, runner, session = event.request, self.runner, self.session
         try:
             match request.kind:

@@ -78,7 +78,6 @@ class OpenBodies:
         return f"OpenBodies({self._bytes})"
 
     def bytes_of(self, tenant: str) -> int:
-        """Those of the tenant's bodies that are open."""
         return self._bytes.get(tenant, 0)
 
     def begin(self, tenant: str, size: int) -> bool:
@@ -195,7 +194,6 @@ class Gathered:
         self._last = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """The next piece."""
         if self._only is None:
             self._only = piece
             return
@@ -207,7 +205,6 @@ class Gathered:
             self._last = bytearray()
 
     def whole(self) -> bytes:
-        """All of them."""
         return self._only or b"".join([*self._parts, self._last])
 
 

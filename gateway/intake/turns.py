@@ -65,7 +65,6 @@ class Turns(Generic[JobT]):
         self._taken = 0  # seats, by all tenants
 
     def waiting(self, tenant: str) -> int:
-        """The tenant's jobs that wait."""
         return len(self._waiting.get(tenant, ()))
 
     def __repr__(self) -> str:
@@ -111,7 +110,6 @@ class Turns(Generic[JobT]):
             del self._seated[tenant]
 
     def all_done(self) -> None:
-        """All turns are over."""
         self._seated.clear()
         self._taken = 0
 

@@ -41,7 +41,6 @@ class Upload:
 
     @property
     def digest(self) -> bytes:
-        """The hash of what has come."""
         return self._sum.digest()
 
     async def add(self, piece: bytes) -> None:
@@ -53,7 +52,6 @@ class Upload:
             await self._write()
 
     async def end(self) -> None:
-        """All has come."""
         if self._file is not None:
             await self._write()
 

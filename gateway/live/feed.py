@@ -151,7 +151,6 @@ class Feed:
         self._changed(row)
 
     def ended(self, delivery: Delivery) -> None:
-        """The call has ended, however it did."""
         row, attempt, ending, usage = self._row_of(delivery), delivery.attempt, delivery.ending, delivery.usage
         assert ending is not None
         now_s = ending.ended_s
@@ -227,7 +226,6 @@ class Feed:
 
 
 def _place(row: CallRow, delivery: Delivery, booking: Booking) -> None:
-    """Note where the call is and why."""
     placement = booking.placement
     row.engine, row.reason, row.cached_tokens = placement.engine_id, str(placement.reason), placement.cached_tokens
     row.waited_s = max(0.0, round(booking.sent_s - delivery.arrived_s, 4))

@@ -120,7 +120,6 @@ class _Stream(Response):
         self._work = work
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         with suppress(ClientGoneError):
             await unless_gone(receive, self._work(send))
 

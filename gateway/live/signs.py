@@ -45,7 +45,6 @@ class SeenFleet:
     store: Durability | None
 
     def signs(self, now_s: float) -> Signs:
-        """All of it now."""
         lag = self.router.health.lag
         return Signs(
             now_s,

@@ -102,14 +102,12 @@ class Watched(Collector):
             await asyncio.sleep(LOOK_S)
 
     def look(self, now_s: float) -> None:
-        """Look once."""
         signs = self._fleet.signs(now_s)
         self.problems.look(signs)
         draining = [name for name, engine in signs.engines.items() if engine.draining]
         self._draining_since = {name: self._draining_since.get(name, signs.wall_s) for name in draining}
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge."""
         gauge = GaugeMetricFamily(
             "plait_problem", "1 for what is wrong now: see docs/oncall.md", labels=["code", "about"]
         )
@@ -118,7 +116,6 @@ class Watched(Collector):
         yield gauge
 
     def status(self) -> Status:
-        """The status of this gateway now."""
         signs, router = self._fleet.signs(loop_time_s()), self._fleet.router
         return Status(
             list(self.problems.now),

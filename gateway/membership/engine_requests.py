@@ -54,7 +54,6 @@ class EngineRequests:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the connections."""
         self._http.close()
 
     def holding(self, held_s: float) -> EngineRequests:
@@ -137,7 +136,6 @@ class ReportFeed:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the connection."""
         self._requests.__exit__()
 
 

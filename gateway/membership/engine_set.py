@@ -271,7 +271,6 @@ class EngineSet:
         return [self.describe(name) for name in self._members]
 
     def members(self) -> list[EngineMember]:
-        """All engines, with what they are connected by."""
         members = ((name, one) for name, one in self._members.items() if not one.is_cut)
         return [EngineMember(one.config, name in self._drains, one.leaves) for name, one in members]
 
@@ -291,7 +290,6 @@ class EngineSet:
                 self.leave(one.config.name)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         for client in (*(link.client for link in self._links.values()), *self._retired):
             await client.aclose()
 

@@ -194,7 +194,6 @@ class Forwarding:
         return recovering
 
     async def aclose(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             await client.aclose()
 

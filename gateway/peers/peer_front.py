@@ -37,7 +37,6 @@ class PeerFront:
         self._forwarding = forwarding
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         header = next((value for name, value in scope.get("headers", ()) if name == PEER_HEADER), b"")
         try:
             said = self._said(header, scope)

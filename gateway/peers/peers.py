@@ -49,12 +49,10 @@ class Peers:
 
     @property
     def index(self) -> int:
-        """The place of this one among them."""
         return list(self.urls).index(self.own)
 
     @property
     def others(self) -> list[str]:
-        """The names of the others."""
         return [name for name in self.urls if name != self.own]
 
     def owner(self, tenant: str, session: str) -> str:

@@ -48,7 +48,6 @@ class Roster:
         self._read_s = 0.0  # last
 
     def described(self) -> dict[str, str]:
-        """The state of each address."""
         strangers = {row.url: "not trusted" for row in self.strangers}
         return strangers | {member.url: "stale" if member.is_stale else "live" for member in self.members}
 

@@ -172,7 +172,6 @@ class Gathering:
             self._ended(session, self._moments[session], [call])
 
     def _ended(self, session: Session, moment: Moment, calls: Sequence[HeldCall]) -> list[HeldCall]:
-        """These calls do not gather any more."""
         for call in calls:
             moment.calls.pop(call, None)
             moment.known.pop(call, None)
@@ -198,7 +197,6 @@ class Continuations:
         self._left = deque[Event]()
 
     def add(self, event: Event, now_s: float) -> None:
-        """Go on with this."""
         self._left.append(event)
         self._at(now_s, self._next)
 
@@ -371,7 +369,6 @@ class Consequences:
             self._cancelling = False
 
     def drop(self, call: HeldCall) -> None:
-        """Forget a call that has ended."""
         session = self.homes.pop(call)
         session.drop_call(call)
         self._gathering.drop(call)

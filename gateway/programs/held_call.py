@@ -55,7 +55,6 @@ class GrowingText:
 
 
 def utf8_bytes(text: str) -> int:
-    """A text's length in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
@@ -113,7 +112,6 @@ class Promise(msgspec.Struct, frozen=True):
     since_s: float
 
     def slo_from(self, zero_s: float) -> Slo | None:
-        """The SLO for times that count from `zero_s`."""
         return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
 
 
@@ -131,7 +129,6 @@ class ReadyCall(msgspec.Struct, frozen=True):
 
     @property
     def promise(self) -> Promise:
-        """The objectives."""
         return Promise(self.slo, self.objective, self.group, self.ready_s)
 
 
@@ -262,7 +259,6 @@ class HeldCall:
         self.is_recorded = True
 
     def add_client(self) -> None:
-        """One more client waits for the call."""
         self.clients += 1
 
     def leave(self, *, may_return: bool) -> None:

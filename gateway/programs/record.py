@@ -79,7 +79,6 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
     @property
     def is_skip(self) -> bool:
-        """Whether the call was skipped."""
         return isinstance(self.what, FailureCause) and self.what.code == SKIPPED
 
 
@@ -182,7 +181,6 @@ class InMemory:
         """There are no records."""
 
     def new(self, _tenant: str, _session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002 - a Records
-        """In memory."""
         return UNRECORDED
 
     def forgotten(self, tenant: str, session_id: str) -> None:

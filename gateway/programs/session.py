@@ -142,7 +142,6 @@ class Session:
 
     @property
     def expires_s(self) -> float:
-        """When the session expires if nothing happens in it before."""
         return self.touched_s + self.ttl_s
 
     @property
@@ -169,7 +168,6 @@ class Session:
         self.hold(-call.held_bytes - call.forget_text())
 
     def add_outputs(self, variables: Iterable[str], call: HeldCall) -> None:
-        """These are variables that the call produces."""
         self.outputs |= dict.fromkeys(variables, call)
 
     def fail_output(self, variable: str) -> None:
@@ -200,7 +198,6 @@ class Session:
         return effects, changed
 
     def add_getter(self, getter: Getter) -> None:
-        """It waits from now on."""
         self.getters.setdefault(getter.variable, []).append(getter)
         if getter.jct_s is not None:
             self.not_clocked[getter] = None
@@ -246,7 +243,6 @@ class Session:
         self.record = record
 
     def live_for(self, ttl_s: float) -> None:
-        """Its time to live is this."""
         self.ttl_s = ttl_s
 
     def begin_entry(self, now_s: float) -> None:
@@ -433,7 +429,6 @@ def _promised(session: Session, call: HeldCall, groups: dict[Stage, Group], shar
 
 
 def _group(session: Session, stage: Stage) -> Group:
-    """The task group of a stage."""
     members = [session.calls[call_id] for call_id in session.deductions.members(stage)]
     name = f"{session.tenant.name}/{session.session_id}/{stage.awaited}/{stage.distance}"
     return TaskGroup(name, len(members)), max(call.in_group_s for call in members)

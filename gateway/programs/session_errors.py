@@ -64,7 +64,6 @@ UNWANTED: Final = FailureCause(message="nobody waits for it any more", transient
 
 
 def chain_text(causes: Iterable[FailureCause]) -> str:
-    """A chain of causes on one line."""
     return ", because ".join(map(str, causes))
 
 
@@ -119,7 +118,6 @@ def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
 
 
 def variable_failed(variable: str, cause: Cause) -> FailedDependencyError:
-    """The error for getters of the variable."""
     causes = failure_causes(cause, variable)
     verb = "was skipped" if is_skip(cause) else "has failed"
     message = f"The variable '{variable}' {verb}: {chain_text(causes)}."

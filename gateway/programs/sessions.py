@@ -41,7 +41,6 @@ class DeletedSessions:
         self._tenants: dict[str, _Ids] = {}
 
     def add(self, tenant: str, session_id: str, now_s: float, until_s: float) -> None:
-        """Refuse an id until then. It is not refused now."""
         self._forget(tenant, now_s)
         ids = self._tenants.setdefault(tenant, _Ids())
         ids.until_s[session_id] = until_s
@@ -111,7 +110,6 @@ class Holds:
             self._due[waiter] = now_s + self._timeout_s, session
 
     def drop(self, waiter: HeldCall | Getter) -> None:
-        """It waits no more."""
         self._due.pop(waiter, None)
 
     def overdue(self, now_s: float) -> list[Unproduced]:
@@ -244,7 +242,6 @@ class Sessions:
         return session
 
     def has(self, tenant: str, session_id: str) -> bool:
-        """Whether the tenant has a session of this id here."""
         return tenant in self.tenants and session_id in self.tenants[tenant].sessions
 
     def label(self, tenant: str, session_id: str, now_s: float) -> Session | None:

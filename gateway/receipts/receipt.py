@@ -151,7 +151,6 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def waited_s(self) -> float:
-        """All that it waited."""
         return sum(wait.for_s for wait in self.waits)
 
     @property

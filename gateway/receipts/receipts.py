@@ -52,13 +52,11 @@ class Receipts:
         self._calls = Ring(max_bytes - max_bytes // REFUSED_SHARE)
 
     def ended(self, delivery: Delivery) -> None:
-        """A call has ended."""
         ring = self._refusals if delivery.attempt is None else self._calls
         asked = delivery.asked
         ring.add(hash((asked.tenant, asked.call.call_id[:MOST_ID])), _ENCODER.encode(self.of(delivery)))
 
     def no_call(self, ending: Ending) -> None:
-        """A request was refused before it was a call."""
         error = ending.error
         receipt = Receipt(
             ending.tenant,

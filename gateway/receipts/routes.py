@@ -63,7 +63,6 @@ class ReceiptsApi:
         ]
 
     async def _own(self, request: Request) -> Response:
-        """A receipt of the tenant that asks."""
         tenant, request_id = self._keys.check(request.scope), request.path_params["request_id"]
         receipt = self._receipts.find(tenant, request_id)
         if receipt is not None:

@@ -26,19 +26,15 @@ class ReceiptSink(WrappedSink):
         self._has_told = False
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer."""
         self._sink.whole(status, [*headers, (HEADER, in_header(self._fields()))], body)
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins."""
         self._sink.start(status, [*headers, (HEADER, in_header(self._fields()))])
 
     def write(self, body: bytes) -> None:
-        """A piece of its body."""
         self._sink.write(self._with_comment(body))
 
     def end(self, body: bytes = b"") -> None:
-        """The last piece of its body."""
         self._sink.end(self._with_comment(body))
 
     def _fields(self) -> Fields:

@@ -150,7 +150,6 @@ class Connection(asyncio.Protocol):
         self._look()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
         if self._is_refused:
             return  # until the connection closes
         self._now_s = self._loop.time()
@@ -204,11 +203,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def default_headers(self) -> list[Header]:
-        """The first headers of each answer."""
         return self._server.default_headers
 
     def resume_reading(self) -> None:
-        """Read what the client sends."""
         if self._reading_paused:
             self._reading_paused = False
             self.transport.resume_reading()
@@ -248,7 +245,6 @@ class Connection(asyncio.Protocol):
             self.pause_reading()
 
     def on_whole(self, request: ServedRequest) -> None:
-        """All of a request has come."""
         if request.stage is Stage.COMPLETE and not request.keep_alive:
             self.transport.close()
 
@@ -347,7 +343,6 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _end(self) -> None:
-        """Give back what the connection has."""
         self._make_room()
         self._deadline.cancel()
         self._server.connections.discard(self)

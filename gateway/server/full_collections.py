@@ -71,7 +71,6 @@ class FullCollections:
         self._clock.call_later(max(LEAST_PAUSE_S, took_s / SHARE), self._look)
 
     def _collect(self) -> float:
-        """Collect; returns the seconds that it took."""
         began_s = self._clock.time()
         gc.collect()
         self._collected_s, self._peak_bytes = self._clock.time(), self._peak()

@@ -54,7 +54,6 @@ def bound_sockets(host: str, port: int, *, is_shared: bool = False) -> list[sock
 
 
 def url_of(bound: socket.socket) -> str:
-    """The url of a server that listens on a socket."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -74,7 +74,6 @@ class OpenRequests:
             _tell(request, _defect(request.scope, error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif isinstance(receive, ServedReceive):

@@ -78,11 +78,9 @@ class RequestReader:
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         self.in_head, self._url, self._headers = True, b"", []
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -93,7 +91,6 @@ class RequestReader:
             self._bounds.trailer(name, value)
 
     def on_headers_complete(self) -> None:
-        """A head has ended."""
         parser, method = self._parser, self._parser.get_method()
         is_tunnel = method == b"CONNECT"
         if parser.should_upgrade() and not is_tunnel:
@@ -107,7 +104,6 @@ class RequestReader:
         self._connection.on_request(request)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
         self._bounds.body_bytes += len(body)
         latest = self.latest
         if latest is not None and latest.stage is not Stage.COMPLETE:
@@ -116,11 +112,9 @@ class RequestReader:
                 self._connection.pause_reading()
 
     def on_chunk_complete(self) -> None:
-        """A chunk of a body has ended."""
         self._bounds.chunk_ended()
 
     def on_message_complete(self) -> None:
-        """A request has ended."""
         latest, self.latest = self.latest, None
         if latest is None:  # it asks for another protocol
             return

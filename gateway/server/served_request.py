@@ -144,7 +144,6 @@ class ServedRequest(Client, eq=False):
 
     @property
     def sink(self) -> ServedRequest:
-        """The request itself."""
         return self
 
     @property
@@ -170,7 +169,6 @@ class ServedRequest(Client, eq=False):
         self._wake()
 
     def end_body(self) -> None:
-        """All of the body has come."""
         self.more_body = False
         self._wake()
 
@@ -197,7 +195,6 @@ class ServedRequest(Client, eq=False):
         self.body = body
 
     async def receive(self) -> Message:
-        """ASGI's receive."""
         if self._waits_to_be_asked and not self._is_lost:
             self.line.transport.write(CONTINUE)
         self.is_asked = True
@@ -256,12 +253,10 @@ class ServedRequest(Client, eq=False):
         self._begin(status, headers, Framing.CHUNKS if self._has_chunks else Framing.CLOSE)
 
     def write(self, body: bytes) -> None:
-        """A piece of its body."""
         if body and not self._is_lost:
             self._write(body)
 
     def end(self, body: bytes = b"") -> None:
-        """The last piece of its body."""
         if not self._is_lost:
             self._write(body, b"0\r\n\r\n")
             self._complete()
@@ -380,5 +375,4 @@ class ServedReceive(WatchedReceive, eq=False):
 
     @property
     def has_answer(self) -> bool:
-        """Whether an answer has begun."""
         return self.client.answer_headers is not None

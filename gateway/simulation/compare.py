@@ -228,7 +228,6 @@ def arrival_times(experiment: Experiment, workload: Workload, rate_per_s: float 
 
 
 def summarise(policy: str, records: Sequence[CallRecord]) -> Outcome:
-    """The figures of one run."""
     prompt_tokens = sum(record.prompt_tokens for record in records)
     computed = sum(record.computed_tokens for record in records)
     wrong = sum(abs(record.predicted_cached_tokens - record.cached_tokens) for record in records)
@@ -251,7 +250,6 @@ def summarise(policy: str, records: Sequence[CallRecord]) -> Outcome:
 
 
 def after_warm_up(records: Sequence[CallRecord]) -> Sequence[CallRecord]:
-    """The records that count."""
     return records[round(WARM_UP * len(records)) :]
 
 
@@ -281,7 +279,6 @@ class _Fleet:
         return router
 
     def engines(self) -> dict[str, Engine]:
-        """By id."""
         experiment, engines = self.experiment, {}
         for engine_id in self._names():
             settings = EngineSettings(
@@ -404,7 +401,6 @@ class Report:
         return "\n".join((head, *_table(self.outcomes), "", *claims))
 
     def markdown(self) -> str:
-        """A short table in Markdown."""
         titles = [policy_of(outcome.policy).title for outcome in self.outcomes]
         rows = [("", *titles), ("---",) * (1 + len(titles))]
         rows += [(label, *map(show, self.outcomes)) for label, show in MARKDOWN_ROWS.items()]

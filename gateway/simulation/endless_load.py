@@ -49,7 +49,6 @@ class EndlessLoad:
         self._conversations: list[list[dict[str, str]]] = [[] for _ in range(CONVERSATIONS)]
 
     def next_body(self, model: str) -> dict[str, Any]:
-        """The next call's body."""
         rng = self._rng
         tools: list[dict[str, Any]] = []
         kind = rng.random()

@@ -52,7 +52,6 @@ class FleetPlan:
 
     @property
     def engine_ports(self) -> range:
-        """The engines' ports, one each."""
         return range(self.engine_port, self.engine_port + self.engines)
 
     @property
@@ -74,7 +73,6 @@ class FleetPlan:
         )
 
     def engine_arguments(self, number: int) -> list[str]:
-        """The command line of one engine."""
         return [
             "engine",
             f"--name=engine-{number}",

@@ -90,7 +90,6 @@ def cached_blocks(call: Call, situation: Situation) -> Cached:
 
 
 def place(call: Call, engine: EngineView, cached: Cached) -> Placement:
-    """The placement of the call on an engine."""
     exploits = 2 * cached[engine] * call.block_tokens > call.prompt_tokens
     return placed(call, engine, PlacementReason.EXPLOIT if exploits else PlacementReason.EXPLORE, cached[engine])
 

@@ -108,7 +108,6 @@ class CallRecord:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not in the cache."""
         return self.prompt_tokens - self.cached_tokens
 
 
@@ -191,7 +190,6 @@ class Simulation:
 
     @property
     def admissions(self) -> list[Admission]:
-        """Of each gateway."""
         return [gateway.admission for gateway in self._gateways]
 
     def run(self, calls: Sequence[SimulatedCall] = ()) -> list[CallRecord]:

@@ -27,7 +27,6 @@ class Damage(Collector):
         self.counts: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
 
     def found(self, kind: Kind) -> None:
-        """Count it."""
         self.counts[kind] += 1
 
     def collect(self) -> Iterator[Metric]:

@@ -115,12 +115,10 @@ class GroupCommit:
 
     @property
     def backlog_bytes(self) -> int:
-        """What waits to be written."""
         return self._appended_bytes - self._committed_bytes
 
     @property
     def is_started(self) -> bool:
-        """Whether its thread was started."""
         return self._streams is not None
 
     def start(self) -> None:
@@ -272,7 +270,6 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._streams.set_result, streams)
 
     def _write(self) -> None:
-        """Write until the end."""
         tidied_s, is_tidy = time.monotonic(), True
         while self._is_open:
             is_last, batches = self._stops.is_set(), _taken(self._queue)

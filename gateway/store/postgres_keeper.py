@@ -194,7 +194,6 @@ class PostgresKeeper:
             yield from streams
 
     def stream(self, key: StreamKey) -> StoredStream:
-        """One of this gateway's streams."""
         number = self._streams.get(key)
         if number is None:
             return StoredStream(key, [])
@@ -242,7 +241,6 @@ class PostgresKeeper:
         return Claims({StreamKey(kind, tenant, name): owner for tenant, name, owner in owners}, found)
 
     def owner(self, stream: StreamKey) -> int | None:
-        """Who owns a stream."""
         asked = "SELECT coalesce(owner, 0) FROM plait.streams WHERE tenant = %s AND name = %s AND kind = %s"
         with self._transaction() as database:
             row = database.execute(asked, (stream.tenant, stream.name, stream.kind)).fetchone()

@@ -25,7 +25,6 @@ class SavedFile:
         return self.path.exists() and not self._place.exists()
 
     def begin(self) -> None:
-        """Make it, empty."""
         for suffix in SUFFIXES:
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         make_file(self.path)

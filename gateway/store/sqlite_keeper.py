@@ -131,7 +131,6 @@ class SqliteKeeper:
         return self._epoch
 
     def read(self) -> Iterator[StoredStream]:
-        """All streams."""
         try:
             streams = self._read()
         except CorruptStoreError as error:
@@ -141,7 +140,6 @@ class SqliteKeeper:
         return iter(in_part + streams)
 
     def stream(self, key: StreamKey) -> StoredStream:
-        """One stream."""
         known = self._streams.get(key)
         if known is None:
             return StoredStream(key, [])

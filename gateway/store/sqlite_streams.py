@@ -29,7 +29,6 @@ _EVENTS: Final = "SELECT event, version, at_unix_s, checksum, data FROM events W
 
 
 def row_of(event: int, change: Change) -> Row:
-    """The row of an event that gets this id."""
     assert change.data is not None
     checksum = _checksum(_names_checksum(change.stream), event, change, change.data)
     return event, change.version, change.at_unix_s, checksum, change.data

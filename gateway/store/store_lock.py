@@ -46,7 +46,6 @@ class StoreLock:
         os.pwrite(self._descriptor, b"%-20d\n%-20d\n" % (os.getpid(), epoch), 0)
 
     def release(self) -> None:
-        """Let others have it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

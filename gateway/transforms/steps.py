@@ -22,7 +22,6 @@ class Strip(Step):
     name: ClassVar[str] = "strip"
 
     def convert(self, text: str) -> Iterator[str]:
-        """Never fails."""
         yield text.strip()
 
 

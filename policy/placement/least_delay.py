@@ -198,7 +198,6 @@ class Search:
             self._offer(place)
 
     def _offer(self, place: int) -> Offer:
-        """What the engine at this place offers."""
         found = offer(self._asked, self._situation, self._engines[place])
         if self.copy is not None:
             found = self.copy.on(self._asked, self._situation.passed, found)

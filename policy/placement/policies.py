@@ -52,12 +52,10 @@ class Policy:
 
 
 def by_name(*policies: Policy) -> dict[str, Policy]:
-    """The policies by their names."""
     return {policy.name: policy for policy in policies}
 
 
 def round_robin(call: Call, situation: Situation) -> Placement:
-    """Each engine in turn."""
     engine = situation.engines[situation.turn % len(situation.engines)]
     return placed(call, engine, PlacementReason.ROUND_ROBIN, cached_prefix(call, situation, engine))
 

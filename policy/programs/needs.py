@@ -39,7 +39,6 @@ class Stages:
         self._members: dict[Stage, dict[str, None]] = {}
 
     def of(self, call_id: str) -> Stage | None:
-        """The stage of a call; None without one."""
         return self._stages.get(call_id)
 
     def members(self, stage: Stage) -> tuple[str, ...]:
@@ -110,11 +109,9 @@ class Marks:
         return bool(self._by_variable or self._annotations or self.of_session)
 
     def __contains__(self, variable: object) -> bool:
-        """Whether the variable has a mark."""
         return variable in self._by_variable
 
     def add(self, variable: str, mark: Mark) -> None:
-        """A client waits for a variable."""
         self._by_variable.setdefault(variable, []).append(mark)
         if _jct_s(mark) is not None:
             self.timed.add(variable)
@@ -148,7 +145,6 @@ class Marks:
         return self._annotations.get(call_id)
 
     def on(self, call_id: str) -> list[Mark]:
-        """The marks on the outputs that a call has still to produce."""
         if not self._by_variable:
             return []
         unset = self._graph.call(call_id).unset
@@ -261,7 +257,6 @@ class Needs:
         self._offers: dict[str, Offers] = {}
 
     def __bool__(self) -> bool:
-        """Whether any call has a need."""
         return bool(self._needs)
 
     def reach(self, call_id: str) -> bool:
@@ -298,7 +293,6 @@ class Needs:
         return True
 
     def drop(self, call_id: str) -> None:
-        """Forget a call that has ended."""
         self._needs.pop(call_id, None)
         self._offers.pop(call_id, None)
 

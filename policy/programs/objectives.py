@@ -92,7 +92,6 @@ class CriticalPaths:
         self._touched: set[str] = set()
 
     def __bool__(self) -> bool:
-        """Whether there is a path, or one to look for."""
         return bool(self._below_s or self._touched)
 
     def upstream(self, variable: str) -> Iterator[str]:
@@ -173,7 +172,6 @@ class CriticalPaths:
         return True
 
     def drop(self, call_id: str) -> None:
-        """Forget a call that has ended."""
         self._below_s.pop(call_id, None)
         self._waits.pop(call_id, None)
         self._first.discard(call_id)
@@ -227,7 +225,6 @@ class Deductions:
         return self._deduced.get(call_id, NOTHING)
 
     def members(self, group: Stage) -> tuple[str, ...]:
-        """The calls of a task group."""
         return self._stages.members(group)
 
     def asked(self, call_id: str) -> Slo | None:

@@ -114,7 +114,6 @@ class RequestGraph:
         return self._set(node)
 
     def start(self, call_id: str) -> Effects:
-        """A ready call is dispatched."""
         self._enter(self.call(call_id), CallEvent.START)
         return NO_EFFECTS
 
@@ -186,7 +185,6 @@ class RequestGraph:
         return None if node is None else node.state
 
     def cause(self, variable: str) -> Cause | None:
-        """Why a variable has failed; None if it has not."""
         node = self.variables.get(variable)
         return None if node is None else node.cause
 

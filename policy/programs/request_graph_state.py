@@ -138,7 +138,6 @@ class GraphTransitionError(GraphError):
 
     @classmethod
     def of(cls, kind: str, name: str, state: str, event: str) -> Self:
-        """The error of a `kind` of node, whose table has no transition for this."""
         return cls(f"{kind} {name!r} is {state}: event {str(event)!r} is not allowed in this state")
 
 

@@ -53,17 +53,14 @@ class EngineBudget:
         return max(0, min(wanted_tokens, self._max_tokens - self.tokens))
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Add `new_tokens` of a call."""
         del context_tokens
         self.tokens += new_tokens
 
     def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Undo a `take`."""
         del context_tokens
         self.tokens -= new_tokens
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Add decodes with `new_tokens` and `context_tokens` in all."""
         self.take(new_tokens, context_tokens)
 
 
@@ -119,21 +116,18 @@ class ModelBudget:
         return low
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Add `new_tokens` of a call."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
         if new_tokens > 1:
             self._long_s += self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Undo a `take`."""
         self.tokens -= new_tokens
         self._sequence_tokens -= new_tokens + context_tokens
         if new_tokens > 1:
             self._long_s -= self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Add decodes with `new_tokens` and `context_tokens` in all."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
 

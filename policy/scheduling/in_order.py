@@ -44,7 +44,6 @@ class HitRatioGroups:
         """The position of the latest pick. An idle group starts again from here, so it does not save up turns."""
 
     def group(self, cached_tokens: int, tokens: int) -> int:
-        """The group of a call that has `cached_tokens` of its `tokens` in the cache."""
         groups = self._groups
         return groups * cached_tokens // tokens if cached_tokens < tokens else groups - 1
 

@@ -25,7 +25,6 @@ class IterationModel:
 
     @property
     def costs(self) -> CostModel | None:
-        """The cost model; None while it is not known."""
         if not self._solved:
             self._costs = self._fit.costs()
             self._pivot = self._costs.pivot() if self._costs else None
@@ -42,7 +41,6 @@ class IterationModel:
         self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
 
     def on_iteration(self, duration_s: float, work: IterationWork) -> None:
-        """An iteration is over; `work` is what it computed."""
         if not self._given:
             self._fit.add(work, duration_s)
             self._solved = False
@@ -68,7 +66,6 @@ class _Fit:
         """Iterations of decodes alone: their number, and the sums of their sequence tokens and of their seconds."""
 
     def add(self, work: IterationWork, seconds: float) -> None:
-        """An iteration was measured."""
         if not work.chunks:
             count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
             self._decodes = (count + 1, sequences + work.sequence_tokens, total_s + seconds)

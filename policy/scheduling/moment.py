@@ -85,7 +85,6 @@ class Moment:
 
 
 def waiting_candidate(moment: Moment, call: LocalCall) -> Candidate:
-    """A waiting best-effort call as a candidate."""
     cached = moment.facts.cached_tokens(call)
     tokens = call.uncomputed_tokens - cached
     return Candidate(call, tokens, cached, waits=True, is_long=tokens >= moment.settings.long_tokens)

@@ -30,7 +30,6 @@ CallClass = tuple[Objective | None, bool]
 
 
 def class_of(call: LocalCall) -> CallClass:
-    """The class of a call. Outputs are recorded by class."""
     slo = call.slo
     return call.objective, slo is not None and slo.jct_s is not None
 
@@ -68,7 +67,6 @@ class RecentOutputs:
         return self._by_class
 
     def on_ended(self, calls: Iterable[LocalCall]) -> None:
-        """These calls have left the engine."""
         changed = {}
         for call in calls:
             kind = class_of(call)

@@ -55,7 +55,6 @@ class PreemptionHistory:
         return self._times.get(call, 0)
 
     def on_iteration(self, work: IterationWork) -> None:
-        """An iteration is over; `work` is what it computed."""
         self._iteration += 1
         if len(self._generated) == PREEMPTION_ITERATIONS:
             self._generated_tokens -= self._generated[0]
@@ -163,7 +162,6 @@ class RecentIterations:
         self._chunk_tokens = 0
 
     def on_iteration(self, duration_s: float, work: IterationWork) -> None:
-        """An iteration is over; `work` is what it computed."""
         self._durations_s.append(duration_s)
         for chunk in work.chunks:
             if len(self._chunks) == RECENT_ITERATIONS:

@@ -72,7 +72,6 @@ class Objectives:
         self._first_token_s: dict[LocalCall, float] = {}
 
     def of(self, call: LocalCall) -> Slo | None:
-        """The SLO of a call; None without one."""
         if call.slo is not None:
             return call.slo
         return None if call.objective is Objective.THROUGHPUT else self._default
@@ -195,7 +194,6 @@ class TtftSlack:
             self.on_start(now_s, self._starting_s.pop(call))
 
     def on_start(self, now_s: float, slack_s: float) -> None:
-        """A call with this slack has started."""
         self._slacks_s.append((now_s, slack_s))
         insort(self._sorted_s, slack_s)
         if len(self._slacks_s) > SLACK_CALLS:

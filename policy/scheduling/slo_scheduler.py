@@ -100,7 +100,6 @@ class SloScheduler:
         self.model.expect(costs)
 
     def observe(self, duration_s: float, work: IterationWork) -> None:
-        """An iteration is over; `work` is what it computed."""
         self.model.on_iteration(duration_s, work)
         self._iterations.on_iteration(duration_s, work)
         self._preemptions.on_iteration(work)
@@ -108,7 +107,6 @@ class SloScheduler:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """The next iteration's plan."""
         self._follow(now_s, waiting, running)
         waiting = ready(waiting, facts)
         slack_s = self._phases.arrivals_slack_s(self._ttft_slack, now_s)

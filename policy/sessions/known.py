@@ -157,7 +157,6 @@ class KnownSessions:
             self.mark(self._shared.popitem(last=False)[0], (), -1)
 
     def called(self, session: Session) -> None:
-        """A call of the session passes."""
         self._sessions.move_to_end(session)
 
     def _close(self, context: Context) -> None:

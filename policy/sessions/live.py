@@ -27,17 +27,14 @@ class LiveSessions:
         return iter(self._sessions)
 
     def __len__(self) -> int:
-        """How many sessions are live."""
         return len(self._sessions)
 
     @property
     def tokens(self) -> int:
-        """What their contexts take."""
         return len(self._uses) * self._block_tokens + self._rest
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants of live sessions."""
         return [tenant for tenant, tokens in self._of_tenant.items() if tokens > 0]
 
     def tokens_of(self, tenant: str) -> int:
@@ -52,7 +49,6 @@ class LiveSessions:
     # What changes.
 
     def call(self, session: Session) -> None:
-        """A call of the session passes: it is live."""
         if session.is_live:
             del self._sessions[session]
         else:
@@ -70,7 +66,6 @@ class LiveSessions:
         del self._sessions[session]
 
     def close(self, context: Context) -> None:
-        """A context is not known any more."""
         session = context.session
         if session.is_live:
             self._count(context, context.hashes, -1)

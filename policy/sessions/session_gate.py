@@ -107,7 +107,6 @@ class Turn:
 
     @property
     def session(self) -> Session:
-        """Of a call that has a context."""
         assert self.context is not None
         return self.context.session
 
@@ -128,24 +127,19 @@ class HeldTurns:
         self._passed_s = 0.0
 
     def __iter__(self) -> Iterator[Turn]:
-        """All of them."""
         return chain.from_iterable(self.turns.values())
 
     def __len__(self) -> int:
-        """How many turns are held."""
         return sum(map(len, self.turns.values()))
 
     @property
     def tenants(self) -> list[str]:
-        """Those of whom turns are held."""
         return list(self.turns)
 
     def of(self, tenant: str) -> list[Turn]:
-        """A tenant's turns, in their order."""
         return self.turns.get(tenant, [])
 
     def add(self, turn: Turn, now_s: float) -> None:
-        """A turn is held."""
         if not self.turns:
             self._passed_s = now_s
         turn.is_held = True
@@ -153,7 +147,6 @@ class HeldTurns:
         insort(self.turns.setdefault(turn.asked.tenant, []), turn, key=lambda one: one.session.born_s)
 
     def remove(self, turn: Turn) -> None:
-        """A turn is held no more."""
         turns = self.turns[turn.asked.tenant]
         turns.remove(turn)
         turn.is_held = False
@@ -162,7 +155,6 @@ class HeldTurns:
             del self.turns[turn.asked.tenant]
 
     def passed(self, now_s: float) -> None:
-        """A turn that was held passes."""
         self._between_s += (1 - BETWEEN_KEPT) * (now_s - self._passed_s - self._between_s)
         self._passed_s = now_s
 
@@ -240,7 +232,6 @@ class SessionGate:
         return turn
 
     def sent(self, turn: Turn) -> None:
-        """A turn that has passed is in an engine."""
         turn.is_sent = True
         if turn.is_chat:
             self._chatting_tokens += turn.tokens
@@ -270,7 +261,6 @@ class SessionGate:
             turn.session.calls -= 1
 
     def release(self, now_s: float) -> list[Turn]:
-        """The turns that pass now."""
         released = []
         self.worth.judge(self.known, now_s)
         while (turn := self._next(now_s)) is not None:

@@ -38,7 +38,6 @@ class Endings:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Wait for what was started in threads."""
         self._threads.shutdown()
 
     async def aclose(self) -> None:

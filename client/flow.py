@@ -114,7 +114,6 @@ def failed_get(error: AnswerError, variable: str, timeout_s: float) -> ClientErr
 
 
 def connection_failed(request: Request, error: httpx.TransportError) -> ConnectionFailedError:
-    """The exception for a transport's failure."""
     return ConnectionFailedError(f"{request.method} {_url(request, error)}: {str(error) or type(error).__name__}")
 
 

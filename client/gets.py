@@ -154,7 +154,6 @@ class _Group:
         return timeout_s == self.timeout_s and self.criteria.get(name, criteria) == criteria
 
     def answer(self, name: str, result: Result) -> None:
-        """The get of a variable has ended."""
         for future in self.waiting.pop(name, ()):
             if not future.done():
                 future.set_result(result)

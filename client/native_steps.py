@@ -110,7 +110,6 @@ class InputWatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether steps still wait for inputs."""
         return bool(self._open)
 
     def request(self) -> Request:

@@ -229,7 +229,6 @@ class AsgiSink(MessageSink):
         self._wake()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Send what is written, and what is written `until` then. Raises what the sending raises."""
         if until is not None:
             until.add_done_callback(self._wake)
         while True:
@@ -403,7 +402,6 @@ def _cancel(task: asyncio.Task[Any], client: Client) -> None:
 
 
 async def _watch(receive: Receive, client: Client) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     client.gone()

@@ -55,7 +55,6 @@ class LoopLag:
         observe(self.ran(now_s, now_s + LAG_CHECK_S))
 
     def stop(self) -> None:
-        """Run the timer no more."""
         if self._timer is not None:
             self._timer.cancel()
 

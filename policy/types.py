@@ -233,7 +233,6 @@ class Placement(NamedTuple):
 
     @property
     def rule(self) -> str | None:
-        """Why it was placed so; None if that is not known."""
         return None if self.compared is None else self.compared.rule
 
     def margin(self) -> Margin:

@@ -42,7 +42,6 @@ class CacheJournal:
 
     @property
     def cursor(self) -> int:
-        """The latest change, of this journal or another one."""
         return self.changes.count
 
     @property

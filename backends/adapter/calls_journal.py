@@ -67,7 +67,6 @@ class CallsJournal:
         self._by = ""
 
     def __len__(self) -> int:
-        """How many calls are in the engine."""
         return len(self._here)
 
     def arrived(

@@ -234,7 +234,6 @@ class RefinableCalls:
             self._early.popitem(last=False)
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert self._handles == {key: handle for handle, calls in self._calls.items() for key in calls}
         assert all(self._calls.values())
         assert len(self._early) <= EARLY_CHANGES

@@ -216,7 +216,6 @@ def transcript(audio: bytes) -> str:
 
 
 def silence(for_s: float) -> bytes:
-    """A WAV file of that length."""
     made = BytesIO()
     with wave.open(made, "wb") as file:
         file.setnchannels(1)

@@ -78,7 +78,6 @@ class EngineClock:
         return self.engine.cache_state(since, gateway)
 
     async def close(self) -> None:
-        """Stop the emulated accelerator."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

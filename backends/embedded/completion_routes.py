@@ -79,7 +79,6 @@ class CompletionResponse(Response):
         self._translator = translator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the completion. Stop when the client disconnects."""
         sending = asyncio.ensure_future(self._send(scope, receive, send))
         watching = asyncio.ensure_future(_disconnected(receive))
         try:

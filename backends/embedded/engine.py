@@ -340,7 +340,6 @@ class Engine:
         self.running.append(call)
 
     def _schedule(self, call: EmbeddedCall, tokens: int) -> None:
-        """Compute `tokens` more of a call in this iteration."""
         self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
         self._blocks.extend(call, tokens)
         if call.uncomputed_tokens == 0:

@@ -85,7 +85,6 @@ class BlockCache:
         return sum(self._references[block] == 1 for block in blocks)
 
     def acquire(self, hashes: Sequence[int]) -> list[int]:
-        """Use the cached blocks of a matched chain."""
         blocks = [self._by_hash[block_hash] for block_hash in hashes]
         for block in blocks:
             self._use(block)
@@ -130,7 +129,6 @@ class BlockCache:
                     self.cached_blocks += 1
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         references, hashes = self._references, self._hashes
         assert min(references) >= 0
         assert len(self._free) == references.count(0)
@@ -174,7 +172,6 @@ class KvBlocks:
         """When the blocks arrive that are being brought back, by hash."""
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks `tokens` take."""
         return -(-tokens // self.block_tokens)
 
     def matched(self, call: EmbeddedCall) -> int:

@@ -115,7 +115,6 @@ class LowerTiers:
         return ends_s
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         for tier in self._tiers:
             assert len(tier.blocks) <= tier.total_blocks
             here = {

@@ -83,14 +83,12 @@ class ChatFormat:
         return self._chunk([self._choice(index, "delta", delta, None)])
 
     def delta(self, index: int, piece: Piece) -> Json:
-        """An event with more text."""
         delta: Json = {"content": piece.text}
         if self._tool is not None:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": piece.text}}]}
         return self._chunk([self._choice(index, "delta", delta, piece.finish_reason, [piece])])
 
     def usage(self, usage: ResponseUsage) -> Json:
-        """The event without choices."""
         return self._chunk([], usage=usage.json())
 
     def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
@@ -139,7 +137,6 @@ class TextFormat:
         return self._envelope.json("text_completion", [self._choice(index, "", [piece])])
 
     def usage(self, usage: ResponseUsage) -> Json:
-        """The event without choices."""
         return self._envelope.json("text_completion", [], usage=usage.json())
 
     def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:

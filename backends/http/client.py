@@ -121,7 +121,6 @@ class HttpClient:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no connection is open."""
         return not self._open
 
     def lose(self, reason: str, *, waiting_only: bool) -> None:
@@ -216,7 +215,6 @@ class _Opening:
         """Nothing has come that would have to be read."""
 
     def fail(self, error: EngineError) -> None:
-        """The request is not to be sent any more."""
         self._task.cancel()
         self._response.fail(error)
 

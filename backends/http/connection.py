@@ -181,7 +181,6 @@ class Response(msgspec.Struct, eq=False):
             self.waiter = None
 
     def finish(self) -> None:
-        """The whole body has arrived."""
         self.source = None
         self.wake()
 
@@ -336,7 +335,6 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def fail(self, error: EngineError) -> None:
-        """Closes the connection; the response still arriving, if any, fails with `error`."""
         response, self._response, self._unsent = self._response, None, None
         self.transport.abort()
         if response is not None:

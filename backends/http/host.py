@@ -153,7 +153,6 @@ def _alternating(found: Sequence[str]) -> list[str]:
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether an address is one of IPv6."""
     return ":" in address
 
 

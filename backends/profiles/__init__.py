@@ -144,7 +144,6 @@ def _toml_value(value: object) -> str:
 
 
 def shipped_profiles() -> list[str]:
-    """The names of the profiles that come with Plait."""
     return sorted(
         entry.name.removesuffix(".toml") for entry in files(__name__).iterdir() if entry.name.endswith(".toml")
     )

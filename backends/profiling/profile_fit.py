@@ -193,7 +193,6 @@ def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int)
 
 
 def _long(iteration: Iteration, threshold: int) -> list[tuple[int, int]]:
-    """The calls above the threshold of long attention."""
     return [(new, context) for new, context in iteration if new > 1 and new * (new + context) > threshold]
 
 

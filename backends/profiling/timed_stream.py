@@ -48,7 +48,6 @@ class TimedStream:
 
     @property
     def ttft_s(self) -> float:
-        """The time from sending to the first token."""
         return self.arrivals[0][0] - self.sent_s
 
 

@@ -236,5 +236,4 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_free_tokens(self) -> int:
-        """Tokens that fit into the empty blocks."""
         return self.kv.free_blocks * self.block_tokens

@@ -131,7 +131,6 @@ def read_sizes(route: SizesRoute, body: Body) -> EngineSizes | None:
 
 
 def read_owners(body: Body) -> set[str]:
-    """The owners of the models in an answer of `/v1/models`."""
     try:
         models = msgspec.json.decode(body, type=_OwnedList).data
     except _UNREADABLE:

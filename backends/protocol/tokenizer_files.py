@@ -29,9 +29,7 @@ MAX_TEMPLATE_BYTES: Final = 2**20
 class Saved(Protocol):
     """A tokenizer of transformers."""
 
-    def save_pretrained(self, folder: str, /) -> Any:
-        """Write its files into a folder."""
-        ...
+    def save_pretrained(self, folder: str, /) -> Any: ...
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True):

@@ -88,9 +88,7 @@ class Fingerprinted(Protocol):
         """All tokens with their ids, added ones among them. Tokens may be bytes in some libraries."""
         ...
 
-    def added_tokens(self) -> Iterable[str]:
-        """The tokens that are found in a text before all else."""
-        ...
+    def added_tokens(self) -> Iterable[str]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
         """The ids of a text, as those of a plain prompt or without what is put around that."""

@@ -277,7 +277,6 @@ class Requests:
         return list(left.values())
 
     def admitted(self, call: SglangCall) -> None:
-        """A waiting call has begun to run."""
         del self._waiting[call]
         self._hits.left(call)
 

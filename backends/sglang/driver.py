@@ -151,7 +151,6 @@ class SglangDriver:
         self._reporter.retain(present, self.clock.present_s)
 
     def aborted(self, request: Any) -> None:
-        """A request has ended outside of batches."""
         self._reporter.ended(request.rid, self.clock.present_s)
 
     # Called for reports.

@@ -87,7 +87,6 @@ class CacheStateRoute:
         self._tokenizer = tokenizer
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one ASGI request."""
         await answer_cache_state(scope, send, self._report, self._tokenizer)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
@@ -120,7 +119,6 @@ class CallObjectivesRoute:
         self._scheduler = scheduler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI request."""
         await answer_call_objectives(scope, receive, send, lambda _scope: self._change)
 
     async def _change(self, body: bytes) -> int:
@@ -135,7 +133,6 @@ class TokenizerRoute:
         self._fingerprint = fingerprint
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one ASGI request."""
         await answer_tokenizer(scope, send, lambda _scope: self._find(), self._fingerprint)
 
 

@@ -106,7 +106,6 @@ class FileTokenizer(ChatTokenizer):
         return vocabulary
 
     def added_tokens(self) -> list[str]:
-        """The tokens that are found in a text before all else."""
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -126,7 +125,6 @@ class EmbeddedTokenizer(FileTokenizer):
         self._own_template = chat_template or CHATML
 
     def files(self) -> dict[str, bytes]:
-        """Those that are shipped, with the template that is used."""
         return read_files(EMBEDDED_FOLDER) | {TEMPLATE_FILE: self._own_template.encode()}
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:  # noqa: ARG002

@@ -68,7 +68,6 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def param(self) -> str:
-        """The field of the request that an error is about."""
         return "messages" if self.chat_template is None else "chat_template"
 
     @property

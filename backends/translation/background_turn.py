@@ -38,7 +38,6 @@ class BackgroundTurn(ResponseTurn):
 
     @property
     def is_over(self) -> bool:
-        """Whether the response has ended."""
         return self._response["status"] not in _IN_PROGRESS
 
     def queue(self) -> list[Event]:

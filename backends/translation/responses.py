@@ -83,7 +83,6 @@ class MessageItem(_ContentItem):
         self._logprobs = logprobs
 
     def continues(self, part: Part) -> bool:
-        """Whether the part is text or a refusal."""
         return isinstance(part, Text | Refusal)
 
     def add(self, part: Part) -> Iterable[Event]:

@@ -77,7 +77,6 @@ class ToolCalls:
         self._at: dict[int, _GrowingCall] = {}
 
     def add_whole(self, call: CallPiece) -> None:
-        """Add a call of a whole answer, where each is an item of its own."""
         self._begin(len(self._calls)).add(call)
 
     def add(self, piece: CallPiece) -> None:

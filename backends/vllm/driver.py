@@ -69,7 +69,6 @@ class VllmDriver:
     # Called by vLLM's scheduler.
 
     def received(self, request: Any) -> None:
-        """A request has arrived. Its call is stored in it."""
         arguments = request.sampling_params.extra_args if request.sampling_params is not None else None
         annotations = self.annotations.read(arguments)
         received_s = self._clock() - self._waited_s(request)

@@ -100,7 +100,6 @@ def _named(plan: Plan) -> set[int]:
 
 
 def _picks(plan: Plan) -> tuple[tuple[VllmCall, int], ...]:
-    """A plan's picks, with this adapter's call type."""
     return cast("tuple[tuple[VllmCall, int], ...]", plan.picks)
 
 

@@ -51,7 +51,6 @@ class PlannedVllmScheduler(_VllmScheduler):
         self.cache_reports = plugin.CacheReports(self.plait)
 
     def add_request(self, request: Any) -> None:
-        """A request has arrived from the API server."""
         self.plait.received(request)
         super().add_request(request)
 
@@ -62,7 +61,6 @@ class PlannedVllmScheduler(_VllmScheduler):
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Process an iteration's output."""
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         self.plait.ended(scheduler_output, outputs)
         self.cache_reports.publish()

@@ -87,7 +87,6 @@ class TreeBlocks:
         return (run.tree_block, run.parent, [*run.parts, last_key]) if run is not None else None
 
     def clear(self) -> None:
-        """The cache has been emptied."""
         for tree_block in self._whole:
             self._journal.remove(tree_block)
         for known in (self.copies, self._runs, self._run_of_part, self._more_of_part, self._whole):

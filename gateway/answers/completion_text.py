@@ -49,7 +49,6 @@ class TextTap(msgspec.Struct, eq=False):
         return None if self.is_found else "its answer has no text"
 
     def feed(self, events: bytes) -> None:
-        """Read whole events of a stream."""
         texts = []
         for line in events.splitlines():
             data = line.removeprefix(b"data:").strip()
@@ -58,7 +57,6 @@ class TextTap(msgspec.Struct, eq=False):
         self._tell("".join(texts))
 
     def whole(self, body: bytes | bytearray) -> None:
-        """Read a response that is not streamed."""
         self._tell(self._read(body))
 
     def _tell(self, text: str) -> None:
@@ -69,7 +67,6 @@ class TextTap(msgspec.Struct, eq=False):
             self.on_text(text)
 
     def _read(self, body: bytes | bytearray) -> str:
-        """The text in a response, or in the data of one event."""
         try:
             decoded = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -197,7 +197,6 @@ class MessageForm(CompletionForm):
         return MessageStream(engine_id, bounds)
 
     def error_body(self, error: PlaitError) -> bytes:
-        """Anthropic's error object."""
         return TRANSLATIONS["/v1/messages"].error(error)
 
     def error_event(self, error: PlaitError) -> bytes:

@@ -33,7 +33,6 @@ class KeyRing:
         self.replace(keys, tenants)
 
     def replace(self, keys: Iterable[str], tenants: Iterable[TenantConfig] = ()) -> None:
-        """Accept these keys from now on, and no others."""
         self._keys = [(key.encode(), self._ids.of_key(key)) for key in keys]
         for tenant in tenants:
             identity = self._ids.of_name(tenant.name)
@@ -70,7 +69,6 @@ class AdminAccess:
         self._port = port
 
     def is_offered(self, request: Request) -> bool:
-        """Whether there is an admin API where the request came in."""
         _, port = request.scope.get("server") or ("", None)
         return not self.keys.is_open and self._port in (None, port)
 

@@ -101,7 +101,6 @@ class AwaitedVariable:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the wait is over."""
         return self.value is not None or self.error is not None
 
     def news(self) -> str:
@@ -118,7 +117,6 @@ class AwaitedVariable:
             return ""
 
     def give_up(self, session: Session, waited_s: float) -> None:
-        """The client's time is over."""
         state = session.state_of(self.name)
         hint = "; nobody produces it so far" if state is VariableState.EMPTY else ""
         self.error = WaitTimeoutError(
@@ -158,7 +156,6 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"slo_{name} and {name} are the same objective; give one of them")
 
     def slo(self) -> Slo:
-        """The same objectives, in seconds."""
         return Slo(
             _seconds(self.slo_ttft_ms or self.ttft_ms),
             _seconds(self.slo_tpot_ms or self.tpot_ms),

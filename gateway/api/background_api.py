@@ -77,7 +77,6 @@ class BackgroundApi:
         return response_of(session)
 
     def has(self, tenant: str, response_id: str) -> bool:
-        """Whether this gateway has a response, which may have ended."""
         return self.chained.runner.stored.has(tenant, response_id) or self.chained.executor.sessions.has(
             tenant, response_id
         )
@@ -99,7 +98,6 @@ class BackgroundApi:
             await send_whole(send, 200, [*headers, (b"content-type", b"application/json")], queued)
 
     def _new_identity(self, tenant: str) -> Identity:
-        """A new identity whose session is this gateway's."""
         while True:
             identity = new_identity()
             if self.chained.executor.sessions.is_own(tenant, f"{PREFIX}{identity.key}"):

@@ -270,7 +270,6 @@ class ForwardingApi:
         return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
 
     async def _counted(self, incoming: Incoming, answer: bytes, send: Send) -> None:
-        """Answer with the tokens of an input, which were counted here."""
         self.completions.refusals.no_call(incoming, None)
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
         await send_whole(send, 200, headers, answer)

@@ -276,7 +276,6 @@ class ProgramResponse(Response):
                 await next_change(self._changed, send, self._keep_alive_s)
 
     async def _told(self, news: Sequence[Event]) -> bytes:
-        """Events, once what they tell of is stored."""
         if any(one.kind != DELTA for one in news):
             news = await self._session.record.told([*news], unstored_events, is_begun=True)
         return b"".join(event(*one) for one in news)

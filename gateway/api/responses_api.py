@@ -86,7 +86,6 @@ class KeptResponse:
         return b"".join(parts)
 
     async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
-        """What tells of an answer, once that is stored."""
         if not isinstance(answer, dict):
             return news
         response_id = answer.get("id")
@@ -168,7 +167,6 @@ def _is_reference(item: object) -> bool:
 
 
 def input_items(fields: Json) -> list[Any]:
-    """A request's own input, as items."""
     given = fields.get("input")
     if isinstance(given, list):
         return given

@@ -52,7 +52,6 @@ class RewrittenAnswer:
                 await self._send_whole(b"".join(self._parts))
 
     def headers(self, headers: Headers) -> Headers:
-        """The client's headers for the engine's."""
         return headers
 
     def events(self, events: bytes) -> bytes:
@@ -116,7 +115,6 @@ class TranslatedAnswer(RewrittenAnswer):
         return [*headers, *self._ignored]
 
     def events(self, events: bytes) -> bytes:
-        """The events of the client's API."""
         if not self._has_begun:
             cached = _CACHED_COMMENT.search(events)
             if cached is not None:

@@ -227,7 +227,6 @@ class SemanticApi:
         return self._executor.sessions.find(tenant, session_id, loop_time_s())
 
     async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
-        """The request's tenant and its decoded body."""
         headers = request.scope["headers"]
         tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:

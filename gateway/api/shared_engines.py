@@ -49,7 +49,6 @@ class SharedEngines:
             await self._app(scope, receive, send)
 
     async def take_over(self) -> None:
-        """Have the engines of a gateway that serves already, if there is one."""
         told = await self._forwarding.ask_all(Forwarded("GET", PATH, [], Checked(ADMIN_KEY)), MAX_BYTES)
         for name, answer in told.items():
             if answer is not None and answer.status == 200:

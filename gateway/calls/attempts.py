@@ -126,7 +126,6 @@ def pause_s(delivery: Delivery) -> float:
 
 
 def tell_of_failure(delivery: Delivery, attempt: Attempt, error: EngineError) -> None:
-    """Write the line of an attempt that failed."""
     log.warning(
         "engine failed a call",
         request_id=delivery.call.call_id,

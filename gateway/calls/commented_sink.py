@@ -23,7 +23,6 @@ class WrappedSink:
 
     @property
     def on_room(self) -> Callable[[], None] | None:
-        """Called when the client's sink has room."""
         return self._sink.on_room
 
     @on_room.setter
@@ -56,7 +55,6 @@ class CommentedSink(WrappedSink):
         self._parts: list[bytes] = []
 
     def tell(self, comment: str) -> None:
-        """Tell the client that its call goes on."""
         if not self.has_begun:
             self.has_begun = True
             self._sink.start(200, [*EVENT_STREAM, (b"x-request-id", self._call_id.encode("latin-1"))])

@@ -149,7 +149,6 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def latest_engine_id(self) -> str:
-        """The engine of the latest attempt; empty if there was none."""
         return self.attempt.engine_id if self.attempt is not None else self.failures[-1][0] if self.failures else ""
 
     @property

@@ -30,7 +30,6 @@ class OpenAnswers:
         self.held_bytes += size_bytes
 
     def free(self, size_bytes: int) -> None:
-        """Count this much less."""
         self.held_bytes -= size_bytes
 
 

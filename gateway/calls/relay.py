@@ -262,7 +262,6 @@ class Relay:
     # Steps.
 
     def _place(self, delivery: Delivery) -> Step | None:
-        """Place the call, and send it if it does not have to wait."""
         asked = delivery.asked
         prefer = self._sessions.preferred(asked) if asked.turn_of else asked.continues_on
         may_leave = delivery.for_client and not asked.call.streamed

@@ -92,7 +92,6 @@ class RequestFaults:
         return self._knows(delivery, now_s) and self._router.health.serves(delivery.call.model, now_s)
 
     def convict(self, delivery: Delivery, now_s: float) -> None:
-        """The engines that have failed the call were at fault."""
         router = self._router
         for doubt in self.forget(delivery):
             if router.engines.get(doubt.engine.view.engine_id) is not doubt.engine:

@@ -31,17 +31,14 @@ class SilentStreams:
         self._told_s: dict[Delivery, float] = {}  # when each arrived, or got its latest sign of life
 
     def begin(self, delivery: Delivery) -> CommentedSink:
-        """A client waits for a stream; returns the sink that it is told in."""
         commented = CommentedSink(delivery.sink, delivery.asked.form, delivery.call.call_id)
         self._told_s[delivery] = delivery.arrived_s
         return commented
 
     def end(self, delivery: Delivery) -> None:
-        """The client waits no more."""
         self._told_s.pop(delivery, None)
 
     async def watch(self) -> None:
-        """Look at all streams, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look(loop_time_s())

@@ -19,7 +19,6 @@ class TokenizerCollector(Collector):
         self._tokenizers = tokenizers
 
     def collect(self) -> Iterator[Metric]:
-        """One sample for each model in each family."""
         native = GaugeMetricFamily(
             "plait_tokenizer_native", "1 while texts are encoded by fastokens, 0 by tokenizers", labels=["model"]
         )

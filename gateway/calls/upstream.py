@@ -346,7 +346,6 @@ class Exchange(msgspec.Struct, eq=False):
             raise response.error
 
     def _take(self, stream: EventStream) -> bytes:
-        """The whole events of the piece that has come."""
         if self._delivery.state is DeliveryState.STREAMING:
             assert self._gaps is not None
             assert self._progress is not None

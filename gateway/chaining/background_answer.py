@@ -80,7 +80,6 @@ class BackgroundAnswer(MessageSink):
         return EngineGarbledError("The engine's answer is no stream of a chat completion.")
 
     def fail(self, error: PlaitError) -> None:
-        """The response has failed, unless it has ended before."""
         self._end(lambda: self._turn.fail(error.error_object))
 
     def cancel(self) -> None:

@@ -116,7 +116,6 @@ class BackgroundCall(ChainedCall):
             self.runner.executor.cancel(self.call, loop_time_s())
 
     def give_up(self, problem: str) -> None:
-        """The call is not started again, because of this."""
         self._fail(FailureCause(message=problem), problem, EngineError(f"The response was given up: {problem}."))
 
     def take_back(self) -> bool:
@@ -125,7 +124,6 @@ class BackgroundCall(ChainedCall):
         return True
 
     def on_broken(self, error: PlaitError) -> None:
-        """The call was cancelled, or its session has ended."""
         self._is_cancelled = self.session.ended is None
         super().on_broken(error)
 
@@ -187,7 +185,6 @@ class BackgroundCall(ChainedCall):
 
 
 def new_response(runner: CallRunner, session: Session, held: HeldResponse) -> BackgroundCall:
-    """The owner of a response's call, which is not in its session yet."""
     asked, incoming, request, annotations = held
     owner = BackgroundCall(runner, session, held)
     owner.call = HeldCall(

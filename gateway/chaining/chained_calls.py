@@ -288,7 +288,6 @@ class ChainedCalls:
 
 
 def _body_annotations(body: bytes) -> dict[str, object] | None:
-    """The body's `plait` object, if it can be read."""
     if b'"plait"' not in body:
         return None
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -187,7 +187,6 @@ class FilledPrompts:
         self._open[tenant] += 1
 
     def give_back(self, tenant: str, size: int) -> None:
-        """A prompt takes no more room."""
         self.bodies.remove(tenant, size)
         self._open[tenant] -= 1
         if not self._open[tenant]:

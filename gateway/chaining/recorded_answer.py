@@ -83,7 +83,6 @@ class AnswerBytes:
         session.hold(size_bytes, is_answer=True)
 
     def free(self, size_bytes: int) -> None:
-        """Count this much less."""
         if not self._session.ended:
             self._session.hold(-size_bytes, is_answer=True)
 
@@ -225,7 +224,6 @@ class RecordedAnswer(MessageSink):
         self._wake()
 
     def restore(self, messages: Iterable[Message]) -> None:
-        """The answer is complete, and was recorded by an earlier gateway."""
         for message in messages:
             self._window.write(message)
         self._ended = True
@@ -240,12 +238,10 @@ class RecordedAnswer(MessageSink):
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete or failed."""
         return self._ended
 
     @property
     def kept(self) -> bool:
-        """Whether it can still be followed from its beginning."""
         return self._window.keeps
 
     @property
@@ -377,7 +373,6 @@ class HeldEnd(PassingSink):
             self._to.put({**message, "headers": unstored_headers(message["headers"])})
 
     def clear(self) -> None:
-        """The answer begins again."""
         self._held.clear()
 
     async def release(self) -> None:

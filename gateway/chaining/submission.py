@@ -101,7 +101,6 @@ class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def variable(self) -> str:
-        """The variable's name in the session."""
         return self.semantic_var_id or self.name
 
     def output(self) -> Output:

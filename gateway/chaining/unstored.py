@@ -18,7 +18,6 @@ UNSTORED_END: Final = b": plait-durable=false\n\n"
 
 
 def unstored_headers(headers: Headers) -> Headers:
-    """The head of an answer that is not stored."""
     return [*headers, NOT_DURABLE]
 
 
@@ -43,12 +42,10 @@ def unstored_fields(news: dict[str, Any]) -> dict[str, Any]:
 
 
 def unstored_event(event: bytes) -> bytes:
-    """The last event of a response that is not stored."""
     return with_data(event, unstored_fields(json_object(event.partition(b"data:")[2]) or {}))
 
 
 def unstored_events(events: list[bytes]) -> list[bytes]:
-    """The last events of a response that is not stored."""
     return [*events[:-1], *map(unstored_event, events[-1:])]
 
 

@@ -101,7 +101,6 @@ class Text:
         self._text = StringIO()
 
     def add(self, raw: msgspec.Raw) -> int:
-        """The next piece comes."""
         piece = _TEXT.decode(raw)
         self._text.write(piece)
         return utf8_bytes(piece)
@@ -206,7 +205,6 @@ class Objects:
         return grown_bytes
 
     def json(self) -> msgspec.Raw:
-        """The list so far, by index."""
         return msgspec.Raw(msgspec.json.encode([one.items() for _, one in sorted(self._by_index.items())]))
 
 
@@ -244,7 +242,6 @@ class AssembledCompletion:
 
     @property
     def error(self) -> object:
-        """The error that came as an event; None if there is none."""
         value = self._body.fields.get("error")
         return msgspec.json.decode(value) if isinstance(value, bytes) else None
 

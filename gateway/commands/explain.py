@@ -110,7 +110,6 @@ def lines(code: str) -> list[str]:
 
 
 def page() -> str:
-    """docs/errors.md."""
     return "\n".join(_page()) + "\n"
 
 

@@ -52,7 +52,6 @@ def percent(value: float | None) -> str:
 
 
 def cached_share(call: dict[str, Any]) -> float | None:
-    """The part of a call's prompt that was cached."""
     cached = call.get("cached_tokens")
     return None if cached is None else min(1.0, cached / max(1, call["prompt_tokens"]))
 

@@ -135,7 +135,6 @@ class _Reader:
         return tuple(self.value(item_kind, item, f"{key}[{index}]") for index, item in enumerate(data))
 
     def expanded(self, text: str, key: str) -> str:
-        """The text with its references to the environment replaced."""
         missing = [name for name in _REFERENCE.findall(text) if name not in os.environ]
         self.problems.extend(f"{key} refers to ${{{name}}}, which is not set in the environment" for name in missing)
         # A reference to a missing variable stays in the text, so that the text can still be checked.

@@ -158,7 +158,6 @@ class Compaction:
             task.cancel()
 
     def forget(self) -> None:
-        """Other gateways have all of them now."""
         self._sizes.clear()
 
     def appended(self, changes: Sequence[Change]) -> None:

@@ -151,7 +151,6 @@ class Durability:
         self.append([Change(StreamKey(DELETED, tenant, session_id), 0.0, None)])
 
     def append(self, changes: Sequence[Change]) -> None:
-        """Write these, until `freeze`."""
         if self._is_frozen:
             return
         if self._together is None:

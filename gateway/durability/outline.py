@@ -100,7 +100,6 @@ class Outline:
 
     @property
     def mattering(self) -> Sequence[int]:
-        """The places of the events that still matter, in order."""
         if self._all is not None:
             return self._all
         todo = [source for source in self._sources if source.outputs or not source.is_over]

@@ -44,7 +44,6 @@ def decoded(change: Change) -> SessionEvent:
 
 
 def encoded(event: SessionEvent) -> bytes:
-    """The data of the event's change."""
     return _ENCODER.encode(event)
 
 
@@ -164,7 +163,6 @@ class Recorded(Unrecorded):
             self._append(event, now_s)
 
     def deleted(self, until_s: float, now_s: float) -> None:
-        """Write it to a stream of its own."""
         stream = self.stream._replace(kind=DELETED)
         refused = self._change(Refused(until_s + self._offset_s), now_s)._replace(stream=stream)
         self._log.append([Change(stream, 0.0, None), refused])

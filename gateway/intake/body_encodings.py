@@ -56,7 +56,6 @@ class Deflated:
 
     @property
     def eof(self) -> bool:
-        """Whether the member has ended."""
         return self._member.eof
 
     @property

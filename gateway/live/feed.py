@@ -138,7 +138,6 @@ class Feed:
     # What the relay tells. `ended` comes for every call, `placed` once for each attempt.
 
     def placed(self, delivery: Delivery) -> None:
-        """The call is sent to an engine."""
         assert delivery.attempt is not None
         booking = delivery.attempt.booking
         row, hashes = self._row_of(delivery), delivery.call.block_hashes

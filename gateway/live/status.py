@@ -190,7 +190,6 @@ def merged(found: Sequence[Status]) -> Status:
 
 
 def _by_name(tables: Iterable[Sequence[RowT]]) -> Iterable[Sequence[RowT]]:
-    """The rows of several gateways about the same."""
     found: dict[str, list[RowT]] = {}
     for row in chain.from_iterable(tables):
         found.setdefault(row.name, []).append(row)
@@ -213,7 +212,6 @@ def _named(name: str, status: Status) -> Status:
 
 
 def _unheard(code: str, name: str) -> Problem:
-    """The problem of a worker or gateway that does not answer."""
     return Problem(code, name, round(time(), 3), f"{name} does not answer.", PART_OF_OTHERS)
 
 

@@ -120,7 +120,6 @@ class Monitor:
         self._hints: dict[str, str] = {}  # of the engines that have not answered since they were refused
 
     def open(self) -> None:
-        """Start to probe and poll."""
         for engine in self._engines:
             self.add(engine)
         self._supervisor.start("monitor-age", self._age)
@@ -133,7 +132,6 @@ class Monitor:
         self._supervisor.start(f"counts:{engine.name}", follow)
 
     def remove(self, engine_id: str) -> None:
-        """Stop to probe and poll an engine."""
         self._supervisor.cancel(f"monitor:{engine_id}")
         self._supervisor.cancel(f"models:{engine_id}")
         self._supervisor.cancel(f"counts:{engine_id}")

@@ -200,11 +200,9 @@ class Membership:
         self._own[tenant, session] = loop_time_s()
 
     def has_ended(self, tenant: str, session: str) -> None:
-        """A session of this gateway is over, and its stream."""
         self._own.pop((tenant, session), None)
 
     def forget(self, tenant: str, session: str) -> None:
-        """The gateway that was remembered for a session does not have it, or does not answer."""
         self._others.pop((tenant, session), None)
 
     async def _whole(self, name: Name) -> None:

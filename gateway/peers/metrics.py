@@ -18,7 +18,6 @@ class MembershipCollector(Collector):
         self._membership = membership
 
     def collect(self) -> Iterator[Metric]:
-        """Two gauges and one counter."""
         up = GaugeMetricFamily(
             "plait_peer_up", "1 for a gateway that shares the store, 0 for one that has died", labels=["peer"]
         )

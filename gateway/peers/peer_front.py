@@ -101,7 +101,6 @@ class SignedBody(WatchedReceive, eq=False, kw_only=True):
     sum: Any = msgspec.field(default_factory=sha256)
 
     def __call__(self) -> Awaitable[Message]:
-        """ASGI's receive."""
         return self._received()
 
     def is_own(self, send: Send) -> bool:

@@ -39,12 +39,10 @@ class Peers:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there never is another one."""
         return self.count == 1 and not self.share
 
     @property
     def count(self) -> int:
-        """How many gateways there are."""
         return len(self.urls)
 
     @property

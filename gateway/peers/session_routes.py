@@ -164,7 +164,6 @@ class SessionRoutes:
             await send(message)
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The metrics of all gateways. A gateway that does not answer is down in them."""
         start, *rest = await _whole(self._app, scope, receive)
         if start["status"] == 200:
             peers = self._forwarding.peers

@@ -322,7 +322,6 @@ class Executor:
         return self._after.entering(session, now_s)
 
     def start(self, call: HeldCall, now_s: float) -> None:
-        """A ready call is sent to an engine."""
         session = self._after.homes.get(call)
         if session is not None:
             session.graph.start(call.call_id)  # it has no effects on others
@@ -436,6 +435,5 @@ class Executor:
             self._after.apply(session, *session.end_call(call, what, "cancelled", now_s), now_s)
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         self.sessions.check()
         assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}

@@ -28,7 +28,6 @@ class GrowingText:
         self._pieces: list[str] = []
 
     def add(self, text: str) -> int:
-        """Append a piece; returns its bytes."""
         size_bytes = utf8_bytes(text)
         self.characters += len(text)
         self.size_bytes += size_bytes
@@ -255,7 +254,6 @@ class HeldCall:
         return self.is_answered and self.clients > 0
 
     def mark_recorded(self) -> None:
-        """It is in its session's record from now on."""
         self.is_recorded = True
 
     def add_client(self) -> None:
@@ -267,7 +265,6 @@ class HeldCall:
         self.absent += may_return
 
     def give_up(self) -> None:
-        """One client that has gone will not return."""
         self.absent -= 1
 
     def tell(self, ready: ReadyCall, now_s: float) -> None:

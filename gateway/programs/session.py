@@ -163,7 +163,6 @@ class Session:
         self.hold(call.held_bytes)
 
     def drop_call(self, call: HeldCall) -> None:
-        """Forget a call that has ended, and its text."""
         del self.calls[call.call_id]
         self.hold(-call.held_bytes - call.forget_text())
 
@@ -171,7 +170,6 @@ class Session:
         self.outputs |= dict.fromkeys(variables, call)
 
     def fail_output(self, variable: str) -> None:
-        """Nobody produces the variable any more."""
         self.outputs[variable] = None
 
     def set_value(self, variable: str, value: str, size_bytes: int, made: Made | None) -> None:
@@ -269,7 +267,6 @@ class Session:
         return variable in self.made and self.made[variable].was_cut
 
     def state_of(self, variable: str) -> VariableState:
-        """A variable's state. An unknown variable is empty."""
         node = self.graph.variables.get(variable)
         return VariableState.EMPTY if node is None else node.state
 
@@ -344,7 +341,6 @@ class Session:
         return concerned
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         graph = self.graph
         graph.check()
         self.deductions.check()

@@ -177,7 +177,6 @@ def inputs_missing(variable: str, missing: Iterable[str], *, param: str | None =
 
 
 def session_closed(session_id: str) -> ConflictError:
-    """The error for a call or value that comes after its session was closed."""
     return ConflictError(
         f"The session '{session_id}' was closed: it takes no more calls and values. Use another one.",
         code="session_closed",

@@ -76,7 +76,6 @@ class DeletedSessions:
         self._on_forgotten(tenant, session_id)
 
     def check_books(self) -> None:
-        """Assert the invariants; for tests."""
         for ids in self._tenants.values():
             assert 0 < len(ids.heap) <= self._limit
             assert {session_id: until_s for until_s, session_id in ids.heap} == ids.until_s
@@ -357,7 +356,6 @@ class Sessions:
         heapq.heappush(self._due, (session.due_s, next(self._order), session))
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         for tenant in self.tenants.values():
             assert tenant.sessions, "a tenant without sessions was left behind"
             sessions = tenant.sessions.values()

@@ -72,7 +72,6 @@ class ReceiptsApi:
         raise _unknown(request_id)
 
     async def _any(self, request: Request) -> Response:
-        """A receipt of any tenant: the newest of this request id."""
         self._access.check(request)
         request_id = request.path_params["request_id"]
         found = None
@@ -90,7 +89,6 @@ class ReceiptsApi:
         raise _unknown(request_id)
 
     async def _list(self, request: Request) -> Response:
-        """The newest receipts, or the worst, of all gateways."""
         self._access.check(request)
         asked = request.query_params
         unknown = set(asked) - {"tenant", "engine", "code", "worst", "limit"}

@@ -121,11 +121,9 @@ class Share:
         return transport.get_extra_info("sockname")[1] in self._ports
 
     def came(self) -> None:
-        """The worker has another connection."""
         self._count(1)
 
     def went(self) -> None:
-        """The worker has a connection less."""
         self._count(-1)
 
     def hand_on(self, transport: asyncio.Transport) -> bool:

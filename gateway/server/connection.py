@@ -168,7 +168,6 @@ class Connection(asyncio.Protocol):
         """The client sends no more. It counts as gone, as nothing else tells that it is; the transport closes."""
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """The connection is closed, by either side."""
         first, self._first, self._reader.latest = self._first, None, None
         self._waiting.clear()
         try:
@@ -306,7 +305,6 @@ class Connection(asyncio.Protocol):
     # Time, room and the end.
 
     def _look(self) -> None:
-        """Look at the bounds when their deadline is over."""
         if self._bounds.deadline_s is not None:
             self._deadline.move_to(self._bounds.deadline_s)
 

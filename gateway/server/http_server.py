@@ -94,7 +94,6 @@ class DrainingServer(ListeningServer):
             self._stops.share.open(partial(connect, **state, may_hand_on=False))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal asks to stop."""
         if self._is_stopping or self._loop is None:
             end_process(sig, frame)
             return
@@ -117,7 +116,6 @@ class DrainingServer(ListeningServer):
         self._loop.call_later(delay_s, super().handle_exit, sig, None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, and end."""
         loop = asyncio.get_running_loop()
         await accept_backlog(sockets or ())
         for server in self.servers:

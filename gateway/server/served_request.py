@@ -274,7 +274,6 @@ class ServedRequest(Client, eq=False):
 
     @property
     def _is_lost(self) -> bool:
-        """Whether nothing more can be written."""
         return self.is_gone or self.line.transport.is_closing()
 
     def _begin(self, status: int, headers: Headers, framing: Framing) -> None:
@@ -345,7 +344,6 @@ class ServedRequest(Client, eq=False):
         (self.end if is_last else self.write)(body)
 
     def _send_head(self) -> None:
-        """Send the head if no body has followed it at once."""
         if self.head and not self._is_lost:
             self._write(b"")
 

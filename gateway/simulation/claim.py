@@ -34,7 +34,6 @@ class Claim:
 
     @property
     def wanted(self) -> str:
-        """The bounds as a reader is told them."""
         if self.least == self.most:
             return _shown(self.least)
         ends = [f">= {_shown(self.least)}"] if self.least > -inf else []
@@ -48,7 +47,6 @@ class Claim:
         return f"{word}: {self.name}{where} = {self.value:,.3f}, wanted {self.wanted}{excused}"
 
     def json(self) -> dict[str, Any]:
-        """The fields for JSON, with whether the claim holds."""
         optional = {"where": self.where, "excused": "" if self.holds else self.excused}
         row = {"name": self.name, "value": self.value, "wanted": self.wanted, "holds": self.holds}
         return row | {key: text for key, text in optional.items() if text}

@@ -368,7 +368,6 @@ class Report:
         yield Claim(f"{OURS}: |predicted - reported cached tokens| / prompt tokens", wrong, most=0.02)
 
     def json(self) -> bytes:
-        """Inputs, outcomes and claims."""
         experiment = {**asdict(self.experiment), "traces": str(self.experiment.traces or "built-in")}
         report = {
             "plait": version("plait"),

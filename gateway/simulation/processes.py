@@ -56,7 +56,6 @@ class FleetPlan:
 
     @property
     def url(self) -> str:
-        """The gateway's address."""
         return f"http://127.0.0.1:{self.port}"
 
     def config(self) -> str:

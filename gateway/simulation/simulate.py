@@ -98,12 +98,10 @@ class CallRecord:
 
     @property
     def ttft_s(self) -> float:
-        """Arrival to first token."""
         return self.first_token_s - self.arrived_s
 
     @property
     def e2e_s(self) -> float:
-        """Arrival to last token."""
         return self.finished_s - self.arrived_s
 
     @property
@@ -273,7 +271,6 @@ class Simulation:
         self._schedule(self.now_s, partial(self._age, gateway.router))
 
     def _told(self, call: EmbeddedCall, sent: _Sent) -> None:
-        """A call is sent to its engine, or was given up."""
         self._waiting -= 1
         waiting, record = sent.waiting, sent.record
         if waiting.error is not None:

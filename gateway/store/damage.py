@@ -30,7 +30,6 @@ class Damage(Collector):
         self.counts[kind] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """One counter, with a sample of each kind."""
         what = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
         family = CounterMetricFamily("plait_store_damage", f"Damage found in the store ({what})", labels=["kind"])
         for kind, count in sorted(self.counts.items()):

@@ -258,7 +258,6 @@ class PostgresKeeper:
         return found
 
     def release(self, streams: Sequence[StreamKey]) -> None:
-        """Nobody owns these from now on."""
         numbers = [number for key in streams if (number := self._streams.pop(key, None)) is not None]
         with self._transaction() as database:
             database.execute(
@@ -357,7 +356,6 @@ class PostgresKeeper:
     def _insert(
         self, database: Connection[TupleRow], begun: Mapping[StreamKey, int], events: Mapping[StreamKey, list[Change]]
     ) -> None:
-        """Write the events of streams that are this gateway's."""
         numbers = ((key, begun.get(key) or self._streams.get(key)) for key in events)
         rows = [
             (number, change.version, change.at_unix_s, change.data)

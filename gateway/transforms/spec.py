@@ -50,7 +50,6 @@ class _SpecReader:
         self._at = 0
 
     def chain(self) -> list[Step]:
-        """Read the whole text."""
         steps = [self._step()]
         while self._next():
             self._take("|", 'another transform after "|", or the end')
@@ -132,7 +131,6 @@ class _SpecReader:
             self._at += 1
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        """Read the text that the pattern matches next."""
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found is not None else self._at
         return found[0] if found is not None else ""

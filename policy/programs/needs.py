@@ -79,7 +79,6 @@ class Stages:
         return first
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert self._stages == {call_id: stage for stage, members in self._members.items() for call_id in members}
         assert all(self._members.values()), "an empty stage was left behind"
 
@@ -105,7 +104,6 @@ class Marks:
         self.of_session: Objective | None = None
 
     def __bool__(self) -> bool:
-        """Whether any objective is stated."""
         return bool(self._by_variable or self._annotations or self.of_session)
 
     def __contains__(self, variable: object) -> bool:
@@ -162,7 +160,6 @@ class Marks:
         )
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert all(self._by_variable.values()), "an empty list was left behind"
         assert self._annotations.keys() <= self._graph.calls.keys()
         timed = {name for name, marks in self._by_variable.items() if any(_jct_s(mark) is not None for mark in marks)}
@@ -324,7 +321,6 @@ class Needs:
         return None if self._marks.of_session is None else LAST_STAGE
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         for call_id in (*self._needs, *self._offers):
             assert self._needs.get(call_id) == self._need_of(call_id)
         for call_id, offers in self._offers.items():

@@ -191,7 +191,6 @@ class CriticalPaths:
         return found
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert not self._touched
         assert self._first == self._below_s.keys() - self._waits.keys()
         for call_id in (*self._below_s, *self._waits):
@@ -257,7 +256,6 @@ class Deductions:
         return self._settle(calls)
 
     def apply(self, effects: Effects) -> tuple[str, ...]:
-        """Update the deductions after an event that had these effects."""
         changed: dict[str, None] = {}
         if effects.added is not None:
             changed[effects.added] = None
@@ -335,7 +333,6 @@ class Deductions:
         return _THROUGHPUT if self._needs.reach(call_id) else NOTHING
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         for part in (self._marks, self._needs, self._stages, self.paths):
             part.check()
         assert NOTHING not in self._deduced.values()

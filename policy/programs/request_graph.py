@@ -217,7 +217,6 @@ class RequestGraph:
         return [consumer.call_id for _, consumer in self.call(call_id).edges()]
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         for state, count in self.counts.items():
             assert count == sum(node.state is state for node in self.calls.values())
         for call_id, node in self.calls.items():

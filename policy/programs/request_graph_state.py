@@ -268,7 +268,6 @@ class VariableNode:
         self.state = after
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert (self.state is VariableState.EMPTY) == (self.producer is None)
         assert (self.state is VariableState.FAILED) == (self.cause is not None)
         assert not self.consumers or self.state is not VariableState.FAILED
@@ -326,7 +325,6 @@ class CallNode:
         return [(variable, consumer) for variable in self.unset for consumer in variable.consumers]
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert self.missing == sum(variable.state is not VariableState.SET for variable in self.inputs)
         assert (self.state is CallState.WAITING) == (self.missing > 0)
         assert all(self in variable.consumers for variable in self.inputs)

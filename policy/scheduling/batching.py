@@ -125,7 +125,6 @@ class Batch:
         self.picks |= {call: tokens for call, tokens, _ in decodes}
 
     def remove(self, candidate: Candidate) -> None:
-        """Take a running call out of the batch."""
         self._changes += 1
         tokens = self.picks.pop(candidate.call)
         self.free_blocks += self._facts.blocks_needed(candidate.call, tokens)

@@ -117,7 +117,6 @@ class EngineFacts(Protocol):
 
 
 def ready(waiting: Sequence[LocalCall], facts: EngineFacts) -> Sequence[LocalCall]:
-    """The waiting calls without those whose blocks are on the way."""
     loading = facts.loading
     return [call for call in waiting if call not in loading] if loading else waiting
 

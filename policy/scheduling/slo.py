@@ -77,7 +77,6 @@ class Objectives:
         return None if call.objective is Objective.THROUGHPUT else self._default
 
     def any(self, *calls: Sequence[LocalCall]) -> bool:
-        """Whether any of these calls has an SLO."""
         default = self._default
         for some in calls:
             for call in some:

@@ -105,7 +105,6 @@ class LiveSessions:
         return max(expired, key=lambda one: one[:2])[2] if expired else None
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         contexts = [context for session in self._sessions for context in session.contexts]
         assert all(session.is_live for session in self._sessions)
         assert self._uses == Counter(one for context in contexts for one in context.hashes)

@@ -111,7 +111,6 @@ class Turn:
         return self.context.session
 
     def tried_for_s(self, now_s: float) -> float:
-        """How long its client has tried."""
         return 0.0 if self.session.tried_s is None else now_s - self.session.tried_s
 
 
@@ -164,7 +163,6 @@ class HeldTurns:
         return place, place * len(self.turns) * self._between_s
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         assert all(self.turns.values())
         for tenant, turns in self.turns.items():
             assert all(turn.is_held and turn.asked.tenant == tenant for turn in turns)
@@ -271,7 +269,6 @@ class SessionGate:
         return released
 
     def check(self) -> None:
-        """Assert the invariants; for tests."""
         self.live.check()
         self.held.check()
         assert set(self.live) <= set(self.known)

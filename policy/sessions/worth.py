@@ -93,7 +93,6 @@ class Worth:
         self._prompt_tokens += max(1 - PROMPTS_KEPT, 1 / self._returns) * (prompt_tokens - self._prompt_tokens)
 
     def answered(self, output_tokens: int) -> None:
-        """A session's turn was answered."""
         self._answers += 1
         self._output_tokens += max(1 - OUTPUTS_KEPT, 1 / self._answers) * (output_tokens - self._output_tokens)
 

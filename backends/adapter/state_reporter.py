@@ -233,11 +233,6 @@ class RefinableCalls:
         if len(self._early) > EARLY_CHANGES:
             self._early.popitem(last=False)
 
-    def check(self) -> None:
-        assert self._handles == {key: handle for handle, calls in self._calls.items() for key in calls}
-        assert all(self._calls.values())
-        assert len(self._early) <= EARLY_CHANGES
-
 
 def _refine(call: LocalCall, change: EngineAnnotations) -> None:
     call.slo, call.objective = change.slo, change.objective

@@ -128,15 +128,6 @@ class BlockCache:
                 else:
                     self.cached_blocks += 1
 
-    def check(self) -> None:
-        references, hashes = self._references, self._hashes
-        assert min(references) >= 0
-        assert len(self._free) == references.count(0)
-        assert not any(map(references.__getitem__, self._free))
-        assert len(self._by_hash) == len(hashes) - hashes.count(None)
-        assert list(map(hashes.__getitem__, self._by_hash.values())) == list(self._by_hash)
-        assert self.cached_blocks == len(self._free) - list(map(hashes.__getitem__, self._free)).count(None)
-
     def _use(self, block: int) -> None:
         if self._references[block] == 0:
             del self._free[block]

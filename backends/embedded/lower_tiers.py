@@ -114,16 +114,6 @@ class LowerTiers:
             found.told.loaded_tokens += self._block_tokens
         return ends_s
 
-    def check(self) -> None:
-        for tier in self._tiers:
-            assert len(tier.blocks) <= tier.total_blocks
-            here = {
-                self._named[one][0]
-                for one in tier.blocks
-                if one in self._named and not self._is_above(one) and self._fastest(one) is tier
-            }
-            assert here == set(tier.told.journal.stored)
-
     def _loads(self, hashes: Collection[int]) -> list[tuple[_Tier, float]]:
         counts: dict[str, int] = {}
         for block_hash in hashes:

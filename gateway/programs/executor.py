@@ -433,7 +433,3 @@ class Executor:
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, *session.end_call(call, what, "cancelled", now_s), now_s)
-
-    def check(self) -> None:
-        self.sessions.check()
-        assert self._after.homes == {call: session for session in self.sessions for call in session.calls.values()}

@@ -340,22 +340,6 @@ class Session:
         self.ended = why
         return concerned
 
-    def check(self) -> None:
-        graph = self.graph
-        graph.check()
-        self.deductions.check()
-        assert (self._variables, self._waiting_calls) == (len(graph.variables), graph.counts[CallState.WAITING])
-        assert graph.calls.keys() == self.calls.keys()
-        assert all(self.state_of(name) is VariableState.SET for name in self.values)
-        assert all(graph.producer(name) is not None for name in self.outputs)
-        for name, getters in self.getters.items():
-            assert getters
-            assert self.state_of(name) in {VariableState.EMPTY, VariableState.PENDING}
-        timed = [getter for waiting in self.getters.values() for getter in waiting if getter.jct_s is not None]
-        assert self.not_clocked.keys() == {getter for getter in timed if getter.since_s is None}
-        for call in self.calls.values():
-            assert call.ready_s is not None or graph.call_state(call.call_id) is CallState.WAITING
-
 
 def repeated(session: Session, call: HeldCall) -> HeldCall | None:
     """The call that `call` repeats: the session's producer of the same variable, with the same fingerprint."""

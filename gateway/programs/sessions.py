@@ -75,11 +75,6 @@ class DeletedSessions:
         del ids.until_s[session_id]
         self._on_forgotten(tenant, session_id)
 
-    def check_books(self) -> None:
-        for ids in self._tenants.values():
-            assert 0 < len(ids.heap) <= self._limit
-            assert {session_id: until_s for until_s, session_id in ids.heap} == ids.until_s
-
 
 class Unproduced(NamedTuple):
     """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
@@ -354,24 +349,6 @@ class Sessions:
     def _watch(self, session: Session) -> None:
         session.due_s = session.expires_s
         heapq.heappush(self._due, (session.due_s, next(self._order), session))
-
-    def check(self) -> None:
-        for tenant in self.tenants.values():
-            assert tenant.sessions, "a tenant without sessions was left behind"
-            sessions = tenant.sessions.values()
-            assert tenant.variables == sum(len(session.graph.variables) for session in sessions)
-            waiting = [session.graph.counts[CallState.WAITING] for session in sessions]
-            assert tenant.waiting_calls == sum(waiting)
-            assert set(tenant.idle.values()) == {session for session in sessions if session.is_idle}
-            assert tenant.held_bytes == sum(session.held_bytes for session in sessions)
-            texts = sum(len(text.encode()) for session in sessions for text in session.values.values())
-            bodies = sum(call.held_bytes for session in sessions for call in session.calls.values())
-            begun = sum(call.text.size_bytes for session in sessions for call in session.calls.values())
-            assert tenant.held_bytes == texts + bodies + begun + tenant.answer_bytes
-        self.deleted.check_books()
-        assert self._count == len(list(self)) == len({id(entry[2]) for entry in self._due if not entry[2].ended})
-        for session in self:
-            session.check()
 
 
 def _variables(session: Session) -> int:

@@ -78,10 +78,6 @@ class Stages:
         members[call_id] = None
         return first
 
-    def check(self) -> None:
-        assert self._stages == {call_id: stage for stage, members in self._members.items() for call_id in members}
-        assert all(self._members.values()), "an empty stage was left behind"
-
 
 Mark = Objective | Slo
 """The objective of a `get`, or its explicit times (Parrot, section 4.1)."""
@@ -159,12 +155,6 @@ class Marks:
             jct_s=_tightest(slo.jct_s for slo in slos),
         )
 
-    def check(self) -> None:
-        assert all(self._by_variable.values()), "an empty list was left behind"
-        assert self._annotations.keys() <= self._graph.calls.keys()
-        timed = {name for name, marks in self._by_variable.items() if any(_jct_s(mark) is not None for mark in marks)}
-        assert self.timed == timed
-
 
 def _jct_s(mark: Mark) -> float | None:
     return mark.jct_s if isinstance(mark, Slo) else None
@@ -231,15 +221,6 @@ class Offers:
                 return Stage(awaited, distance + 1)
             heappop(self._heap)
         return Objective.THROUGHPUT if self._throughput_links else None
-
-    def counted(self) -> dict[Need, int]:
-        """The number of links for each need; for tests."""
-        counted: dict[Need, int] = {
-            Stage(awaited, distance): links
-            for awaited, distances in self._links.items()
-            for distance, links in distances.items()
-        }
-        return counted | ({Objective.THROUGHPUT: self._throughput_links} if self._throughput_links else {})
 
 
 class Needs:
@@ -319,10 +300,3 @@ class Needs:
         if own or marks or self._marks.of_session is Objective.THROUGHPUT:
             return Objective.THROUGHPUT
         return None if self._marks.of_session is None else LAST_STAGE
-
-    def check(self) -> None:
-        for call_id in (*self._needs, *self._offers):
-            assert self._needs.get(call_id) == self._need_of(call_id)
-        for call_id, offers in self._offers.items():
-            needs = [self._needs.get(consumer) for consumer in self._graph.consumers(call_id)]
-            assert offers.counted() == {need: needs.count(need) for need in needs if need is not None}

@@ -190,13 +190,6 @@ class CriticalPaths:
             found[name] = max([paths_s[name] + own_s for paths_s, own_s in behind if name in paths_s], default=least_s)
         return found
 
-    def check(self) -> None:
-        assert not self._touched
-        assert self._first == self._below_s.keys() - self._waits.keys()
-        for call_id in (*self._below_s, *self._waits):
-            assert self._below_s.get(call_id, {}) == self._paths_s(call_id, None)
-            assert self._waits.get(call_id, 0) == len(self._graph.calls[call_id].producers())
-
 
 class Deductions:
     """The deductions of one session's graph. `apply` takes the effects of every event and keeps them up to date.
@@ -331,15 +324,6 @@ class Deductions:
             group = stage if self._stages.is_group(stage) else None
             return Deduction(Objective.LATENCY, stage.distance, group, stage == LAST_STAGE)
         return _THROUGHPUT if self._needs.reach(call_id) else NOTHING
-
-    def check(self) -> None:
-        for part in (self._marks, self._needs, self._stages, self.paths):
-            part.check()
-        assert NOTHING not in self._deduced.values()
-        assert not (self._is_silent and (self._marks or self._needs or self.paths or self._deduced))
-        for call_id in self._deduced:
-            assert call_id in self._graph.calls
-            assert self._stages.of(call_id) == self._needs.stage(call_id)
 
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040, is_deduced=True)

@@ -216,20 +216,6 @@ class RequestGraph:
         """The calls that wait for a call's unset outputs, once for each such variable (Parrot's GetConsumers)."""
         return [consumer.call_id for _, consumer in self.call(call_id).edges()]
 
-    def check(self) -> None:
-        for state, count in self.counts.items():
-            assert count == sum(node.state is state for node in self.calls.values())
-        for call_id, node in self.calls.items():
-            assert node.call_id == call_id
-            node.check()
-        for name, variable in self.variables.items():
-            assert variable.name == name
-            variable.check()
-            assert all(self.calls[call.call_id] is call for call in variable.consumers)
-            if variable.state is VariableState.PENDING:
-                assert variable.producer is not None
-                assert variable in self.calls[variable.producer].unset
-
     # Changes, once they are checked.
 
     def _variable(self, name: str) -> VariableNode:

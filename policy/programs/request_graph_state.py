@@ -267,13 +267,6 @@ class VariableNode:
             raise GraphTransitionError.of("variable", self.name, self.state, event)
         self.state = after
 
-    def check(self) -> None:
-        assert (self.state is VariableState.EMPTY) == (self.producer is None)
-        assert (self.state is VariableState.FAILED) == (self.cause is not None)
-        assert not self.consumers or self.state is not VariableState.FAILED
-        assert self.consumers or self.state is not VariableState.EMPTY, f"{self} was left behind"
-        assert all(self in call.inputs for call in self.consumers)
-
 
 class CallNode:
     """A call that has not ended. `missing` of its inputs have no value. `produced` of its outputs have a value.
@@ -323,15 +316,6 @@ class CallNode:
     def edges(self) -> list[Edge]:
         """Each call that waits for an output of this call, with the variable between them."""
         return [(variable, consumer) for variable in self.unset for consumer in variable.consumers]
-
-    def check(self) -> None:
-        assert self.missing == sum(variable.state is not VariableState.SET for variable in self.inputs)
-        assert (self.state is CallState.WAITING) == (self.missing > 0)
-        assert all(self in variable.consumers for variable in self.inputs)
-        assert all(variable.state is VariableState.SET for variable in self.outputs[: self.produced])
-        assert all(variable.state is VariableState.PENDING for variable in self.unset)
-        assert all(variable.producer == self.call_id for variable in self.outputs)
-        assert all(self.rank < consumer.rank for _, consumer in self.edges())
 
 
 Edge = tuple[VariableNode, CallNode]

@@ -9,6 +9,7 @@ from plait.backends.adapter.state_reporter import EARLY_CHANGES, Attainment, Ref
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Objective, Slo
+from tests.invariants import check
 
 LATENCY = EngineAnnotations(slo=Slo(ttft_s=1.0, tpot_s=0.04), objective=Objective.LATENCY, handle="h")
 
@@ -61,7 +62,7 @@ def test_early_changes_are_few() -> None:
     calls = RefinableCalls()
     for number in range(2 * EARLY_CHANGES):
         calls.refine([EngineAnnotations(slo=LATENCY.slo, handle=str(number))])
-    calls.check()
+    check(calls)
     first, last = local_call("first"), local_call("last")
     calls.received("first", first, "0")
     calls.received("last", last, str(2 * EARLY_CHANGES - 1))
@@ -100,7 +101,7 @@ def test_a_call_has_the_newest_objectives_that_were_said_of_it(said: list[tuple[
                     _, own = present.pop(one)
                     if own is not None and own not in {other for _, other in present.values()}:
                         early.pop(own, None)
-        calls.check()
+        check(calls)
         assert {key: call.slo for key, (call, _) in present.items()} == {key: expected[key] for key in present}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from plait.backends.embedded.kv_blocks import BlockCache
+from tests.invariants import check
 
 Prefix = tuple[int, ...]
 BLOCKS = 12
@@ -130,7 +131,7 @@ class EngineUse(RuleBasedStateMachine):
 
     @invariant()
     def it_agrees_with_the_list(self) -> None:
-        self.cache.check()
+        check(self.cache)
         assert self.cache.free_blocks == len(self.lru.idle)
         assert self.cache.cached_blocks == sum(content is not None for content in self.lru.idle)
         assert self.evicted == self.expected_evictions

@@ -16,6 +16,7 @@ from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.types import Objective, Slo
 from tests.backends.embedded.served_engine import Served, serving
 from tests.backends.embedded.test_server import served
+from tests.invariants import check
 from tests.policy.scheduling.fake_engine import slos
 
 __all__ = ["served"]
@@ -45,7 +46,7 @@ def finished_in_order(engine: Engine, changes: dict[int, EngineAnnotations]) -> 
         step = engine.step(now_s)
         finished += [output.call.call_id for output in step.outputs if output.finished]
         ends_s = step.ends_s
-        engine.refinable.check()
+        check(engine.refinable)
         assert iteration < 5000
     assert not engine.waiting
     assert not engine.running

@@ -17,6 +17,7 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
+from tests.invariants import check
 
 ROOT = root_hash("m")
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 1e-4), 0.0, 1e-6, 0.0, LongAttention())
@@ -163,7 +164,7 @@ class Drive:
 
     def check_kv(self) -> None:
         engine = self.engine
-        engine._blocks.cache.check()
+        check(engine._blocks.cache)
         kv = engine.cache_state(engine.journal.cursor).kv
         in_use = {block for call in engine.running for block in call.blocks}
         assert kv.free_blocks + kv.cached_blocks + len(in_use) == kv.total_blocks

@@ -15,6 +15,7 @@ from plait.backends.embedded.lower_tiers import TierSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.tier_link import LinkQueue, TierLink
 from plait.policy.prefix.block_hash import HashChain, root_hash
+from tests.invariants import check
 
 ROOT = root_hash("m")
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 1e-4), 0.0, 1e-6, 0.0, LongAttention())
@@ -126,7 +127,7 @@ def test_a_call_that_is_aborted_while_it_loads_leaves_nothing_behind() -> None:
     assert engine.facts.loading
     engine.abort(call)
     assert engine.step(11.0).ends_s is None
-    check(engine)
+    check_tiers(engine)
     assert engine.cache_state().kv.free_blocks + engine.cache_state().kv.cached_blocks == 64
 
 
@@ -146,17 +147,17 @@ def test_what_came_back_from_disk_and_fell_to_host_memory_is_told_until_it_is_go
     engine = new_engine(512, (HOST, 512), (DISK, 512))
     for family in (1, 2, 3, 1, 2, 4, 5, 1, 6, 2):
         run(engine, new_call(prompt(family, 300), 1))
-        check(engine)
+        check_tiers(engine)
 
 
 # Whatever comes.
 
 
-def check(engine: Engine) -> None:
+def check_tiers(engine: Engine) -> None:
     """Each tree block is told in the fastest tier that has its end, and the blocks add up."""
     blocks = engine._blocks
-    blocks.cache.check()
-    blocks.lower.check()
+    check(blocks.cache)
+    check(blocks.lower)
     device = {named[0] for block, named in blocks._named.items() if block in blocks.cache}
     now = told(engine)
     assert now.pop("device") == device
@@ -189,14 +190,14 @@ def test_all_calls_end_and_each_block_is_where_it_is_told(
         engine.add(call)
         for _ in range(2):
             now_s = one_step(engine, now_s, ended)
-            check(engine)
+            check_tiers(engine)
         if is_aborted and call not in ended:
             engine.abort(call)
             aborted += 1
-            check(engine)
+            check_tiers(engine)
     while not (engine.idle and not engine.waiting and not engine.running):
         now_s = one_step(engine, now_s, ended)
-        check(engine)
+        check_tiers(engine)
     assert len(ended) + aborted == len(calls)
     assert not engine.facts.loading
     kv = engine.cache_state().kv

@@ -18,6 +18,7 @@ from plait.backends.vllm.driver import VllmDriver
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Slo
 from tests.backends.vllm.fake_pool import Pool, request
+from tests.invariants import check
 
 BLOCK_TOKENS = 16
 STATUSES = SimpleNamespace(WAITING="waiting", PREEMPTED="preempted")
@@ -136,7 +137,7 @@ def test_calls_that_have_ended_are_forgotten() -> None:
     del core.requests["b"]
     core.driver.given_up()
     assert core.change('[{"plait_handle":"a"},{"plait_handle":"b"}]') == 0
-    core.driver._reporter.refinable.check()
+    check(core.driver._reporter.refinable)
 
 
 def test_a_bad_body_changes_nothing() -> None:

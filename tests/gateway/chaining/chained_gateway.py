@@ -23,6 +23,7 @@ from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config.file import parse_config
 from plait.policy.types import Call
+from tests.invariants import check
 
 CHAT, SUBMIT, GET = "/v1/chat/completions", "/v1/submit", "/v1/get"
 KEYS = ["one", "two"]
@@ -266,7 +267,7 @@ async def served_calls(**sessions: Any) -> AsyncIterator[Served]:
     """A gateway of its own; afterwards nothing may be running or left behind."""
     served = Served(**sessions)
     yield served
-    served.executor.check()
+    check(served.executor)
     await served.gateway._chained.close()
     await settle()
     assert (served.engine.running, len(served.executor.sessions)) == ({}, 0)

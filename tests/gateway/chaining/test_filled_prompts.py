@@ -10,6 +10,7 @@ import pytest
 
 from plait.gateway.chaining.filled_prompts import FilledPrompts, fill_in
 from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
+from tests.invariants import check
 
 MEBIBYTE = 2**20
 LONG = "word " * 5_000
@@ -109,7 +110,7 @@ async def test_a_prompt_counts_until_its_call_has_ended(value: str) -> None:
         assert held_bytes(served) == len(value) + call.held_bytes
         body_bytes = call.held_bytes - filled
         assert prompts_of(served).bodies.bytes_of(tenant) == body_bytes + filled
-        served.executor.check()
+        check(served.executor)
         await served.engine.answer(value + value + "!", "done")
         assert exchange.text == "done"
         assert held_bytes(served) == len(value)

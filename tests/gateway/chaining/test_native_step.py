@@ -14,6 +14,7 @@ from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.types import Objective, Slo
 from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
+from tests.invariants import check
 
 LATENCY = Objective.LATENCY
 
@@ -28,11 +29,11 @@ class Steps(Core):
     def declare(self, output: str, inputs: str, now_s: float = 0.0, *, seconds: float = 0.0) -> None:
         step = DeclaredStep(output, inputs.split(), seconds)
         self.natives.declare(self.session(now_s=now_s), step, f"step-{output}", now_s)
-        self.executor.check()
+        check(self.executor)
 
     def compute(self, output: str, value: str = "1", now_s: float = 0.0) -> None:
         self.natives.set_value(self.session(now_s=now_s), output, value, now_s)
-        self.executor.check()
+        check(self.executor)
 
     def refusal(self, output: str, value: str = "1") -> str | None:
         with pytest.raises(PlaitError) as caught:
@@ -175,7 +176,7 @@ def test_it_waits_for_its_client_from_when_its_inputs_have_values() -> None:
     assert (error.status, error.code, error.causes[-1].code) == (424, "not_computed", "not_computed")
     assert "the client has not computed 'b' in time" in error.message
     assert ended(held) == [(424, "not_computed")]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_step_that_was_computed_in_time_is_not_looked_at_again() -> None:
@@ -210,7 +211,7 @@ def test_a_closed_session_ends_steps_whose_inputs_have_come_or_cannot_come() -> 
     core.run(first, "y", now_s=2.0)
     assert later.told[0].code == "not_computed"
     assert "before the session was closed" in later.told[0].message
-    core.executor.check()
+    check(core.executor)
 
 
 # Over HTTP.
@@ -344,7 +345,7 @@ async def test_a_program_sets_what_was_declared_before_it(served: Served) -> Non
     assert (await served.send("/v1/programs", late)).json["values"] == {"parsed": "{x}"}
     late["values"] = {"parsed": "{y}"}
     assert (await served.send("/v1/programs", late)).refusal == (409, "double_producer")
-    served.executor.check()
+    check(served.executor)
 
 
 async def test_a_program_sets_inputs_and_what_follows_from_them_whatever_their_order(served: Served) -> None:
@@ -354,7 +355,7 @@ async def test_a_program_sets_inputs_and_what_follows_from_them_whatever_their_o
     got = await served.send("/v1/programs", {"session": "s", "values": {"c": "3", "b": "2", "a": "1"}})
     await served.engine.answer("Test 3", "fine")
     assert (got.status, held.text) == (202, "fine")
-    served.executor.check()
+    check(served.executor)
 
 
 @pytest.mark.parametrize(

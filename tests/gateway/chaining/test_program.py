@@ -24,6 +24,7 @@ from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.policy.programs.needs import Mark
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
+from tests.invariants import check
 
 BEGIN = "begin"
 MARKS = [None, Objective.LATENCY, Objective.THROUGHPUT, Slo(ttft_s=0.3), Slo(jct_s=5.0)]
@@ -37,7 +38,7 @@ def enter(core: Core, *calls: HeldCall, gets: tuple[Waiting, ...] = (), **values
     places = {f"calls[{index}]": call for index, call in enumerate(calls)}
     program = Program(values, places, [got.getter for got in gets])
     at_once(entry(core.executor, core.session(), program, 0.0))
-    core.executor.check()
+    check(core.executor)
 
 
 def ready(call: HeldCall) -> ReadyCall:
@@ -118,7 +119,7 @@ def run_to_the_end(core: Core, calls: list[HeldCall]) -> dict[str, ReadyCall]:
         )
         started[call.call_id] = ready(call)
         core.run(call, f"text of {call.call_id}", now_s=0.1 * len(started))
-        core.executor.check()
+        check(core.executor)
     return started
 
 
@@ -179,7 +180,7 @@ def test_a_program_that_is_refused_leaves_nothing_behind(
         enter(core, *(call_of(*call) for call in calls), good, gets=waiting, **values)
     assert caught.value.message.startswith(message)
     assert caught.value.param == param
-    core.executor.check()
+    check(core.executor)
     session = core.session()
     assert (list(session.variables()), session.values, session.getters) == (["old", "pending", "gap"], {"old": "1"}, {})
     assert owner(good).ready is None
@@ -194,7 +195,7 @@ def test_a_program_whose_session_ends_while_it_enters_is_told_why() -> None:
     core.executor.endings.end(session, GatewayStoppingError(), 0.0)
     with pytest.raises(GatewayStoppingError):
         at_once(pieces)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_program_that_comes_again_enters_only_what_is_new() -> None:

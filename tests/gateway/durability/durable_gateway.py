@@ -13,6 +13,7 @@ from plait.gateway.durability.durability import Durability
 from plait.gateway.store.event_log import Change
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from tests.gateway.chaining.chained_gateway import Exchange, Served, settle
+from tests.invariants import check
 
 
 class DurableServed(Served):
@@ -93,5 +94,5 @@ async def durable(path: Path, **sessions: Any) -> AsyncIterator[DurableServed]:
     served = DurableServed(path, **sessions)
     await served.recover()
     yield served
-    served.executor.check()
+    check(served.executor)
     await served.kill()

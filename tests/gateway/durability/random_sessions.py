@@ -24,6 +24,7 @@ from plait.gateway.store.event_log import Change, StreamKey
 from plait.policy.programs.request_graph_state import CallState
 from plait.policy.types import Objective
 from tests.gateway.programs.session_calls import Core, Owner
+from tests.invariants import check
 
 KEY = StreamKey(SESSION, "t", "s")
 VARIABLES = [f"v{number}" for number in range(6)]
@@ -93,7 +94,7 @@ class Client:
         with suppress(PlaitError):
             self._random.choice([*does, *[self._close] * (self._now_s > 20)])()
         self.core.settle(self._now_s)
-        self.core.executor.check()
+        check(self.core.executor)
 
     def _names(self, most: int) -> tuple[str, ...]:
         return tuple(self._random.sample(VARIABLES, self._random.randint(1, most)))
@@ -167,7 +168,7 @@ def replayed(changes: Sequence[Change], monkeypatch: pytest.MonkeyPatch) -> Sess
     session.touch(0.0)
     Replay(runner, session, asyncio.Event(), set(), 0.0).run(events, lambda _: None)
     core.settle(0.0)
-    core.executor.check()
+    check(core.executor)
     return session
 
 

@@ -14,6 +14,7 @@ from plait.gateway.store import group_commit, jobs, postgres_keeper
 from tests.gateway.chaining.chained_gateway import KEYS
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.invariants import check
 
 
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
@@ -37,7 +38,7 @@ async def gateway(name: str, **sessions: Any) -> AsyncIterator[DurableServed]:
     keeping = asyncio.create_task(served.durability.membership.keep())
     try:
         yield served
-        served.executor.check()
+        check(served.executor)
     finally:
         keeping.cancel()
         served.durability.log.jobs.regular = None

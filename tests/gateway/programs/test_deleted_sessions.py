@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import SessionEndedError
 from plait.gateway.programs.sessions import DeletedSessions
+from tests.invariants import check
 
 LIMIT = 3
 
@@ -36,6 +37,6 @@ def test_an_id_is_refused_until_its_time_or_until_others_outlive_it(steps: list[
             del until_s[tenant, name]
         refused = {(owner, name) for owner in "ab" for name in "stuvw" if is_refused(deleted, owner, name, now_s)}
         assert refused == until_s.keys()
-        deleted.check_books()
+        check(deleted)
     deleted.expire(now_s + 100)
     assert len(deleted) == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import LimitError, SessionEndedError
 from plait.gateway.programs.held_call import HeldCall
 from tests.gateway.programs.session_calls import Core, Waiting
+from tests.invariants import check
 
 LIMIT = 3
 WHAT = ("open", "open", "open", "label", "call", "leave", "get", "release", "delete")
@@ -94,5 +95,5 @@ def test_the_idle_session_that_was_used_least_recently_goes_first(steps: list[tu
     oracle = Oracle()
     for what, name in steps:
         oracle.step(what, name)
-        oracle.core.executor.check()
+        check(oracle.core.executor)
         assert {session.session_id for session in oracle.core.executor.sessions} == oracle.sessions.keys()

@@ -16,6 +16,7 @@ from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO
 from plait.policy.programs.request_graph_state import VariableState
 from plait.policy.types import Objective, Slo
 from tests.gateway.programs.session_calls import SECONDS_PER_TOKEN, Core, Owner, error, owner
+from tests.invariants import check
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_call_without_inputs_is_ready_at_once(core: Core) -> None:
     assert ready(call) == ReadyCall({}, 2.0)
     core.run(call, "text", now_s=3.0)
     assert core.get("a").told == ["text"]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_call_is_ready_the_moment_that_its_last_input_has_a_value(core: Core) -> None:
@@ -54,7 +55,7 @@ def test_a_call_is_ready_the_moment_that_its_last_input_has_a_value(core: Core) 
     assert owner(last).ready is None
     core.run(second, '{"x": "two"}', now_s=5.0)
     assert ready(last) == ReadyCall({"a": "one", "b": "two"}, 5.0)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_client_gives_a_variable_its_value(core: Core) -> None:
@@ -113,7 +114,7 @@ def test_a_failure_takes_everybody_who_waits_with_it_and_says_why(core: Core) ->
     (told,) = waiting.told
     assert (told.status, told.code) == (424, "variable_failed")
     assert core.executor.variables.counts["failed"] == 2
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_call_with_an_input_that_has_failed_is_refused(core: Core) -> None:
@@ -123,14 +124,14 @@ def test_a_call_with_an_input_that_has_failed_is_refused(core: Core) -> None:
         core.add("B", "a", ["b"])
     assert caught.value.code == "input_failed"
     assert waiting.told[0].code == "variable_failed"
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_failed_variable_may_be_made_anew(core: Core) -> None:
     core.executor.fail(core.add("A", outputs=["a"]), "no", 1.0)
     core.run(core.add("A2", outputs=["a"]), "text")
     assert core.get("a").told == ["text"]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_failed_variable_stays_if_the_call_that_would_make_it_is_refused(core: Core) -> None:
@@ -158,7 +159,7 @@ def test_a_second_producer_is_refused_and_changes_nothing(core: Core) -> None:
     assert caught.value.code == "double_producer"
     core.run(call, "text")
     assert core.get("a").told == ["text"]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_cycle_is_refused_with_its_path(core: Core) -> None:
@@ -167,7 +168,7 @@ def test_a_cycle_is_refused_with_its_path(core: Core) -> None:
     with pytest.raises(ConflictError, match="C -> c -> A -> a -> B -> b -> C") as caught:
         core.add("C", "b", ["c"])
     assert caught.value.code == "cycle"
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_refused_call_forgets_no_failure(core: Core) -> None:
@@ -198,7 +199,7 @@ def test_a_call_whose_client_goes_is_cancelled(core: Core) -> None:
     call = core.add("A", "a", ["b"])
     core.executor.leave([call], 1.0)
     assert error(call).code == "cancelled"
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_call_that_another_waits_for_goes_on_without_its_client(core: Core) -> None:
@@ -228,7 +229,7 @@ def test_what_only_a_cancelled_call_waited_for_is_cancelled_too(core: Core) -> N
     core.executor.leave([third], 2.0)
     assert {error(call).code for call in (first, second, third)} == {"cancelled"}
     assert owner(other).error is None
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_long_chain_is_cancelled_as_a_short_one_is(core: Core) -> None:
@@ -279,7 +280,7 @@ def test_what_happens_to_a_call_that_has_ended_changes_nothing(core: Core) -> No
     core.executor.finish(call, 1.0)
     core.executor.leave([call], 1.0)
     assert (core.get("a").told, owner(call).error) == (["text"], None)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_an_owner_may_call_back(core: Core) -> None:
@@ -299,7 +300,7 @@ def test_an_owner_may_call_back(core: Core) -> None:
         core.executor.add(session, eager.call, 0.0)
     assert session.values == {"a": ".", "b": "..", "c": "..."}
     assert not session.calls
-    core.executor.check()
+    check(core.executor)
 
 
 def test_of_two_that_become_ready_the_first_may_end_the_session(core: Core) -> None:
@@ -314,7 +315,7 @@ def test_of_two_that_become_ready_the_first_may_end_the_session(core: Core) -> N
     core.executor.variables.set_value(session, "v", "x", 1.0)
     assert isinstance(error(second), SessionEndedError)
     assert owner(second).ready is None
-    core.executor.check()
+    check(core.executor)
 
 
 # What calls are promised.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import FailedDependencyError
 from plait.gateway.programs.held_call import HeldCall
 from tests.gateway.programs.session_calls import Core, Waiting, owner
+from tests.invariants import check
 
 CALLS = 8
 
@@ -65,7 +66,7 @@ class Run:
         else:
             return False
         self._running = {number: call for number, call in self._running.items() if owner(call).error is None}
-        self.core.executor.check()
+        check(self.core.executor)
         return True
 
     def _get(self, number: int) -> None:
@@ -104,7 +105,7 @@ def test_a_session_that_ends_at_any_time_leaves_nothing_behind(program: Program,
     for _ in range(steps):
         run.step()
     run.core.executor.endings.end(run.session, "was deleted", 0.0)
-    run.core.executor.check()
+    check(run.core.executor)
     tenant = run.session.tenant
     assert (run.core.executor.sessions.tenants, len(run.core.executor.sessions)) == ({}, 0)
     assert (tenant.variables, tenant.waiting_calls, tenant.held_bytes) == (0, 0, 0)

@@ -16,6 +16,7 @@ from plait.policy.programs.objectives import LATENCY_SLO
 from plait.policy.types import Objective, Slo
 from tests.gateway.chaining.chained_gateway import Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
+from tests.invariants import check
 
 GATHER_S = 0.010
 
@@ -29,8 +30,8 @@ def ready(call: HeldCall) -> ReadyCall | None:
     return owner(call).ready
 
 
-def check(core: Core) -> None:
-    core.executor.check()
+def check_core(core: Core) -> None:
+    check(core.executor)
     core.elapse(100.0)
     gathering = core.executor._after._gathering
     assert (gathering._moments, gathering._homes) == ({}, {})
@@ -45,7 +46,7 @@ def test_a_call_of_which_nothing_is_known_waits_for_a_moment(core: Core) -> None
     assert ready(call) is None
     core.elapse(1.010)
     assert ready(call) == ReadyCall({}, 1.0), "it counts from its arrival"
-    check(core)
+    check_core(core)
 
 
 def test_it_is_over_as_soon_as_somebody_says_what_the_call_is_for(core: Core) -> None:
@@ -53,7 +54,7 @@ def test_it_is_over_as_soon_as_somebody_says_what_the_call_is_for(core: Core) ->
     assert ready(chain[0]) is None
     core.add("C", "b", now_s=1.002, objective=Objective.LATENCY)
     assert ready(chain[0]) == ReadyCall({}, 1.0, LATENCY_SLO, Objective.LATENCY)
-    check(core)
+    check_core(core)
 
 
 @pytest.mark.parametrize("mark", [Objective.THROUGHPUT, Objective.LATENCY, Slo(jct_s=5.0)])
@@ -65,7 +66,7 @@ def test_a_get_says_so_too(core: Core, mark: Objective | Slo) -> None:
     told = ready(call)
     assert told is not None
     assert told.objective is (Objective.THROUGHPUT if mark is Objective.THROUGHPUT else Objective.LATENCY)
-    check(core)
+    check_core(core)
 
 
 def test_calls_that_gathered_run_as_one_task_group(core: Core) -> None:
@@ -73,7 +74,7 @@ def test_calls_that_gathered_run_as_one_task_group(core: Core) -> None:
     core.add("R", "m0 m1 m2", now_s=0.004, objective=Objective.LATENCY)
     groups = [told.group for call in maps if (told := ready(call)) is not None]
     assert [group.calls for group in groups if group is not None] == [3, 3, 3]
-    check(core)
+    check_core(core)
 
 
 def groups_of(calls: Iterable[HeldCall]) -> list[int]:
@@ -93,7 +94,7 @@ def test_calls_of_a_slow_client_run_as_one_task_group(core: Core, gap_s: float) 
     core.settle(gap_s * 16)
     core.add("R", " ".join(f"m{number}" for number in range(16)), now_s=gap_s * 16, objective=Objective.LATENCY)
     assert groups_of(maps) == [16] * 16
-    check(core)
+    check_core(core)
 
 
 @given(order=st.permutations(range(17)))
@@ -106,9 +107,9 @@ def test_they_do_so_in_any_order_of_arrival(order: list[int]) -> None:
             core.add("R", inputs, now_s=0.005 * place, objective=Objective.LATENCY)
         else:
             maps.append(core.add(f"M{number}", outputs=[f"m{number}"], now_s=0.005 * place))
-        core.executor.check()
+        check(core.executor)
     assert groups_of(maps) == [16] * 16
-    check(core)
+    check_core(core)
 
 
 def test_a_session_gathers_until_a_moment_after_its_latest_call(core: Core) -> None:
@@ -117,7 +118,7 @@ def test_a_session_gathers_until_a_moment_after_its_latest_call(core: Core) -> N
     assert not any(map(ready, calls))
     core.settle(0.037)
     assert all(map(ready, calls))
-    check(core)
+    check_core(core)
 
 
 def test_it_does_not_gather_for_ever(core: Core) -> None:
@@ -129,7 +130,7 @@ def test_it_does_not_gather_for_ever(core: Core) -> None:
         assert first_ran == (0 if number < 20 else 20), "100 ms after the first"
     core.settle(1.0)
     assert all(map(ready, calls))
-    check(core)
+    check_core(core)
 
 
 def test_a_call_whose_consumer_needs_what_only_the_client_can_give_waits_for_a_moment_only(core: Core) -> None:
@@ -142,7 +143,7 @@ def test_a_call_whose_consumer_needs_what_only_the_client_can_give_waits_for_a_m
     core.executor.variables.set_value(core.session(), "given", "it", 2.0)
     assert ready(core.add("A2", outputs=["a2"], now_s=2.001)) is not None, "nothing else is to come"
     assert ready(again) is None
-    check(core)
+    check_core(core)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_a_call_that_ends_meanwhile_is_never_ready(core: Core) -> None:
     core.executor.endings.end(core.session(), "was deleted", 0.0)
     core.elapse(GATHER_S)
     assert [ready(call) for call in (left, failed, ended)] == [None] * 3
-    check(core)
+    check_core(core)
 
 
 @st.composite
@@ -199,7 +200,7 @@ def test_fired_in_any_order_every_call_knows_what_it_is_for(program: list[tuple[
         calls[number] = core.add(
             f"C{number}", inputs, [f"v{number}"], now_s=0.001 * place, objective=objective, prompt_tokens=1
         )
-        core.executor.check()
+        check(core.executor)
     upstream = {last}
     for number in range(last, -1, -1):
         upstream |= set(program[number]) if number in upstream else set()
@@ -265,7 +266,7 @@ def test_siblings_of_a_session_with_an_objective_gather_and_run_as_one_group(cor
     told = [found for call in maps if (found := ready(call)) is not None]
     assert {one.objective for one in told} == {Objective.LATENCY}
     assert [one.group.calls for one in told if one.group is not None] == [16] * 16
-    check(core)
+    check_core(core)
 
 
 def test_a_consumer_says_what_the_siblings_are_for(core: Core) -> None:
@@ -275,7 +276,7 @@ def test_a_consumer_says_what_the_siblings_are_for(core: Core) -> None:
     told = [found for call in maps if (found := ready(call)) is not None]
     assert [one.group.calls for one in told if one.group is not None] == [16] * 16
     assert {one.group.group_id for one in told if one.group is not None} == {"t/s//1"}
-    check(core)
+    check_core(core)
 
 
 async def test_sixteen_maps_and_a_reduce_by_headers_are_grouped_first_stage_included() -> None:

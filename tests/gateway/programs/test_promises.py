@@ -16,6 +16,7 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.programs.objectives import GROUP_STRETCH
 from plait.policy.types import Call, Objective, Slo, TaskGroup
 from tests.gateway.programs.session_calls import Core, owner
+from tests.invariants import check
 from tests.policy.programs.jct_shares import jct_shares
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -126,4 +127,4 @@ def test_at_every_event_a_ready_call_has_the_tightest_of_its_shares(seed: int) -
         for call, start in promised(session, ready, now_s):
             share_s = anew.get(call.call_id)
             assert (start.slo and start.slo.jct_s if share_s else None) == (share_s or None)
-        core.executor.check()
+        check(core.executor)

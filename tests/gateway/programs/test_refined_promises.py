@@ -17,6 +17,7 @@ from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING
 from plait.policy.types import Objective, Slo
 from tests.gateway.chaining.chained_gateway import served_calls
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
+from tests.invariants import check
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_what_is_deduced_anew_by_a_get_or_a_call_is_promised(seed: int) -> None:
             if owner(call).ready is not None and call not in running:
                 core.executor.start(call, now_s)
                 running.append(call)
-        core.executor.check()
+        check(core.executor)
 
 
 def deduced(core: Core, call: HeldCall) -> Deduction:

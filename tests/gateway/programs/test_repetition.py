@@ -18,6 +18,7 @@ from plait.gateway.programs.held_call import HeldCall, Output
 from plait.gateway.programs.session_errors import FailureCause, variable_failed
 from plait.policy.programs.request_graph_state import VariableState
 from tests.gateway.programs.session_calls import Core, Owner, Waiting, owner
+from tests.invariants import check
 
 VALUES = {"x": "some text", "y": ""}
 POST, ERROR, PROGRAM, WHOLE = "a value", "an error", "a program with the value", "the whole program and the value"
@@ -61,7 +62,7 @@ class Sender:
 
     def send(self, request: Callable[[], Any], *, is_whole: bool) -> None:
         self.sent.append(Sent(request, request(), is_whole))
-        self.core.executor.check()
+        check(self.core.executor)
 
     def again(self, number: int) -> None:
         """Send an earlier request again. A program that comes again runs what has failed once more, so it does not."""
@@ -69,7 +70,7 @@ class Sender:
         if sent:
             request, answer, _ = sent[number % len(sent)]
             assert request() == answer
-            self.core.executor.check()
+            check(self.core.executor)
 
     def program(self, **values: str) -> None:
         """Send the whole program, with further values."""

@@ -8,6 +8,7 @@ import pytest
 
 from plait.backends.errors import LimitError, NotFoundError, SessionEndedError, ValueTooLargeError
 from tests.gateway.programs.session_calls import Core, Waiting, error
+from tests.invariants import check
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_session_that_ends_tells_everybody_and_holds_nothing(core: Core) -> No
     core.executor.fail(running, "late", 1.0)
     assert (len(core.executor.sessions), core.executor.sessions.tenants) == (0, {})
     core.executor.endings.end(session, "was deleted", 0.0)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_an_idle_session_expires_and_an_active_one_does_not() -> None:
@@ -50,7 +51,7 @@ def test_an_idle_session_expires_and_an_active_one_does_not() -> None:
     assert "has expired" in error(stuck).message
     assert core.executor.endings.expire(15.0) == 1
     assert [session.session_id for session in core.executor.sessions] == ["running"]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_session_may_have_a_time_to_live_of_its_own() -> None:
@@ -61,14 +62,14 @@ def test_a_session_may_have_a_time_to_live_of_its_own() -> None:
     for now_s in range(50, 60):
         sessions.open("t", "s", float(now_s), 30.0 if now_s % 2 else 20.0)
     assert (core.executor.endings.expire(88.0), core.executor.endings.expire(89.0)) == (0, 1)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_many_short_sessions_leave_nothing_behind() -> None:
     core = Core()
     for number in range(500):
         core.executor.endings.end(core.session(f"s{number}"), "was deleted", 0.0)
-    core.executor.check()
+    check(core.executor)
     assert len(core.executor.sessions._due) <= 65
 
 
@@ -110,7 +111,7 @@ def test_limits_are_each_tenants_and_name_themselves() -> None:
         core.add("D", held_bytes=16)
     core.executor.leave([waiting], 1.0)
     core.add("B", "y")
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_generated_value_that_is_too_large_is_refused_before_anything_changes() -> None:
@@ -120,7 +121,7 @@ def test_a_generated_value_that_is_too_large_is_refused_before_anything_changes(
     with pytest.raises(ValueTooLargeError):
         core.executor.produce(call, "ééé", 1.0)
     core.executor.fail(call, "too large", 1.0)
-    core.executor.check()
+    check(core.executor)
 
 
 # Idle sessions make room, and deleted ones stay deleted.
@@ -146,7 +147,7 @@ def test_the_least_recently_touched_idle_session_makes_room() -> None:
     core.session("sixth", now_s=8.0)
     assert [session.session_id for session in sessions] == ["old", "fifth", "sixth"]
     assert (sessions.evicted, busy.ended is None) == ({"sessions": 3}, False)
-    core.executor.check()
+    check(core.executor)
 
 
 def test_an_evicted_session_begins_anew_and_its_bytes_and_variables_are_free() -> None:
@@ -163,7 +164,7 @@ def test_an_evicted_session_begins_anew_and_its_bytes_and_variables_are_free() -
     with pytest.raises(ValueTooLargeError):
         core.add("B", session=core.session("four"), held_bytes=21)
     assert len(sessions) == 2, "no session is evicted if that is not enough"
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_deleted_session_is_refused_for_its_time_to_live() -> None:
@@ -180,7 +181,7 @@ def test_a_deleted_session_is_refused_for_its_time_to_live() -> None:
     core.session("s2", now_s=12.0)
     core.executor.endings.expire(12.0)
     assert len(sessions.deleted) == 0
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_text_beyond_the_limit_is_given_up_and_fails_the_variable() -> None:
@@ -197,4 +198,4 @@ def test_a_text_beyond_the_limit_is_given_up_and_fails_the_variable() -> None:
     core.executor.generated(call, "short")
     core.executor.produce(call, str(call.text), 0.0)
     assert core.session().values == {"a": "short"}
-    core.executor.check()
+    check(core.executor)

@@ -10,6 +10,7 @@ import pytest
 from plait.backends.errors import ConflictError, FailedDependencyError
 from tests.gateway.chaining.chained_gateway import Served, served_calls, settle
 from tests.gateway.programs.session_calls import Core, owner
+from tests.invariants import check
 
 LATER_S = 301.0
 
@@ -93,7 +94,7 @@ def test_a_call_waits_for_a_name_that_nobody_produces_for_a_time() -> None:
     error = owner(held).error
     assert isinstance(error, FailedDependencyError)
     assert "nearest names are 'code'" in error.message
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_call_waits_as_long_as_it_takes_for_what_will_be_produced() -> None:
@@ -123,7 +124,7 @@ def test_closing_a_session_ends_what_waits_for_nobody_and_takes_nothing_more() -
         core.executor.variables.set_value(core.session(), "b", "x", 1.0)
     core.run(first, "x", now_s=2.0)
     assert (awaited.told, owner(fine).ready is not None) == (["x"], True)
-    core.executor.check()
+    check(core.executor)
 
 
 async def test_a_session_is_closed_over_http() -> None:

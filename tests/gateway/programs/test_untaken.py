@@ -18,6 +18,7 @@ from plait.gateway.programs.held_call import HeldCall
 from plait.policy.types import Objective
 from tests.gateway.chaining.chained_gateway import CHAT, Exchange, Served, served_calls
 from tests.gateway.programs.session_calls import Core, owner
+from tests.invariants import check
 
 SKIPPED = (424, "skipped")
 
@@ -47,7 +48,7 @@ def test_the_side_that_is_not_taken_is_skipped_with_what_needs_it() -> None:
     yes, no = sides(core)
     after, both, got = add(core, "A", "short", "end"), add(core, "B", "long short", ""), core.get("end")
     core.run(judge, " yes\n")
-    core.executor.check()
+    check(core.executor)
     assert ends(yes, no, after, both) == [True, SKIPPED, SKIPPED, SKIPPED]
     (error,) = got.told
     assert error.message.startswith("The variable 'end' was skipped: A: its input short failed, because N: it was")
@@ -72,7 +73,7 @@ def test_a_call_that_comes_when_its_condition_is_decided_already() -> None:
         core.executor.variables.set_value(core.session(), name, "no", 0.0)
     yes, no = sides(core, objective=Objective.LATENCY)
     assert ends(yes, no) == [SKIPPED, True]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_what_only_the_untaken_side_needed_is_cancelled_unless_a_client_waits() -> None:
@@ -84,7 +85,7 @@ def test_what_only_the_untaken_side_needed_is_cancelled_unless_a_client_waits() 
     core.executor.start(unwanted, 0.0)
     core.executor.variables.set_value(core.session(), "verdict", "no", 0.0)
     assert ends(unwanted, wanted, shared, no) == [(424, "cancelled"), True, True, False]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_variable_that_fails_fails_the_calls_that_it_decides() -> None:
@@ -108,7 +109,7 @@ def test_the_sides_are_one_group_until_one_is_skipped() -> None:
     assert ready.group.calls == 2
     core.executor.variables.set_value(core.session(), "v1", "no", 0.0)
     assert ends(*maps) == [True, SKIPPED, False]
-    core.executor.check()
+    check(core.executor)
 
 
 def test_a_skipped_variable_may_be_produced_again() -> None:
@@ -154,7 +155,7 @@ def test_a_call_runs_if_its_condition_holds_and_its_inputs_come(seed: int) -> No
             number = random.choice(ready)
             run.add(number)
             core.run(calls[number], texts[number])
-        core.executor.check()
+        check(core.executor)
         for call in core.session().calls.values():
             value = None if call.when is None else core.session().values.get(call.when.variable)
             assert value is None or (call.when is not None and call.when.holds(value)), "it is skipped at once"

@@ -14,6 +14,7 @@ from plait.policy.programs.objectives import Deductions
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState, Effects, GraphError
 from plait.policy.types import Objective, Slo
+from tests.invariants import check
 from tests.policy.programs.graph_events import unset
 from tests.policy.programs.jct_shares import jct_shares
 
@@ -154,7 +155,7 @@ class Tracked:
         return max(0.0, self.predicted_s[call_id] - elapsed_s)
 
     def check(self) -> None:
-        self.deductions.check()
+        check(self.deductions)
         due_s = {
             name: mark.jct_s - 0.3 * self.now_s for name, mark in self.gets if isinstance(mark, Slo) and mark.jct_s
         }

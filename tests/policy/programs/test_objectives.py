@@ -8,6 +8,7 @@ from plait.policy.programs.needs import Stage
 from plait.policy.programs.objectives import NOTHING, Deduction
 from plait.policy.programs.request_graph_state import UnknownCallError
 from plait.policy.types import Objective
+from tests.invariants import check
 from tests.policy.programs.application import MAP_REDUCE, Application
 
 LATENCY, THROUGHPUT = Objective.LATENCY, Objective.THROUGHPUT
@@ -124,7 +125,7 @@ def test_a_native_step_does_not_count_on_the_way_to_an_awaited_variable() -> Non
         "a": (LATENCY, 2), "*parse": (None, None), "*count": (None, None), "b": ("group", 1), "c": ("group", 1),
         "d": (LATENCY, 0),
     }  # fmt: skip
-    app.deductions.check()
+    check(app.deductions)
 
 
 def test_calls_that_feed_one_native_step_are_a_group() -> None:
@@ -193,7 +194,7 @@ def test_a_failure_ends_what_was_deduced_for_those_who_served_the_failed() -> No
         app.deductions.of("reduce")
     with pytest.raises(UnknownCallError):
         app.deductions.annotate("reduce", LATENCY)
-    app.deductions.check()
+    check(app.deductions)
 
 
 def test_a_wide_stage_changes_in_company_only() -> None:
@@ -202,4 +203,4 @@ def test_a_wide_stage_changes_in_company_only() -> None:
     changes = [app.add(f"m{i}:d->p{i}") for i in range(200)]
     assert [len(changed) for changed in changes] == [2, 2, *[1] * 198]
     assert app.deductions.of("split") == Deduction(LATENCY, 2, None)
-    app.deductions.check()
+    check(app.deductions)

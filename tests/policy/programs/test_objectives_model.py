@@ -16,6 +16,7 @@ from plait.policy.programs.objectives import NOTHING, Deduction, Deductions
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import Effects, GraphError
 from plait.policy.types import Objective, Slo
+from tests.invariants import check, counted
 from tests.policy.programs.application import Application
 from tests.policy.programs.graph_events import unset
 
@@ -98,8 +99,8 @@ class Tracked:
                 mine = {call_id for call_id in expected if expected[call_id].group == deduction.group}
                 assert set(self.deductions.members(deduction.group)) == mine
         self.before = expected
-        self.graph.check()
-        self.deductions.check()
+        check(self.graph)
+        check(self.deductions)
 
     def happened(self, effects: Effects) -> None:
         model = self.model
@@ -252,7 +253,7 @@ def test_a_call_is_needed_for_the_nearest_of_what_its_consumers_are_needed_for(s
         if random.random() < 0.5:
             other = THROUGHPUT if needs else None
             assert offers.need() == (other if nearest is None else Stage(nearest[1], nearest[0]))
-        assert offers.counted() == Counter(needs)
+        assert counted(offers) == Counter(needs)
         assert bool(offers) == bool(needs)
     assert len(offers._heap) <= 2 * 5 + 8 + 5, "what is outdated does not pile up"
 

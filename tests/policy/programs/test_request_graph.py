@@ -25,6 +25,7 @@ from plait.policy.programs.request_graph_state import (
     VariableInUseError,
     VariableState,
 )
+from tests.invariants import check
 from tests.policy.programs.graph_events import refused, run, trail, unset
 
 
@@ -45,7 +46,7 @@ def test_a_call_is_ready_when_its_last_input_has_a_value() -> None:
     assert "code" not in graph
     assert graph.variable_state("program") is VariableState.SET, "the call is gone, its output is not"
     assert graph.producer("program") == "code"
-    graph.check()
+    check(graph)
 
 
 def test_calls_become_ready_in_the_order_in_which_they_came() -> None:
@@ -102,7 +103,7 @@ def test_a_failure_takes_everybody_who_waits_for_it_each_with_the_chain_of_cause
         "c: its input y failed, because b: its input x failed, because a: the engine stopped answering"
     )
     assert graph.call_state("other") is CallState.WAITING
-    graph.check()
+    check(graph)
 
 
 def test_what_was_produced_before_the_failure_keeps_its_value() -> None:
@@ -131,7 +132,7 @@ def test_a_call_that_comes_after_the_failure_fails_at_once_and_so_do_those_that_
     assert effects.cut == (Link("z", "last"),)
     assert trail(effects.ended[-1].cause)[-1] == ("a", "it was cancelled")
     assert graph.variable_state("y") is graph.variable_state("w") is VariableState.FAILED
-    graph.check()
+    check(graph)
 
 
 def test_a_cancelled_call_is_cancelled_and_its_consumers_fail() -> None:
@@ -189,7 +190,7 @@ def test_a_call_id_is_free_again_when_its_call_has_ended() -> None:
     graph.add("a", [], ["y"])
     assert graph.users("x") == (), "that was another call"
     graph.forget("x")
-    graph.check()
+    check(graph)
 
 
 def test_what_is_forgotten_can_be_produced_again() -> None:

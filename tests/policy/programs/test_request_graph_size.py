@@ -11,6 +11,7 @@ import pytest
 from plait.policy.programs import request_graph_state
 from plait.policy.programs.request_graph import RequestGraph
 from plait.policy.programs.request_graph_state import CallState
+from tests.invariants import check
 from tests.policy.programs.graph_events import run
 
 
@@ -34,7 +35,7 @@ def test_a_call_that_comes_between_two_others_gets_a_rank_between_theirs() -> No
     graph.add("between", ["x"], ["z"])
     ranks = [graph.call(call_id).rank for call_id in ("first", "between", "last", "behind")]
     assert all(rank < above for rank, above in pairwise(ranks))
-    graph.check()
+    check(graph)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_arrivals_in_an_order_that_applications_have_are_not_searched(
     graph = RequestGraph()
     for call in calls:
         graph.add(*call)
-    graph.check()
+    check(graph)
     assert walk.call_count == walks
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from plait.backends.protocol.dialects import DIALECTS
-from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.engine_cache import EngineCache
 from tests import source_tree
 from tests.source_tree import ROOT, SHIPPED, imported_names, imports, path_of, reached_from, sources, top_level, tree_of
 
@@ -40,9 +38,6 @@ IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "
 
 ENGINE_FOLDERS = {f"backends/{kind}": row.launcher.package for kind, row in DIALECTS.items() if row.launcher}
 """Run inside an engine's environment, where only Plait's base is installed."""
-
-EXECUTOR_MODULES = 30
-"""The most modules of Plait that the executor's core may need, its packages included: 26, and a few to come."""
 
 WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
 """Commands that ask a server now and then. To the gateway it would cost half a millisecond a request."""
@@ -125,28 +120,14 @@ def test_the_executors_core_needs_little_and_no_shell() -> None:
     allowed = set(sys.stdlib_module_names) - {"asyncio"} | {"msgspec", "policy", "backends", "gateway"}
     reached = reached_from(sources("gateway/programs"))
     assert not {path_of(file): bad for file in reached if (bad := top_level(imports(file)) - allowed)}
-    assert len(reached) <= EXECUTOR_MODULES, sorted(map(path_of, reached))
 
 
 def test_the_executors_core_loads_little() -> None:
     code = "import sys, plait.gateway.programs.executor; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
-    ours = {name for name in loaded if name.partition(".")[0] == "plait"}
-    assert len(ours) <= EXECUTOR_MODULES, sorted(ours)
-    assert loaded.isdisjoint({"asyncio", "httptools", "jinja2", "prometheus_client", "starlette", "tokenizers"})
-
-
-@pytest.mark.parametrize("package", SHIPPED)
-def test_no_two_classes_of_a_package_have_one_name(package: str) -> None:
-    """The folders of the engines have the same parts by design, so each counts by itself."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for file in sources(package):
-        house = next((folder for folder in ENGINE_FOLDERS if path_of(file).startswith(f"{folder}/")), package)
-        for node in tree_of(file).body:
-            if isinstance(node, ast.ClassDef):
-                places.setdefault((house, node.name), []).append(path_of(file))
-    assert not {name: files for name, files in places.items() if len(files) > 1}
+    assert set(run.stdout.split()).isdisjoint(
+        {"asyncio", "httptools", "jinja2", "prometheus_client", "starlette", "tokenizers"}
+    )
 
 
 def test_an_engine_is_imported_in_its_own_folder_only() -> None:
@@ -197,20 +178,6 @@ def test_the_fleet_reads_no_clock() -> None:
     """Times are arguments there, also those for people."""
     files = [file for file in sources("gateway") if path_of(file).startswith("gateway/fleet/")]
     assert not {path_of(file): bad for file in files if (bad := top_level(imports(file)) & {"asyncio", "time"})}
-
-
-def test_who_asks_an_engine_changes_nothing_of_its_record() -> None:
-    """The router is told what was learnt, and changes the record."""
-    names = set(FleetEngine.__dataclass_fields__) | set(EngineCache.__dataclass_fields__)
-    found = [
-        f"{path_of(file)}:{node.lineno}: {node.attr}"
-        for file in sources("gateway")
-        if path_of(file).startswith("gateway/membership/")
-        for node in ast.walk(tree_of(file))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in names
-        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
-    ]  # fmt: skip
-    assert not found
 
 
 def test_a_gateway_does_without_httpx() -> None:
@@ -268,29 +235,6 @@ def test_broad_handlers_are_found(handler: str, monkeypatch: pytest.MonkeyPatch)
     source = f"def f():\n    try:\n        pass\n    {handler}\n        pass\n    except OSError:\n        pass"
     monkeypatch.setitem(globals(), "tree_of", lambda _file: ast.parse(source))
     assert list(broad_handlers(ROOT / "policy" / "example.py")) == ["policy/example.py: f"]
-
-
-def definitions(file: Path) -> Iterator[str]:
-    """The names that a module's classes, functions and constants have."""
-    for node in tree_of(file).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("Annotations", "EngineAnnotations", "EngineCall", "Asked", "Submission", "IllegalTransitionError"),
-        *("NAME_PATTERN", "RECENT_ITERATIONS", "SESSION_ID_PATTERN", "_now_s", "loop_time_s"),
-    ],
-)
-def test_one_name_means_one_thing(name: str) -> None:
-    """Each of these has meant several."""
-    found = [path_of(file) for package in SHIPPED for file in sources(package) if name in definitions(file)]
-    assert len(found) <= 1, found
 
 
 def test_a_gateway_imports_no_tokenizer_library_before_it_needs_one() -> None:

@@ -39,6 +39,15 @@ class PlaitError(Exception):
     quotes: bool = True
     """Whether the message may have words of a prompt, a tool, a schema or an answer."""
 
+    def __init_subclass__(
+        cls, *, status: int = 0, kind: str = "", code: str | None = None, quotes: bool | None = None
+    ) -> None:
+        """What a class says in its head; the rest is as in the class above."""
+        cls.status = status or cls.status
+        cls.kind = kind or cls.kind
+        cls.default_code = code or cls.default_code
+        cls.quotes = cls.quotes if quotes is None else quotes
+
     def __init__(
         self,
         message: str,
@@ -78,131 +87,78 @@ class PlaitError(Exception):
         return msgspec.json.encode({"error": self.error_object})
 
 
-class CallerError(PlaitError):
+class CallerError(PlaitError, status=400, kind="invalid_request_error"):
     """The request is at fault: sending it again unchanged fails again."""
 
-    status = 400
-    kind = "invalid_request_error"
 
-
-class AuthenticationError(CallerError):
+class AuthenticationError(CallerError, status=401, kind="authentication_error", code="invalid_api_key", quotes=False):
     """The API key is missing or unknown."""
 
-    status = 401
-    kind = "authentication_error"
-    default_code = "invalid_api_key"
-    quotes = False
 
-
-class NotFoundError(CallerError):
+class NotFoundError(CallerError, status=404, code="not_found"):
     """The path does not exist here."""
 
-    status = 404
-    default_code = "not_found"
 
-
-class MethodNotAllowedError(CallerError):
+class MethodNotAllowedError(CallerError, status=405, code="method_not_allowed", quotes=False):
     """The path exists, and takes POST requests only."""
 
-    status = 405
-    default_code = "method_not_allowed"
-    quotes = False
 
-
-class ModelNotFoundError(NotFoundError):
+class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """No engine of the fleet serves the model."""
 
-    default_code = "model_not_found"
 
-
-class NoWebSocketError(CallerError):
+class NoWebSocketError(CallerError, status=426, code="no_websocket", quotes=False):
     """A client asks for a WebSocket where there is none; clients go on with HTTP then."""
-
-    status = 426
-    default_code = "no_websocket"
-    quotes = False
 
     def __init__(self) -> None:
         super().__init__("There is no WebSocket here. Send POST requests and ask for a stream.")
 
 
-class BodyTooLargeError(CallerError):
+class BodyTooLargeError(CallerError, status=413, code="body_too_large", quotes=False):
     """The request body is over the configured limit."""
 
-    status = 413
-    default_code = "body_too_large"
-    quotes = False
 
-
-class EncodingNotSupportedError(CallerError):
+class EncodingNotSupportedError(CallerError, status=415, code="unsupported_content_encoding"):
     """The request body is compressed in a way that is not known here. `taken` has those that are."""
-
-    status = 415
-    default_code = "unsupported_content_encoding"
 
     def __init__(self, message: str, taken: str) -> None:
         super().__init__(message)
         self.taken = taken
 
 
-class HeadersTooLargeError(CallerError):
+class HeadersTooLargeError(CallerError, status=431, code="headers_too_large", quotes=False):
     """The request's headers are over a limit on their number or their bytes."""
 
-    status = 431
-    default_code = "headers_too_large"
-    quotes = False
 
-
-class RequestTimeoutError(CallerError):
+class RequestTimeoutError(CallerError, status=408, code="request_timeout", quotes=False):
     """The request did not come in time."""
 
-    status = 408
-    default_code = "request_timeout"
-    quotes = False
 
-
-class WaitTimeoutError(CallerError):
+class WaitTimeoutError(CallerError, status=408, code="get_timeout"):
     """The variable did not come within the caller's time limit; it may still come."""
 
-    status = 408
-    default_code = "get_timeout"
 
-
-class ConflictError(CallerError):
+class ConflictError(CallerError, status=409):
     """The request contradicts an earlier one; `code` says how."""
 
-    status = 409
 
-
-class SessionEndedError(CallerError):
+class SessionEndedError(CallerError, status=410, code="session_ended"):
     """The session was deleted or has expired. Its waiting and running calls were cancelled."""
 
-    status = 410
-    default_code = "session_ended"
 
-
-class ValueTooLargeError(CallerError):
+class ValueTooLargeError(CallerError, status=413, code="value_too_large"):
     """A value is above its limit, or the tenant's sessions would hold too many bytes of values and waiting calls."""
 
-    status = 413
-    default_code = "value_too_large"
 
-
-class ProgramTooLargeError(CallerError):
+class ProgramTooLargeError(CallerError, status=413, code="program_too_large"):
     """A program has more calls than one request may have."""
 
-    status = 413
-    default_code = "program_too_large"
 
-
-class FailedDependencyError(CallerError):
+class FailedDependencyError(CallerError, status=424, kind="failed_dependency"):
     """A dependency of the request has failed. `causes` run from the nearest to the root, ready for JSON.
 
     `transient` is True if the dependency may succeed when it is sent again.
     """
-
-    status = 424
-    kind = "failed_dependency"
 
     def __init__(
         self,
@@ -223,39 +179,27 @@ class FailedDependencyError(CallerError):
         return {**super().error_object, "transient": self.transient, "causes": self.causes}
 
 
-class LimitError(CallerError):
+class LimitError(CallerError, status=429, kind="rate_limit_error", quotes=False):
     """The tenant has reached a limit on what it may have at once; `code` says which."""
 
-    status = 429
-    kind = "rate_limit_error"
-    quotes = False
 
-
-class SessionWaitingError(LimitError):
+class SessionWaitingError(LimitError, code="session_waiting"):
     """The session waits until its context fits into the engines' caches, at this `position` among the tenant's."""
-
-    default_code = "session_waiting"
 
     def __init__(self, message: str, *, position: int, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.position = position
 
 
-class OverloadedError(LimitError):
+class OverloadedError(LimitError, kind="overloaded_error", code="overloaded"):
     """More waits for the model than may: the call is refused, and may be sent again when the queue is shorter."""
 
-    kind = "overloaded_error"
-    default_code = "overloaded"
 
-
-class ContextLengthError(CallerError):
+class ContextLengthError(CallerError, code="context_length_exceeded", quotes=False):
     """The prompt, alone or with the requested output, exceeds the model's context.
 
     `needed_tokens` and `context_tokens` are None where they are not known.
     """
-
-    default_code = "context_length_exceeded"
-    quotes = False
 
     def __init__(
         self,
@@ -270,109 +214,74 @@ class ContextLengthError(CallerError):
         self.context_tokens = context_tokens
 
 
-class UnsupportedError(CallerError):
+class UnsupportedError(CallerError, status=501, code="unsupported"):
     """The request is valid, but Plait does not support it. It is refused rather than ignored."""
 
-    status = 501
-    default_code = "unsupported"
 
-
-class TooManyConnectionsError(PlaitError):
+class TooManyConnectionsError(PlaitError, status=503, code="too_many_connections", quotes=False):
     """The server has no room for another connection."""
 
-    status = 503
-    default_code = "too_many_connections"
-    quotes = False
 
-
-class AnswerTooLargeError(PlaitError):
+class AnswerTooLargeError(PlaitError, status=502, code="answer_too_large", quotes=False):
     """The gateway has no room for an answer that it has to hold. The engine has done nothing wrong."""
 
-    status = 502
-    default_code = "answer_too_large"
-    quotes = False
 
-
-class NoRoomForUploadError(PlaitError):
+class NoRoomForUploadError(PlaitError, status=503, code="no_room_for_upload", quotes=False):
     """The gateway's disk takes no more of an upload."""
-
-    status = 503
-    default_code = "no_room_for_upload"
-    quotes = False
 
     def __init__(self) -> None:
         super().__init__("The gateway has no room on its disk for this upload; send it again.", retry_after_s=1.0)
 
 
-class PeerUnavailableError(PlaitError):
+class PeerUnavailableError(PlaitError, status=503, code="gateway_unavailable", quotes=False):
     """The gateway that has the request's session does not answer. It may be back soon."""
 
-    status = 503
-    default_code = "gateway_unavailable"
-    quotes = False
 
-
-class GatewayStoppingError(PlaitError):
+class GatewayStoppingError(PlaitError, status=503, code="gateway_stopping", quotes=False):
     """The gateway stops before the request has its answer. Another gateway, or the next one here, can give it."""
-
-    status = 503
-    default_code = "gateway_stopping"
-    quotes = False
 
     def __init__(self, message: str = "The gateway is stopping; send the request again.") -> None:
         super().__init__(message, retry_after_s=1.0)
 
 
-class EngineError(PlaitError):
+class EngineError(PlaitError, status=502, kind="engine_error", code="engine_error", quotes=False):
     """The engine is at fault: the same request may succeed later or elsewhere.
 
     `cause` is the kind of failure, as metrics and the log show it. This class itself is a lost connection.
     """
 
-    status = 502
-    kind = "engine_error"
-    default_code = "engine_error"
     cause: str = "closed"
-    quotes = False
 
 
-class EngineUnreachableError(EngineError):
+class EngineUnreachableError(EngineError, code="engine_unreachable"):
     """No connection to the engine: nothing of the request has run, so another engine may take it."""
 
-    default_code = "engine_unreachable"
     cause = "unreachable"
 
 
-class EngineTimeoutError(EngineError):
+class EngineTimeoutError(EngineError, status=504, code="engine_timeout"):
     """The engine took the request and then said nothing for too long."""
 
-    status = 504
-    default_code = "engine_timeout"
     cause = "timeout"
 
 
-class EngineGarbledError(EngineError):
+class EngineGarbledError(EngineError, code="engine_garbled", quotes=True):
     """The engine sent something that is not an answer: not HTTP, not JSON, not a completion."""
 
-    default_code = "engine_garbled"
     cause = "garbled"
-    quotes = True
 
 
-class EngineBrokenError(EngineError):
+class EngineBrokenError(EngineError, code="engine_broken"):
     """The answer has no ending: no finish reason, or a stream without its last event."""
 
-    default_code = "engine_broken"
     cause = "broken"
 
 
-class EngineStatusError(EngineError):
+class EngineStatusError(EngineError, quotes=True):
     """The engine answered with an error status that is its own fault. A client gets the same status.
 
     `said` is the engine's own message, if it sent one, which may quote the prompt.
     """
-
-    quotes = True
 
     def __init__(
         self,
@@ -389,16 +298,13 @@ class EngineStatusError(EngineError):
         self.cause = f"status_{status}"
 
 
-class EngineLostError(EngineError):
+class EngineLostError(EngineError, code="engine_lost"):
     """The gateway gave the engine up in the middle of the call: it was silent, or ejected."""
 
-    default_code = "engine_lost"
     cause = "lost"
 
 
-class NoEngineError(EngineError):
+class NoEngineError(EngineError, status=503, code="no_engine_available"):
     """Engines serve the model, but none of them takes calls right now."""
 
-    status = 503
-    default_code = "no_engine_available"
     cause = "no_engine"

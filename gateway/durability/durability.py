@@ -56,21 +56,15 @@ LEAVE_S = 0.1
 log = structlog.get_logger(__name__)
 
 
-class RecoveringError(PlaitError):
+class RecoveringError(PlaitError, status=503, code="recovering"):
     """The sessions of an earlier gateway are not there yet."""
-
-    status = 503
-    default_code = "recovering"
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Sessions cannot be used yet: {why}. Try again.", retry_after_s=RETRY_AFTER_S)
 
 
-class NotStoredError(PlaitError):
+class NotStoredError(PlaitError, status=503, code="store_failed"):
     """A durable session cannot be promised, because the store cannot be written."""
-
-    status = 503
-    default_code = "store_failed"
 
     def __init__(self) -> None:
         super().__init__(

@@ -69,32 +69,22 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-class SessionMovedError(PlaitError):
+class SessionMovedError(PlaitError, status=421, code="session_moved", quotes=False):
     """Another gateway has the session. Only gateways are told so."""
-
-    status = 421
-    default_code = "session_moved"
-    quotes = False
 
     def __init__(self) -> None:
         super().__init__("Another gateway has this session.")
 
 
-class GivenUpError(GatewayStoppingError):
+class GivenUpError(GatewayStoppingError, code="gateway_given_up"):
     """The others have given this gateway up, and what it did since is not stored."""
-
-    default_code = "gateway_given_up"
 
     def __init__(self) -> None:
         super().__init__("Another gateway has taken this session over. Send the request again.")
 
 
-class UnreachableStoreError(PlaitError):
+class UnreachableStoreError(PlaitError, status=503, code="store_failed", quotes=False):
     """Who has a session, or whether something is stored, cannot be told now."""
-
-    status = 503
-    default_code = "store_failed"
-    quotes = False
 
     def __init__(self) -> None:
         super().__init__("The store of sessions cannot be reached now. Send the request again.", retry_after_s=1.0)

@@ -84,11 +84,8 @@ def _of_peer(scope: Scope, said: Said) -> Scope:
     return scope
 
 
-class ChangedBodyError(CallerError):
+class ChangedBodyError(CallerError, code="changed_body", quotes=False):
     """A forwarded request has another body than its gateway has signed."""
-
-    default_code = "changed_body"
-    quotes = False
 
     def __init__(self) -> None:
         super().__init__("The body is not the one that a gateway has signed.")

@@ -79,10 +79,8 @@ class Said(NamedTuple):
     body_sha256: str | None = None
 
 
-class SignedForAnotherTimeError(PeerUnavailableError):
+class SignedForAnotherTimeError(PeerUnavailableError, code="clocks_differ"):
     """A gateway's signature is too old, or of the future."""
-
-    default_code = "clocks_differ"
 
     def __init__(self, by_s: float) -> None:
         super().__init__(f"The clocks of gateways differ by {by_s:.0f} s.", retry_after_s=1.0)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
-from typing import ClassVar
 
 from plait.backends.errors import CallerError, PlaitError
 
 _EXCERPT_CHARACTERS = 200
 
 
-class TransformSpecError(CallerError, ValueError):
+class TransformSpecError(CallerError, ValueError, code="invalid_transform"):
     """An invalid specification.
 
     `position` is the offset of the fault in characters. `expected` says what belongs there. `nearest` is the known name
     that is closest to the given one.
     """
-
-    default_code: ClassVar[str | None] = "invalid_transform"
 
     def __init__(self, found: str, *, position: int, expected: str, nearest: str | None = None) -> None:
         hint = f"; did you mean {nearest}?" if nearest is not None else ""
@@ -30,16 +27,12 @@ class TransformSpecError(CallerError, ValueError):
         self.nearest = nearest
 
 
-class TransformError(PlaitError):
+class TransformError(PlaitError, status=422, kind="transform_error", code="transform_failed"):
     """A transform refused its text, so the variable fails.
 
     `step` is the failed transform of the chain, in canonical form. `reason` says why it refused. `text` is its whole
     text; the message has only the beginning.
     """
-
-    status: int = 422
-    kind: ClassVar[str] = "transform_error"
-    default_code: ClassVar[str | None] = "transform_failed"
 
     def __init__(self, step: str, reason: str, text: str) -> None:
         super().__init__(f"transform {excerpt(step)}: {reason}; the text was {quoted(text)}")

@@ -33,31 +33,13 @@ def text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def target(line: ast.Assign | ast.AnnAssign) -> ast.expr:
-    return line.targets[0] if isinstance(line, ast.Assign) else line.target
-
-
-def codes_of_classes() -> dict[str, str]:
-    """The default code of each class of errors."""
-    return {
-        node.name: found
-        for _, tree in trees()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for line in node.body
-        if isinstance(line, ast.Assign | ast.AnnAssign) and ast.unparse(target(line)) == "default_code"
-        for found in [text(line.value)]
-        if found is not None
-    }
-
-
 def given_codes() -> set[str]:
-    """Each `code="..."` of a call."""
+    """Each `code="..."` of a call, and of a class of errors."""
     return {
         found
         for _, tree in trees()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
+        if isinstance(node, ast.Call | ast.ClassDef)
         for keyword in node.keywords
         if keyword.arg == "code"
         for found in [text(keyword.value)]
@@ -72,7 +54,7 @@ def all_errors(kind: type[errors.PlaitError] = errors.PlaitError) -> Iterator[ty
 
 
 def test_every_code_of_the_sources_is_in_the_table_and_no_other() -> None:
-    assert {*codes_of_classes().values(), *given_codes(), *COMPOSED, *PASSED} == set(CODES)
+    assert {*given_codes(), *COMPOSED, *PASSED} == set(CODES)
 
 
 def test_a_code_comes_with_the_status_of_its_class() -> None:

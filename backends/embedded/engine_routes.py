@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,6 +27,8 @@ from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_files import encoded
+
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
 COUNTERS = {
     "calls": "Calls received",
@@ -50,37 +52,29 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         settings = self._engine.settings
-        labels, values = ["engine", "model"], [settings.name, settings.model]
+        own = {"engine": settings.name, "model": settings.model}
         for name, value in asdict(self._engine.counters).items():
-            counter = CounterMetricFamily(
-                f"plait_engine_{name.replace('_s', '_seconds')}", COUNTERS[name], labels=labels
-            )
-            counter.add_metric(values, value)
-            yield counter
+            name_s = f"plait_engine_{name.replace('_s', '_seconds')}"
+            yield _with_sample(CounterMetricFamily(name_s, COUNTERS[name], labels=list(own)), own, value)
         state = self._engine.cache_state(self._engine.journal.cursor)
-        gauges = {
-            "calls_waiting": ("Calls in the queue", state.queue.waiting),
-            "calls_running": ("Calls in the batch", state.queue.running),
-            "kv_blocks": ("KV blocks", state.kv.total_blocks),
-            "kv_blocks_free": ("KV blocks that hold nothing", state.kv.free_blocks),
-            "kv_blocks_cached": ("KV blocks that hold a prefix and that no running call uses", state.kv.cached_blocks),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        for name, (text, value) in {
-            "running": ("Calls in the batch", state.queue.running),
-            "waiting": ("Calls in the queue", state.queue.waiting),
-        }.items():
-            same = GaugeMetricFamily(f"vllm:num_requests_{name}", f"{text}, under vLLM's name", labels=["model_name"])
-            same.add_metric([settings.model], value)
-            yield same
-        cache = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache, under vLLM's names", labels=["block_size", "num_gpu_blocks"]
-        )
-        cache.add_metric([str(settings.block_tokens), str(state.kv.total_blocks)], 1)
-        yield cache
+        waiting, running, kv, vllm = state.queue.waiting, state.queue.running, state.kv, {"model_name": settings.model}
+        cache = {"block_size": str(settings.block_tokens), "num_gpu_blocks": str(kv.total_blocks)}
+        for name, text, labels, value in (
+            ("plait_engine_calls_waiting", "Calls in the queue", own, waiting),
+            ("plait_engine_calls_running", "Calls in the batch", own, running),
+            ("plait_engine_kv_blocks", "KV blocks", own, kv.total_blocks),
+            ("plait_engine_kv_blocks_free", "KV blocks that hold nothing", own, kv.free_blocks),
+            ("plait_engine_kv_blocks_cached", "KV blocks with a prefix that no call uses", own, kv.cached_blocks),
+            ("vllm:num_requests_waiting", "Calls in the queue, under vLLM's name", vllm, waiting),
+            ("vllm:num_requests_running", "Calls in the batch, under vLLM's name", vllm, running),
+            ("vllm:cache_config_info", "The KV cache, under vLLM's names", cache, 1),
+        ):
+            yield _with_sample(GaugeMetricFamily(name, text, labels=list(labels)), labels, value)
+
+
+def _with_sample(family: FamilyT, labels: Mapping[str, str], value: float) -> FamilyT:
+    family.add_metric(list(labels.values()), value)
+    return family
 
 
 MAX_WAIT_MS = 60_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from plait.backends.embedded.generation import Piece
 
@@ -31,22 +31,6 @@ class ResponseUsage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-
-
-class Format(Protocol):
-    """The response objects of one kind of completion."""
-
-    def opening(self, index: int) -> Json | None:
-        """The event before a choice's first text; None if there is none."""
-
-    def delta(self, index: int, piece: Piece) -> Json:
-        """The event for a piece of a choice."""
-
-    def usage(self, usage: ResponseUsage) -> Json:
-        """The usage event, the last of a stream if requested."""
-
-    def whole(self, choices: list[list[Piece]], usage: ResponseUsage) -> Json:
-        """The response of a request that does not stream."""
 
 
 @dataclass(slots=True)
@@ -161,6 +145,9 @@ class TextFormat:
             "top_logprobs": [{text: 0.0} for text in texts],
             "text_offset": offsets,
         }
+
+
+Format = ChatFormat | TextFormat
 
 
 def _text_choice(index: int, text: str, finish_reason: str | None) -> Json:

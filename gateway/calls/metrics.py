@@ -7,12 +7,12 @@ If those are not the engine's, blocks never match and placement is blind.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp
 from typing import Final, NamedTuple
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -178,117 +178,72 @@ class CallMetrics:
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
         self.tenant_label = tenant_label
-        by_engine = ["model", "engine"]
-        self._calls = FastCounter("plait_calls", "Calls by model, engine and outcome", [*by_engine, "outcome"])
-        self._placements = FastCounter(
-            "plait_placements", "Placements of calls that left their engines, by reason", [*by_engine, "reason"]
-        )
-        self._tokens = [FastCounter(f"plait_{name}", text, by_engine) for name, text in TOKENS.items()]
-        self.reuse = ReuseCollector()
-        for collector in (self._calls, self._placements, *self._tokens, self.reuse):
-            registry.register(collector)
-        self._by_engine: dict[tuple[str, str], _OfEngine] = {}
-        self._count_retries(registry)
-        self._measure_times(registry)
-        self._count_tenants(registry)
-        self._count_margins(registry)
-        self._refusals = FastCounter(
-            "plait_refusals",
-            "Requests that the gateway answered with an error, by the route of a call",
-            ["tenant", "model", "path", "status", "code"],
-        )
-        registry.register(self._refusals)
 
-    def _count_retries(self, registry: CollectorRegistry) -> None:
-        by_engine = ["model", "engine"]
-        self._failures = Counter(
-            "plait_call_failures", "Calls that the engine failed, by cause", [*by_engine, "cause"], registry=registry
-        )
-        self._retries = Counter(
-            "plait_retries", "Calls that were tried again after this engine failed or refused them",
-            [*by_engine, "cause"], registry=registry,
-        )  # fmt: skip
-        self._not_retried = Counter(
-            "plait_retries_refused", "Failed calls that were not tried again", ["model", "why"], registry=registry
-        )
-        self._corrected = Counter(
-            "plait_usage_corrected", "Answers whose reported usage was out of bounds", by_engine, registry=registry
-        )
+        def counter(name: str, text: str, *labels: str) -> FastCounter:
+            registry.register(made := FastCounter(f"plait_{name}", text, labels))
+            return made
 
-    def _measure_times(self, registry: CollectorRegistry) -> None:
-        by_engine = ["model", "engine"]
-        self._ttft = FastHistogram("plait_ttft_seconds", "Arrival to first token", by_engine, TTFT_BUCKETS_S)
-        self._first_token_ratio = FastHistogram(
-            "plait_first_token_ratio",
-            "Time from placement to first token over what was predicted then",
-            ["engine"],
-            FIRST_TOKEN_RATIO_BUCKETS,
-        )
-        self._tpot = FastHistogram(
-            "plait_tpot_seconds", "Mean time per output token after the first", by_engine, ITL_BUCKETS_S
-        )
-        self._e2e = FastHistogram("plait_e2e_seconds", "Arrival to last token", by_engine, E2E_BUCKETS_S)
-        self.gaps = FastHistogram("plait_itl_seconds", "Time between two pieces of a stream", by_engine, ITL_BUCKETS_S)
-        self._waited = FastHistogram(
-            "plait_waited_seconds",
-            "Time that a call waited in the gateway for this, of those that did",
-            ["model", "why"],
-            WAITED_BUCKETS_S,
-        )
-        self._parity = Parity()
-        of_engines = (self._ttft, self._first_token_ratio, self._tpot, self._e2e, self.gaps, self._parity)
-        for collector in (*of_engines, self._waited):
-            registry.register(collector)
+        def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> FastHistogram:
+            registry.register(made := FastHistogram(f"plait_{name}", text, labels, bounds))
+            return made
 
-    def _count_tenants(self, registry: CollectorRegistry) -> None:
-        by_tenant, by_objective = ["tenant", "model"], ["model", "tenant", "objective"]
-        self._tenant_calls = FastCounter(
-            "plait_tenant_calls",
-            "Requests for calls that ended, by the status that the client got and why the answer ended",
-            [*by_tenant, "status", "finish_reason"],
-        )  # fmt: skip
-        self._tenant_prompt = FastCounter("plait_tenant_prompt_tokens", "Prompt tokens of answered calls", by_tenant)
-        self._tenant_cached = FastCounter(
-            "plait_tenant_cached_tokens", "Prompt tokens of answered calls that the engine found cached", by_tenant
+        of_engine, of_tenant, ended = ("model", "engine"), ("tenant", "model"), "Arrival to last token"
+        self._calls = counter("calls", "Calls by model, engine and outcome", *of_engine, "outcome")
+        text = "Placements of calls that left their engines, by reason"
+        self._placements = counter("placements", text, *of_engine, "reason")
+        self._tokens = [counter(name, text, *of_engine) for name, text in TOKENS.items()]
+        self._failures = counter("call_failures", "Calls that the engine failed, by cause", *of_engine, "cause")
+        text = "Calls that were tried again after this engine failed or refused them"
+        self._retries = counter("retries", text, *of_engine, "cause")
+        self._not_retried = counter("retries_refused", "Failed calls that were not tried again", "model", "why")
+        self._corrected = counter("usage_corrected", "Answers whose reported usage was out of bounds", *of_engine)
+        text = "Requests that the gateway answered with an error, by the route of a call"
+        self._refusals = counter("refusals", text, "tenant", "model", "path", "status", "code")
+
+        self._ttft = histogram("ttft_seconds", "Arrival to first token", TTFT_BUCKETS_S, *of_engine)
+        text = "Time from placement to first token over what was predicted then"
+        self._first_token_ratio = histogram("first_token_ratio", text, FIRST_TOKEN_RATIO_BUCKETS, "engine")
+        self._tpot = histogram("tpot_seconds", "Mean time per output token after the first", ITL_BUCKETS_S, *of_engine)
+        self._e2e = histogram("e2e_seconds", ended, E2E_BUCKETS_S, *of_engine)
+        self.gaps = histogram("itl_seconds", "Time between two pieces of a stream", ITL_BUCKETS_S, *of_engine)
+        text = "Time that a call waited in the gateway for this, of those that did"
+        self._waited = histogram("waited_seconds", text, WAITED_BUCKETS_S, "model", "why")
+
+        text = "Requests for calls that ended, by the status that the client got and why the answer ended"
+        self._tenant_calls = counter("tenant_calls", text, *of_tenant, "status", "finish_reason")
+        self._tenant_prompt = counter("tenant_prompt_tokens", "Prompt tokens of answered calls", *of_tenant)
+        text = "Prompt tokens of answered calls that the engine found cached"
+        self._tenant_cached = counter("tenant_cached_tokens", text, *of_tenant)
+        self._tenant_output = counter("tenant_output_tokens", "Tokens generated", *of_tenant)
+        self._tenant_ttft = histogram(
+            "tenant_ttft_seconds", "Arrival to first token", TENANT_TTFT_BUCKETS_S, *of_tenant
         )
-        self._tenant_output = FastCounter("plait_tenant_output_tokens", "Tokens generated", by_tenant)
-        self._tenant_ttft = FastHistogram(
-            "plait_tenant_ttft_seconds", "Arrival to first token", by_tenant, TENANT_TTFT_BUCKETS_S
-        )
-        self._tenant_e2e = FastHistogram(
-            "plait_tenant_e2e_seconds", "Arrival to last token, also of whole answers", by_tenant, TENANT_E2E_BUCKETS_S
-        )
-        self._slo = FastCounter(
-            "plait_slo_calls",
-            "Calls with this SLO, by whether it was promised or deduced, and whether it was met",
-            [*by_objective, "slo", "source", "met"],
-        )
-        self._good = FastCounter(
-            "plait_good_calls", "Calls that met all that they were promised: the rate is the goodput", by_objective
-        )
-        tokens = (self._tenant_prompt, self._tenant_cached, self._tenant_output)
-        times = (self._tenant_ttft, self._tenant_e2e)
-        for collector in (self._tenant_calls, *tokens, *times, self._slo, self._good):
+        text = f"{ended}, also of whole answers"
+        self._tenant_e2e = histogram("tenant_e2e_seconds", text, TENANT_E2E_BUCKETS_S, *of_tenant)
+        of_objective = ("model", "tenant", "objective")
+        text = "Calls with this SLO, by whether it was promised or deduced, and whether it was met"
+        self._slo = counter("slo_calls", text, *of_objective, "slo", "source", "met")
+        text = "Calls that met all that they were promised: the rate is the goodput"
+        self._good = counter("good_calls", text, *of_objective)
+        self._compared = counter("compared_calls", "Calls whose next best engine is known", "model")
+        text = "Sum of what these calls would cost more on their next best engines"
+        self._margin_s = counter("margin_seconds", text, "model")
+
+        self.reuse, self._parity = ReuseCollector(), Parity()
+        for collector in (self.reuse, self._parity):
             registry.register(collector)
         self._failed = defaultdict[str, int](int)  # calls that engines failed, by tenant
         self._broken = defaultdict[str, int](int)  # those of them that had begun with a good status
+        self._by_engine: dict[tuple[str, str], _OfEngine] = {}
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
-
-    def _count_margins(self, registry: CollectorRegistry) -> None:
-        self._compared = FastCounter("plait_compared_calls", "Calls whose next best engine is known", ["model"])
-        self._margin_s = FastCounter(
-            "plait_margin_seconds", "Sum of what these calls would cost more on their next best engines", ["model"]
-        )
-        for collector in (self._compared, self._margin_s):
-            registry.register(collector)
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
         """A call that the engine failed, or refused for what it lacks, is tried again."""
-        self._retries.labels(model, engine_id, cause).inc()
+        self._retries.of[model, engine_id, cause].inc()
 
     def not_retried(self, model: str, why: str) -> None:
         """A call that an engine failed is not tried again."""
-        self._not_retried.labels(model, why).inc()
+        self._not_retried.of[model, why].inc()
 
     def left_engine(
         self, attempt: Attempt, outcome: Outcome, cause: str | None, arrived_s: float, now_s: float
@@ -303,14 +258,14 @@ class CallMetrics:
         else:
             self._calls.of[model, engine_id, outcome].value += 1
         if cause is not None:
-            self._failures.labels(model, engine_id, cause).inc()
+            self._failures.of[model, engine_id, cause].inc()
         if first_s is not None:
             mine.ttft.observe(first_s - arrived_s)
             predicted_s = booking.placement.first_token_s
             if predicted_s:
                 mine.first_token_ratio.observe((first_s - booking.booked_s) / predicted_s)
         if attempt.answer.is_corrected:
-            self._corrected.labels(model, engine_id).inc()
+            self._corrected.of[model, engine_id].inc()
         if usage is None or outcome != "ok":
             return
         mine.e2e.observe(now_s - arrived_s)

@@ -147,8 +147,6 @@ Strings, and no enumeration: reading a member costs Python 3.11 a call.
 
 
 class Identified(Protocol):
-    """An engine."""
-
     @property
     def engine_id(self) -> str: ...
 

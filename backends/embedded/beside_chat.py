@@ -88,8 +88,6 @@ def _signs(token: int) -> tuple[tuple[int, int], ...]:
 
 
 class RoutesBesideChat:
-    """The routes, over one model."""
-
     def __init__(self, serving: Serving) -> None:
         self._model = serving.model
         self.routes = [

@@ -37,8 +37,6 @@ class UnreachableHostError(OSError):
 
 
 class Closable(Protocol):
-    """A connection."""
-
     def close(self) -> None:
         """Close it at once."""
 

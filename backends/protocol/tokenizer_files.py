@@ -27,8 +27,6 @@ MAX_TEMPLATE_BYTES: Final = 2**20
 
 
 class Saved(Protocol):
-    """A tokenizer of transformers."""
-
     def save_pretrained(self, folder: str, /) -> Any: ...
 
 

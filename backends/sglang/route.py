@@ -79,8 +79,6 @@ class SchedulerAccess:
 
 
 class CacheStateRoute:
-    """An ASGI application."""
-
     def __init__(self, scheduler: SchedulerAccess, news: NewsReceiver, tokenizer: bytes) -> None:
         self._scheduler = scheduler
         self._news = news
@@ -113,8 +111,6 @@ class CacheStateRoute:
 
 
 class CallObjectivesRoute:
-    """An ASGI application."""
-
     def __init__(self, scheduler: SchedulerAccess) -> None:
         self._scheduler = scheduler
 
@@ -126,8 +122,6 @@ class CallObjectivesRoute:
 
 
 class TokenizerRoute:
-    """An ASGI application."""
-
     def __init__(self, find: Callable[[], EngineTokenizer | None], fingerprint: bytes) -> None:
         self._find = find
         self._fingerprint = fingerprint

@@ -239,8 +239,6 @@ _TYPES: Final = {
 
 
 class MessagesTranslation:
-    """Implements Translation."""
-
     path = "/v1/messages"
 
     def to_chat(self, fields: Mapping[str, Any]) -> Json:

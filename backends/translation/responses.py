@@ -365,8 +365,6 @@ def _usage(usage: Usage) -> Json:
 
 
 class ResponsesTranslation:
-    """Implements Translation."""
-
     path = "/v1/responses"
 
     def to_chat(self, fields: Mapping[str, Any]) -> Json:

@@ -70,8 +70,6 @@ class _GrowingCall:
 
 
 class ToolCalls:
-    """The calls of one turn."""
-
     def __init__(self) -> None:
         self._calls: list[_GrowingCall] = []
         self._at: dict[int, _GrowingCall] = {}

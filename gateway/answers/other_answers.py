@@ -61,8 +61,6 @@ class TypedStream(EventStream):
 
 
 class ResponseStream(TypedStream):
-    """The events of `/v1/responses`."""
-
     markers = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"')
     last_event = "response.completed"
 

@@ -25,8 +25,6 @@ log = structlog.get_logger(__name__)
 
 
 class Engines(Protocol):
-    """A gateway's engines."""
-
     def members(self) -> list[EngineMember]:
         """All engines, with what they are connected by."""
 

@@ -25,8 +25,6 @@ from plait.policy.types import Call
 
 
 class DeliveryState(StrEnum):
-    """Where a call is."""
-
     READ = "read"
     """Its prompt is tokenized, and it is not placed."""
 
@@ -72,8 +70,6 @@ class CallTransitionError(RuntimeError):
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """One call on its way."""
-
     asked: Asked
 
     call: Call

@@ -23,8 +23,6 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class Reloads(Protocol):
-    """The reader of the configuration file."""
-
     is_refused: bool
     """Whether the file was not valid when it was read last."""
 

@@ -143,8 +143,6 @@ class Watched(Collector):
 
 
 class StatusApi:
-    """The route of this module, for those with `access`."""
-
     def __init__(self, watched: Watched, access: AdminAccess, forwarding: Forwarding) -> None:
         self._watched = watched
         self._access = access

@@ -49,8 +49,6 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 class ResponsesHere(Protocol):
-    """The responses that this gateway has."""
-
     def has(self, tenant: str, response_id: str) -> bool:
         """Whether a response is stored here, or made in the background."""
 

@@ -39,8 +39,6 @@ _DECODER = msgspec.json.Decoder(GivenCall)
 
 
 class ExplainApi:
-    """The route of this module, for those with `access`."""
-
     def __init__(self, calls: CallReader, receipts: Receipts, access: AdminAccess, bodies: OpenBodies) -> None:
         self._calls = replace(calls, tells_router=False)
         self._receipts = receipts

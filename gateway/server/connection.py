@@ -74,8 +74,6 @@ class ClientBounds:
 
 
 class Server(Protocol):
-    """What the connections of a server share."""
-
     connections: set[Any]
     """Those that are open. The server waits for their end, and calls `shutdown` of each before."""
 

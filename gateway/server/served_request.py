@@ -63,8 +63,6 @@ WITHOUT_BODY: Final = frozenset((204, 304))
 
 
 class Stage(Enum):
-    """How far a request has come."""
-
     READ = "read"
     SERVED = "served"
     ANSWERING = "answering"
@@ -85,8 +83,6 @@ NEXT_MESSAGE: Final = {Stage.SERVED: "http.response.start", Stage.ANSWERING: "ht
 
 
 class Requests(Protocol):
-    """The requests of a server."""
-
     stopping: bool
     """Whether each answer is the last of its connection."""
 

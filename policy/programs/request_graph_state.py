@@ -26,8 +26,6 @@ class CallState(StrEnum):
 
 
 class CallEvent(StrEnum):
-    """The events of a call."""
-
     UNBLOCK = "unblock"  # all its inputs have values now
     START = "start"
     PRODUCE = "produce"
@@ -46,8 +44,6 @@ class VariableState(StrEnum):
 
 
 class VariableEvent(StrEnum):
-    """The events of a variable."""
-
     PROMISE = "promise"  # a call that will produce it is added
     SET = "set"
     FAIL = "fail"

@@ -54,8 +54,6 @@ START_OUTPUTS = Outputs((START_OUTPUT_TOKENS,), START_OUTPUT_TOKENS)
 
 
 class RecentOutputs:
-    """The recent outputs of each class of calls."""
-
     def __init__(self) -> None:
         self._latest: dict[CallClass, deque[int]] = {}
         self._ascending: dict[CallClass, list[int]] = {}

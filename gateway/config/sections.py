@@ -145,11 +145,11 @@ class AdmissionConfig(Section, frozen=True, kw_only=True):
     until another one goes on with it. It is never held. Raise it where one-off prompts are longer, e.g. of RAG."""
 
     calls_per_s: Rate = 0.0
-    """Calls a second of each tenant that has no limit of its own in [[tenants]]; so are the next three. Bursts of ten
-    seconds are allowed. 0: no limit. Set them where one client could take the fleet from the others."""
+    """This and the next three are limits of each tenant that has none of its own in [[tenants]]. Set them where one
+    client could take the fleet from the others. 0: no limit. Calls a second; bursts of ten seconds are allowed."""
 
     tokens_per_s: Rate = 0.0
-    """Tokens of prompts and expected outputs, a second."""
+    """Tokens of prompts and expected outputs a second; bursts of ten seconds are allowed."""
 
     max_running: NotNegative = 0
     """Calls on engines at one time."""
@@ -171,7 +171,7 @@ class TenantConfig(Section, frozen=True, kw_only=True):
     """Its share of the engines while calls wait: one of weight 2 gets twice as many tokens as one of weight 1."""
 
     calls_per_s: Rate | None = None
-    """Its limits instead of those of [admission]. 0: no limit."""
+    """This and the next three are limits of this tenant, instead of those of [admission]. 0: no limit."""
 
     tokens_per_s: Rate | None = None
     max_running: NotNegative | None = None
@@ -271,8 +271,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     its metrics or of its sizes, else that of a profile other than the default one, else not known."""
 
     host_kv_tokens: Positive | None = None
-    """What it keeps in host memory below that cache, in tokens; only for an engine that does not report it. Without it:
-    nothing."""
+    """What the engine keeps in host memory below its KV cache, in tokens; only for an engine that does not report it.
+    Without it: nothing."""
 
     def __post_init__(self) -> None:
         url, authority = base_url(self.url)

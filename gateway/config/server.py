@@ -91,9 +91,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     own. Without a key here or in [[tenants]] the gateway is open to all."""
 
     secret: Secret | None = None
-    """What makes the tenants' identities, which are the engines' cache salts, and their labels in /metrics: 32 or more
-    characters. Without it, the one in `plait.secret` beside this file, which the first start with keys makes. Set it
-    where several gateways use the same engines (they need the same), or the folder cannot be written."""
+    """The secret that makes the tenants' identities, which are the engines' cache salts, and their labels in /metrics:
+    32 or more characters. Without it, the one in `plait.secret` beside this file, which the first start with keys
+    makes. Set it where several gateways use the same engines (they need the same), or the folder cannot be written."""
 
     isolate_tenants: bool = False
     """Keep the cached prefixes of each tenant apart from those of others, by a cache salt (needs keys). Set it where a
@@ -135,8 +135,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     gateways share (`url` in [store])."""
 
     peer_key: Secret | None = None
-    """By this the gateways that share a store know each other: 32 or more characters, the same in all. Needed with
-    `url` in [store]."""
+    """The secret by which gateways that share a store know each other: 32 or more characters, the same in all. Needed
+    with `url` in [store]."""
 
     unsigned_peers_until: Moment | None = None
     """Until this time, gateways that sign nothing with the peer_key are taken for gateways, too, and get clients' keys.

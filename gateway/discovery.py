@@ -56,7 +56,6 @@ class Discovery:
         self._said: dict[str, str] = {}
 
     def open(self) -> None:
-        """Start to look the names up."""
         for service in self._services:
             self._supervisor.start(f"discovery:{service.name}", partial(self._follow, service))
 

@@ -37,7 +37,6 @@ class EngineClock:
         self._task = self._loop.create_task(self._run(), name="engine-clock")
 
     def now_s(self) -> float:
-        """Emulated seconds since the start."""
         return (self._loop.time() - self._zero) * self._time_scale
 
     def _real_s(self, when_s: float) -> float:

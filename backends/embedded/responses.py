@@ -24,7 +24,6 @@ class ResponseUsage:
     cached_tokens: int = 0
 
     def json(self) -> Json:
-        """OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

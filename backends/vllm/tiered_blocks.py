@@ -43,12 +43,10 @@ class TieredBlocks:
     # The accelerator's blocks.
 
     def inserted(self, key: bytes) -> None:
-        """The accelerator has one more copy of an engine block."""
         self._device.inserted(key)
         self._either.inserted(key)
 
     def removed(self, key: bytes) -> None:
-        """The accelerator has lost one copy of an engine block."""
         self._left(key)
         self._device.removed(key)
 

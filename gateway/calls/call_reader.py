@@ -292,7 +292,6 @@ class CallReader:
 
     @classmethod
     def of(cls, router: Router, prompts: PromptReader, config: ServerConfig) -> Self:
-        """As the gateway's configuration says."""
         threads = TurnThreads(TOKENIZER_THREADS, "tokenize", max_bytes=config.max_waiting_prompt_bytes)
         return cls(router, prompts, config.isolate_tenants, threads)
 

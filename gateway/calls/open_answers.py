@@ -56,7 +56,6 @@ class OpenAnswer:
             self._places[place] += size_bytes
 
     def end(self) -> None:
-        """What has come counts nowhere any more."""
         for place in reversed(self._places):
             self.end_in(place)
 

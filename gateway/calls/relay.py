@@ -243,7 +243,6 @@ class Relay:
         raise error
 
     def _gone(self, delivery: Delivery) -> Step | None:
-        """Nobody waits for the call any more."""
         attempt, error = delivery.attempt, GatewayStoppingError() if self.is_stopping else None
         unfinished: Outcome = "client_gone" if error is None else "refused"
         if attempt is not None and attempt.is_open:

@@ -111,7 +111,6 @@ class BackgroundCall(ChainedCall):
             self._keep()
 
     def cancel(self) -> None:
-        """A client wants the response no more."""
         with self.runner.stored.together():
             self.runner.executor.cancel(self.call, loop_time_s())
 

@@ -44,7 +44,6 @@ class StandingPromise:
             self._relay.refine(handle, self._asked.call)
 
     def begin(self, asked: Asked) -> None:
-        """The step is on its way until `end`."""
         self._asked = self._renewed(asked, token_hex(16))
 
     def end(self) -> None:

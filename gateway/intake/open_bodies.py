@@ -105,7 +105,6 @@ class OpenBodies:
         return self._pace.wait_s(tenant, size, loop_time_s()) if self.turns.is_late() else 0.0
 
     def remove(self, tenant: str, size: int) -> None:
-        """The request of so many bytes has ended."""
         left = self._bytes.get(tenant, 0) - size
         if left:
             self._bytes[tenant] = left

@@ -72,7 +72,6 @@ class Turns(Generic[JobT]):
         return f"Turns(waiting={waiting}, seated={self._seated})"
 
     def add(self, tenant: str, job: JobT) -> None:
-        """Put a job behind the tenant's others."""
         self._waiting.setdefault(tenant, deque()).append(job)
         self.length += 1
 

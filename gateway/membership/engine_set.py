@@ -67,12 +67,10 @@ class Drains:
             self.at_once(name)
 
     def at_once(self, name: str) -> None:
-        """The engine gets no new calls from now on."""
         self._end(name)
         self._router.health.drain(name)
 
     def cancel(self, name: str) -> None:
-        """The engine gets calls again."""
         self._end(name)
         self._router.health.drain(name, draining=False)
         log.info("engine active", engine=name)

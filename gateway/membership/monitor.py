@@ -125,7 +125,6 @@ class Monitor:
         self._supervisor.start("monitor-age", self._age)
 
     def add(self, engine: EngineConfig) -> None:
-        """Start to probe and poll one engine of the router."""
         self._supervisor.start(f"monitor:{engine.name}", partial(self._watch, engine))
         self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
         follow = partial(follow_stock_engine, self._router, engine, self._upstream)

@@ -86,7 +86,6 @@ class Recovery:
             self._supervisor.start(f"trial:{change.engine_id}", partial(self._try_until_up, change.engine_id))
 
     def remove(self, engine_id: str) -> None:
-        """Stop to try an engine, which has left the router."""
         self._supervisor.cancel(f"trial:{engine_id}")
         self._supervisor.cancel(f"question:{engine_id}")
         self._on_trial.discard(engine_id)

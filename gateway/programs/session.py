@@ -201,7 +201,6 @@ class Session:
             self.not_clocked[getter] = None
 
     def remove_getter(self, getter: Getter) -> None:
-        """It waits no more, without an answer."""
         waiting = self.getters[getter.variable]
         waiting.remove(getter)
         if not waiting:

@@ -56,7 +56,6 @@ class DeletedSessions:
             raise SessionEndedError(message, param="session_id")
 
     def expire(self, now_s: float) -> None:
-        """Forget the ids that are not refused any more."""
         for tenant in list(self._tenants):
             self._forget(tenant, now_s)
 

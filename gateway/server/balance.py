@@ -66,7 +66,6 @@ class Balance:
         return Share(number, self._ports, self._connections, self._ways[number][0], [end for _, end in self._ways])
 
     def close(self, number: int) -> None:
-        """A worker has ended, and takes no connections."""
         self._connections.open[number] = CLOSED
         self._connections.beats[number] = self._connections.silent[number] = 0
 

@@ -181,7 +181,6 @@ class Connection(asyncio.Protocol):
             self._patience.start()
 
     def resume_writing(self) -> None:
-        """The client has read most of what was written."""
         self._make_room()
         if self._first is not None:
             self._first.has_room()
@@ -246,7 +245,6 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def pause_reading(self) -> None:
-        """Leave what the client sends in the system."""
         if not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()

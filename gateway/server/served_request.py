@@ -303,7 +303,6 @@ class ServedRequest(Client, eq=False):
             self.line.transport.write(joined)
 
     def _send_rest(self) -> None:
-        """Send what the client takes of a long answer."""
         while self.rest is not None and self.line.room is None:
             if self._is_lost:
                 return

@@ -44,7 +44,6 @@ class Patience:
         self._timer = asyncio.get_running_loop().call_later(self._slow_clients.timeout_s, self._on_time)
 
     def stop(self) -> None:
-        """The client has read most of it, or has gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -24,7 +24,6 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether the figure is within its bounds."""
         return self.least <= self.value <= self.most
 
     @property

@@ -59,7 +59,6 @@ class FleetPlan:
         return f"http://127.0.0.1:{self.port}"
 
     def config(self) -> str:
-        """The gateway's configuration file."""
         engines = "".join(
             f'[[engines]]\nname = "engine-{i}"\nurl = "http://127.0.0.1:{port}"\n'
             for i, port in enumerate(self.engine_ports)

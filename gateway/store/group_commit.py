@@ -291,7 +291,6 @@ class GroupCommit:
         self._keeper.tidy()
 
     def _sleep(self, longest_s: float) -> None:
-        """Wait until something comes."""
         self._wake.clear()
         self._sleeps = True
         if not (self._queue or self.jobs or self._stops.is_set()):  # whoever appends later sees that the thread sleeps

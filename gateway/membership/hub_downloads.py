@@ -40,8 +40,8 @@ class AwaitedTokenizer(NamedTuple):
     problem: str | None = None
 
 
-class Awaiting(Protocol):
-    """Has the tokenizers of models, some of which are still `awaited`, by model."""
+class Tokenizers(Protocol):
+    """The tokenizers of base models, some of which are still `awaited`, by model."""
 
     @property
     def awaited(self) -> Mapping[str, AwaitedTokenizer]:
@@ -49,6 +49,12 @@ class Awaiting(Protocol):
 
     def wait_for(self, model: str, awaited: AwaitedTokenizer) -> None:
         """The tokens of a model are estimated until this tokenizer has come."""
+
+    def lacks(self, model: str) -> bool:
+        """Whether a model's tokenizer is to be found, and has not been."""
+
+    def exact(self, model: str) -> Tokenizer | None:
+        """A model's tokenizer, if its ids are to be the engines'."""
 
     def chat_template(self, model: str) -> str | None:
         """The text of the configured template; None: the tokenizer's own. Raises ValueError."""
@@ -60,7 +66,7 @@ class Awaiting(Protocol):
 class HubDownloads:
     """Downloads what `tokenizers` await. `on_found` is called after each that has come."""
 
-    def __init__(self, tokenizers: Awaiting, supervisor: Supervisor) -> None:
+    def __init__(self, tokenizers: Tokenizers, supervisor: Supervisor) -> None:
         self.tokenizers = tokenizers
         self._supervisor = supervisor
         self.on_found: Callable[[], None] = lambda: None

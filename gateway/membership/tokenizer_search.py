@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import msgspec
 import structlog
@@ -32,7 +32,7 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
 from plait.gateway.fleet.health import Offer
 from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequestError
-from plait.gateway.membership.hub_downloads import HubDownloads, load_from, without_panic
+from plait.gateway.membership.hub_downloads import HubDownloads, Tokenizers, load_from, without_panic
 
 FIND_S = 60.0
 """For an offer to come and to be loaded."""
@@ -48,26 +48,6 @@ PROBE_CHAT: Final = [{"role": "user", "content": " Say «hi». "}]
 log = structlog.get_logger(__name__)
 
 
-class Learner(Protocol):
-    """Has the tokenizers of models."""
-
-    def lacks(self, model: str) -> bool:
-        """Whether a base model's tokenizer is to be found, and has not been."""
-        ...
-
-    def exact(self, model: str) -> Tokenizer | None:
-        """A base model's tokenizer, if its ids are to be the engines'."""
-        ...
-
-    def chat_template(self, model: str) -> str | None:
-        """The text of the configured template; None: the tokenizer's own. Raises ValueError."""
-        ...
-
-    def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
-        """A tokenizer has been found, which can be loaded again by its specification."""
-        ...
-
-
 class TokenizerSearch:
     """Finds tokenizers for `learner`. Offers are kept below `folder`.
 
@@ -76,7 +56,7 @@ class TokenizerSearch:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: Tokenizers,
         folder: Path,
         given: Collection[str],
         downloads: HubDownloads,
@@ -93,7 +73,7 @@ class TokenizerSearch:
         self._loaded: dict[str, tuple[FileTokenizer, TokenizerFingerprint]] = {}  # by what was offered
 
     @classmethod
-    def of(cls, config: Config, learner: Learner, downloads: HubDownloads) -> Self:
+    def of(cls, config: Config, learner: Tokenizers, downloads: HubDownloads) -> Self:
         """The search of a configuration."""
         given = {model.name for model in config.models} | {name for one in config.engines for name in one.models}
         trusts_templates = config.server.trust_engine_templates

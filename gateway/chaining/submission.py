@@ -88,14 +88,14 @@ def _misplaced(message: Message, index: int, output: str) -> CallerError | None:
 class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
 
-    `params` are request fields for this output only. `transforms` is a chain. `truncated` says
+    `params` are request fields for this output only. `transforms` is a chain, as a text or in parts. `truncated` says
     whether a text that ends at its length limit becomes the value or fails the variable.
     """
 
     name: VariableName
     in_out: bool = False
     semantic_var_id: VariableName | None = None
-    transforms: str | None = None
+    transforms: str | list[str] | None = None
     params: Fields | None = None
     truncated: Literal["keep", "fail"] = "keep"
 
@@ -105,7 +105,8 @@ class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def output(self) -> Output:
         """The variable and its transform; raises `TransformSpecError`."""
-        transform = parse(self.transforms) if self.transforms else None
+        chain = " | ".join(self.transforms) if isinstance(self.transforms, list) else self.transforms
+        transform = parse(chain) if chain else None
         return Output(self.variable, transform, must_be_whole=self.truncated == "fail")
 
 

@@ -62,6 +62,12 @@ def test_a_prompt_is_filled_up_to_each_output() -> None:
     assert made.inputs == ("task",)
 
 
+@pytest.mark.parametrize("parts", [["code_block(python)", "strip"], ["code_block(python) | strip"]])
+def test_a_chain_of_transforms_may_be_given_in_parts(parts: list[str]) -> None:
+    (step,) = submission("{{task}} {{code}}", TASK, {**CODE, "transforms": parts}).steps
+    assert str(step.output.transform) == "code_block(python) | strip"
+
+
 def test_in_a_chat_the_model_goes_on_with_its_own_message() -> None:
     made = submission("Hi {{code}}, {{test}}", CODE, TEST)
     assert made.path == "/v1/chat/completions"
@@ -169,6 +175,8 @@ def test_fields_go_to_every_output_and_params_to_one() -> None:
         ("{{code}}", [CODE], {"max_tokens": 0}, "max_tokens"),
         ("{{code}}", [{**CODE, "params": {"max_tokens": "x"}}], {}, "max_tokens"),
         ("{{code}}", [{**CODE, "transforms": "nonsense"}], {}, None),
+        ("{{code}}", [{**CODE, "transforms": ["strip", "nonsense"]}], {}, None),
+        ("{{code}}", [{**CODE, "transforms": [{"name": "strip"}]}], {}, "placeholders"),
         ("{{code}}", [CODE], {"session_id": "?"}, "session_id"),
         (3, [CODE], {}, "prompt"),
         ("{{code}}", [CODE], {"messages": [assistant("{{code}}")]}, "prompt"),

@@ -146,19 +146,20 @@ def test_a_metric(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A metric")
     copy.insert(
         "gateway/calls/metrics.py",
-        "        self._measure_times(registry)\n",
-        '        Counter("plait_greetings", "Calls that begin with a greeting", registry=registry)\n',
+        '        text = "Placements of calls that left their engines, by reason"\n',
+        '        self._greetings = counter("greetings", "Calls that begin with a greeting", "model")\n',
     )
     with copy.served() as url:
-        assert "plait_greetings_total 0.0" in get(f"{url}/metrics")
+        assert "# TYPE plait_greetings_total counter" in get(f"{url}/metrics")
 
 
 def test_a_setting(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A setting")
-    copy.insert("gateway/config/sections.py", "    chat_tokens: NotNegative = 4000\n", "    greets: bool = True\n")
-    compared = "tests/gateway/config/test_sections.py::test_the_example_has_every_key"
-    with pytest.raises(AssertionError, match="test_the_example_has_every_key"):
+    field = '\n    greets: bool = True\n    """Answer greetings. Set it where people begin with one."""\n'
+    copy.insert("gateway/config/sections.py", 'where one-off prompts are longer, e.g. of RAG."""\n', field)
+    compared = "tests/gateway/config/test_sections.py::test_the_example_is_made_from_the_sections"
+    with pytest.raises(AssertionError, match="test_the_example_is_made_from_the_sections"):
         copy.check(compared)
-    copy.insert("config.example.toml", "\nchat_tokens = 4000", "\ngreets = true")
+    copy.run("python -m plait.gateway.config.example")
     copy.check(compared)
     copy.run("plait check-config --config config.example.toml")

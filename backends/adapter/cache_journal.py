@@ -1,4 +1,9 @@
-"""The engine's side of the cache-state report: the blocks stored now, and the changes since a cursor."""
+"""The engine's side of the cache-state report: the tree blocks cached now, and the changes since a cursor.
+
+The adapter calls `store` when its engine has cached a tree block, `remove` when the engine has evicted one. Every
+change adds 1 to the engine's count of changes, and a report's cursor is that count. A journal keeps the cached blocks
+and the latest removals, both in the order of their changes, so a delta is the tail of both. A block is never in both.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,10 @@ from plait.backends.protocol.cache_state import StoredRun
 
 
 class Changes:
-    """The `count` of an engine's changes: the cursor of a report on all journals that share it.
+    """Counters that all journals of one engine share, so that one cursor covers a report on all of them.
 
-    A block changed last at `of_blocks`. What was removed at `forgotten` and before is not known any more.
+    `count` is the number of changes so far, `of_blocks` the count at the latest change of a block. `forgotten` is the
+    count at the latest removal that was dropped: no delta reaches back before it.
     """
 
     __slots__ = ("count", "forgotten", "of_blocks")
@@ -22,15 +28,11 @@ class Changes:
 
 
 MAX_TOMBSTONES = 65_536
-"""This many removals are remembered. At one poll a second, that suffices for 4 million evicted tokens a second."""
+"""How many removals a journal remembers: enough for 4 million evicted tokens a second at one poll a second."""
 
 
 class CacheJournal:
-    """Tree blocks in the order of their last change, so that a delta is the tail of that order.
-
-    For a cursor from before a forgotten removal, the report is a snapshot. `changes` are shared with other journals of
-    the same engine.
-    """
+    """The tree blocks of one tier. Journals of several tiers of an engine share their `changes`."""
 
     def __init__(self, max_tombstones: int = MAX_TOMBSTONES, changes: Changes | None = None) -> None:
         self.changes = Changes() if changes is None else changes
@@ -46,11 +48,11 @@ class CacheJournal:
 
     @property
     def changed_at(self) -> int:
-        """The latest change of a block, in this journal or another one."""
+        """The count at the latest change of a block, in this journal or one that shares its `changes`."""
         return self.changes.of_blocks
 
     def store(self, block: int, parent: int | None) -> None:
-        """`block` is now resident, behind `parent`. No change if it is stored already."""
+        """`block` is cached now and follows `parent` (None: it starts a prompt). No change if it is stored already."""
         if block in self._stored:
             return
         self._removed.pop(block, None)
@@ -65,37 +67,37 @@ class CacheJournal:
             self.forget_until(self._removed.popitem(last=False)[1])
 
     def advance(self) -> int:
-        """Something has changed. Returns the new cursor."""
+        """Count a change. Returns the new cursor."""
         self.changes.count += 1
         return self.changes.count
 
     def forget_until(self, cursor: int) -> None:
-        """What was removed at this cursor and before is not known any more."""
+        """A removal at this cursor was dropped, so an older cursor gets a snapshot."""
         self.changes.forgotten = max(self.changes.forgotten, cursor)
 
     def remembers(self, cursor: int) -> bool:
-        """Whether the changes since a cursor are known: it is not forgotten, and not in the future."""
+        """Whether all changes since a cursor are known. A cursor in the future is of another epoch."""
         return self.changes.forgotten <= cursor <= self.changes.count
 
     def since(self, cursor: int | None) -> tuple[bool, list[StoredRun], list[int]]:
-        """(snapshot?, stored, removed) since `cursor`. A snapshot if it is None, forgotten or in the future."""
+        """(is it a snapshot?, stored, removed) since `cursor`. A snapshot for None, or if a change is not known."""
         if cursor is None or not self.remembers(cursor):
             return True, _runs([(block, parent) for block, (_, parent) in self._stored.items()]), []
         stored = [(block, parent) for block, (_, parent) in self._stored_since(cursor)]
         return False, _runs(stored[::-1]), [block for block, _ in self._removed_since(cursor)]
 
     def has_news(self, cursor: int) -> bool:
-        """Whether a tree block was stored or removed since a cursor, or the cursor is forgotten or in the future."""
+        """Whether a tree block was stored or removed since a cursor, or may have been (see `remembers`)."""
         return not self.remembers(cursor) or self.changed_at > cursor
 
     def changed(self, cursor: int) -> list[int] | None:
-        """The tree blocks stored or removed since a cursor; None if it is forgotten or in the future."""
+        """The tree blocks stored or removed since a cursor; None if they are not all known."""
         if not self.remembers(cursor):
             return None
         return [block for block, _ in chain(self._stored_since(cursor), self._removed_since(cursor))]
 
     def _changed(self) -> int:
-        """A block was stored or removed. Returns the new cursor."""
+        """Count a change of a block. Returns the new cursor."""
         self.changes.of_blocks = self.advance()
         return self.changes.of_blocks
 

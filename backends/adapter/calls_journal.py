@@ -1,6 +1,8 @@
-"""The engine's side of the calls in the cache-state report: those that it has, and the changes since a cursor.
+"""The engine's calls in its cache-state report, for gateways that share the engine.
 
-Only calls that say which gateway has sent them are reported: a gateway could not tell others from its own.
+The driver calls `arrived`, `computed` (at the first token) and `ended`. Each of them counts as a change on the cursor
+of the cache's journal, so one cursor is enough for a report. A gateway gets the changes of other gateways' calls since
+its cursor. A call without a gateway's id is not reported: its own gateway would take it for another's.
 """
 
 from __future__ import annotations
@@ -16,28 +18,35 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.protocol.cache_state import OutstandingCall
 
 MAX_ENDED = 16_384
-"""So many ends are remembered: at 1,000 calls a second those of the last 16 s, and a poll is at most as long."""
+"""How many ended calls are remembered: those of 16 s at 1,000 calls a second. A poll waits 1 s by default."""
 
 MAX_HASHES = 4_096
-"""Of a longer prompt the first blocks are reported."""
+"""How many of a prompt's tree blocks are reported at most: the first ones."""
 
 
 class LatestChanges(msgspec.Struct, frozen=True, array_like=True):
-    """The cursors of the latest changes: of blocks, of the calls `by` one gateway, and before of any other's calls."""
+    """Cursors of the latest changes, which tell each gateway whether a report would have anything but its own calls."""
 
     blocks: int
+    """Of a block."""
     calls: int = 0
+    """Of a call."""
     by: str = ""
+    """The gateway of that call."""
     before: int = 0
+    """Of a call from any other gateway."""
 
     def are_news(self, cursor: int, asking: str | None) -> bool:
-        """Whether a report since a cursor that is remembered would say anything to the gateway that is `asking`."""
+        """Whether a report since a cursor (see `CacheJournal.remembers`) has a change for the gateway `asking`."""
         return max(self.blocks, self.before if self.by == asking else self.calls) > cursor
 
 
 @dataclass(slots=True)
 class _Here:
-    """A call that is in the engine. Its tree blocks are `find`ed when it is first reported."""
+    """A call in the engine, last changed at `cursor`.
+
+    `find` hashes the prompt into tree blocks. It is called when another gateway first asks, and kept as `hashes`.
+    """
 
     number: int
     gateway: str
@@ -52,8 +61,7 @@ class _Here:
 class CallsJournal:
     """The engine's calls in the order of their last change, so that a delta is the tail of that order.
 
-    It counts its changes on the cursor of `cache`, so one cursor is enough for a report. The blocks of `lower` tiers
-    need not be computed either. `key` is the engine's name for a call.
+    Blocks of the `lower` tiers count as cached, since the engine loads them. `key` is the engine's name for a call.
     """
 
     def __init__(self, cache: CacheJournal, block_tokens: int, lower: Sequence[Container[int]] = ()) -> None:
@@ -78,18 +86,18 @@ class CallsJournal:
         *,
         is_urgent: bool,
     ) -> None:
-        """A call has arrived. `hashes` are asked for when it is reported. One without a gateway is not reported."""
+        """A call has arrived. `hashes` finds its prompt's tree blocks, if the call is reported."""
         if not gateway:
             return
         cursor = self._changed(gateway)
         self._here[key] = _Here(next(self._numbers), gateway, prompt_tokens, is_urgent, hashes, cursor)
 
     def computed(self, key: Hashable) -> None:
-        """A call has its first token. No effect if it had it before, or has ended."""
+        """A call has its first token. No effect if it had one before, or has ended."""
         call = self._here.get(key)
         if call is not None and not call.is_computed:
             call.is_computed, call.cursor = True, self._changed(call.gateway)
-            call.find, call.hashes = tuple, None
+            call.find, call.hashes = tuple, None  # its blocks are reported as cached now; `find` may keep a request
             self._here.move_to_end(key)
 
     def ended(self, key: Hashable) -> None:
@@ -111,13 +119,14 @@ class CallsJournal:
         return LatestChanges(self._cache.changed_at, self._latest, self._by, self._before)
 
     def has_news(self, cursor: int, asking: str | None) -> bool:
-        """Whether a report since a cursor would say anything to the gateway that is `asking`."""
+        """Whether a report since a cursor would have a change for the gateway `asking`."""
         return not self._cache.remembers(cursor) or self.latest.are_news(cursor, asking)
 
     def since(self, cursor: int | None, asking: str | None) -> tuple[list[OutstandingCall], list[int]]:
-        """The calls that came or were computed since a cursor that is remembered, and the numbers of those that ended.
+        """The calls that arrived or got a first token since a cursor, and the numbers of those that ended.
 
-        None: all calls, and no ends. A gateway that is `asking` knows its own calls.
+        `cursor` is one that the cache remembers, or None for all calls and no ends. The calls of the gateway `asking`
+        are left out.
         """
         if cursor is None:
             return [self._reported(call) for call in self._here.values() if call.gateway != asking], []
@@ -126,7 +135,7 @@ class CallsJournal:
         return calls[::-1], list(self._ended_since(cursor, asking))
 
     def _changed(self, gateway: str) -> int:
-        """A gateway's call has changed. Returns the new cursor."""
+        """Count a change of a gateway's call. Returns the new cursor."""
         if gateway != self._by:
             self._before, self._by = self._latest, gateway
         self._latest = self._cache.advance()

@@ -1,7 +1,7 @@
 """The tokenizer of an engine's API server, and its fingerprint in the reports.
 
-The schedulers report, but only the API server has the tokenizer and the chat template. So its route adds the
-fingerprint to each report on the way. The fingerprint itself is made once, when the server starts.
+The scheduler makes the report, but only the API server has the tokenizer and the chat template. So the API server makes
+the fingerprint once, when it starts, and adds it to each report that it passes on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plait.backends.protocol.tokenizer_files import encoded, saved_files
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, Messages, TokenizerFingerprint, fingerprint
 
 _log = logging.getLogger("vllm.plait")
-"""A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""
+"""A child of vLLM's logger, because vLLM prints only such records. SGLang prints those of any logger."""
 
 _FIELDS: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 
@@ -31,27 +31,27 @@ Render = Callable[[Messages, Messages | None, Mapping[str, Any]], object]
 
 @dataclass(slots=True)
 class EngineTokenizer:
-    """A tokenizer of transformers, or one with the same methods. `name` says where the engine has it from.
-
-    `chat_template` is the text that the engine was given instead of the tokenizer's own. `template_kwargs` are what it
-    gives to templates by default. `prepare` is SGLang's; None: the engine is another, or prepares some chats otherwise.
-    `drops_tools`: tools are left out for `tool_choice: none`.
-    """
+    """A tokenizer of transformers, or one with the same methods, and how the engine renders chats."""
 
     name: str
+    """The folder or Hub name from which the engine has loaded the tokenizer."""
     tokenizer: Any
     render: Render
     chat_template: str | None = None
+    """The text given by an engine's option, instead of the tokenizer's own template."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The variables that the engine gives to every template."""
     prepare: Prepare | None = None
+    """SGLang's; None in other engines, and where SGLang treats the chats of this model in a special way."""
     drops_tools: bool = False
+    """Whether the engine hides tools from the template for `tool_choice: none`."""
 
     def vocabulary(self) -> Mapping[str, int]:
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         return vocabulary
 
     def added_tokens(self) -> Iterable[str]:
-        """The tokens that are found in a text before all else; none if the tokenizer does not tell."""
+        """The tokens that the tokenizer cuts out of a text first; none if it has no method to list them."""
         added = getattr(self.tokenizer, "get_added_vocab", None)
         return [] if added is None else list(added())
 
@@ -60,7 +60,7 @@ class EngineTokenizer:
         return ids
 
     def render_probe(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
-        """A chat by the engine's template; None if it refuses the chat."""
+        """A chat rendered by the engine's template; None if the template refuses the chat."""
         try:
             text = self.render(messages, tools, variables)
         except Exception as error:  # noqa: BLE001 - a template is a program
@@ -69,7 +69,7 @@ class EngineTokenizer:
         return text if isinstance(text, str) else None
 
     def render_requested(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
-        """A client's chat by the engine's own code and template; None if it refuses the chat."""
+        """A client's chat, prepared by the engine's own code, then rendered; None if either refuses the chat."""
         if self.prepare is None:
             raise NotImplementedError
         try:
@@ -80,9 +80,9 @@ class EngineTokenizer:
         return self.render_probe(*prepared, variables)
 
     def offer(self, reported: bytes) -> bytes:
-        """The tokenizer's files, for `GET /plait/tokenizer`, with what `read_tokenizer` has returned.
+        """The answer to `GET /plait/tokenizer`: the tokenizer's files. `reported` is from `read_tokenizer`.
 
-        Raises ValueError if that is nothing, and what the tokenizer raises.
+        Raises ValueError if `read_tokenizer` could not read the tokenizer, and what the tokenizer raises.
         """
         found = msgspec.msgpack.decode(reported, type=_Reported).tokenizer
         if found is None:
@@ -98,7 +98,7 @@ class _Reported(msgspec.Struct, frozen=True):
 
 
 def read_tokenizer(find: Callable[[], EngineTokenizer | None], version: str) -> bytes:
-    """The parts of the report that are about the tokenizer which `find` returns; None: the engine has none.
+    """The report's fields `tokenizer` and `chats`, as msgpack. `find` returns None if the engine has no tokenizer.
 
     `version` is the engine's. If the tokenizer cannot be read, the log has the reason, and the gateway sends text.
     """
@@ -117,5 +117,5 @@ def read_tokenizer(find: Callable[[], EngineTokenizer | None], version: str) -> 
 
 
 def with_tokenizer(report: bytes, reported: bytes) -> bytes:
-    """A report with what `read_tokenizer` has returned, both as msgpack. Only the names of fields are decoded."""
+    """A report with the fields from `read_tokenizer`, both as msgpack. Values stay encoded: a report can be long."""
     return msgspec.msgpack.encode(_FIELDS.decode(report) | _FIELDS.decode(reported))

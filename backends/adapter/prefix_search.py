@@ -1,6 +1,6 @@
-"""Finds the ends of common prefixes by bisection: of a prompt and the cache, and of two prompts.
+"""Finds by bisection how many blocks a prompt shares with a cache, or with another prompt.
 
-Caches evict a prefix from its end. A block's hash depends on all blocks before it. So bisection works.
+Bisection works because caches evict a prefix from its end, and a block's hash depends on all blocks before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cached_blocks(most: int, guess: int, is_cached: Callable[[int], bool]) -> in
 
 
 def shared_blocks(own: Sequence[Hashable], others: Sequence[Hashable], most: int) -> int:
-    """How many of the first `most` blocks two prompts share. Both have the chained hashes of at least that many."""
+    """How many of the first `most` blocks two prompts share. Each has at least `most` chained hashes."""
     low, high = 0, most
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,8 @@
-"""Checks which names that a plugin relies on the installed version of an engine has, and so what the plugin can do.
+"""Finds out how much a plugin can do in the installed version of an engine.
 
-It checks no version numbers, but every class, method, parameter and attribute that the plugin uses or replaces. Each
-serves a tier (`plait.backends.protocol.cache_state.TIERS`). An engine gets the highest tier all of whose names it has.
+Each class, method, parameter and attribute of the engine that the plugin uses or replaces serves a tier
+(`plait.backends.protocol.cache_state.TIERS`). The engine gets the highest tier whose names, and those of all lower
+tiers, it has. Version numbers are not checked: they say nothing of forks and future releases.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from plait.backends.protocol.cache_state import TIERS, Tier
 
 _log = logging.getLogger("vllm.plait")
-"""vLLM's engine core shows only records of this name, SGLang those of any."""
+"""A child of vLLM's logger, because vLLM prints only such records. SGLang prints those of any logger."""
 
 
 Missing = Mapping[Tier, Sequence[str]]
@@ -29,18 +30,16 @@ class UnsupportedEngineError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names that one tier needs beside those of the tiers below.
-
-    `methods` are dotted names, and the first parameters that a function must take, in this order. If the last is called
-    `name?`, a function may also take only those before it. `attributes` are those that a scheduler must have once it is
-    built. Of each entry of `either_method` and `either_attribute`, one name is enough: versions differ in which they
-    have.
-    """
+    """The names that one tier needs, beside those of the tiers below."""
 
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Dotted names of functions, each with the first parameters that it must take. A last `name?` may be missing."""
     attributes: Sequence[str] = ()
+    """Dotted paths in a scheduler that is built."""
     either_method: Sequence[Mapping[str, tuple[str, ...]]] = ()
+    """Alternatives, since versions differ: one name of each entry is enough."""
     either_attribute: Sequence[Sequence[str]] = ()
+    """As `either_method`, for attributes."""
 
     def missing_installed(self) -> list[str]:
         """The methods that the installed version lacks."""
@@ -54,9 +53,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredNames:
-    """What a plugin relies on in an engine, which is installed as `package`.
+    """The names that a plugin needs in an `engine`, by tier.
 
-    `without_plait` says how to start the engine without the plugin.
+    The engine is installed as `package`. `without_plait` tells the user how to start the engine without the plugin.
     """
 
     engine: str
@@ -67,25 +66,25 @@ class RequiredNames:
     chunks: Names = Names()
 
     def installed_tier(self, lowest: Tier = "reports") -> Tier:
-        """The highest tier all of whose methods the installed version has. A scheduler may lack attributes of it.
+        """The highest tier whose methods the installed version has. Attributes are checked later, in the scheduler.
 
         Raises UnsupportedEngineError if that is below the `lowest` tier.
         """
         return self._highest(self.missing_installed(), lowest)[0]
 
     def missing_installed(self) -> Missing:
-        """The methods that the installed version lacks, by tier. A plugin's own in their place may look otherwise."""
+        """The methods that the installed version lacks, by tier. To be asked before the plugin replaces methods."""
         return {tier: self._of(tier).missing_installed() for tier in TIERS}
 
     def check_scheduler(self, scheduler: Any) -> None:
-        """Raise UnsupportedEngineError if the installed version and a scheduler of it lack names of the lowest tier."""
+        """Raise UnsupportedEngineError if the installed version or its scheduler lacks a name of the lowest tier."""
         self._highest(self._missing(scheduler), TIERS[0])
 
     def scheduler_tier(self, scheduler: Any, lowest: Tier = "reports", installed: Missing | None = None) -> Tier:
-        """The highest tier all of whose names the installed version and a scheduler of it have. Logs those missing.
+        """The highest tier whose names the installed version and its scheduler have. Logs the missing names.
 
-        `installed` is what `missing_installed` has said before the plugin was in its methods' places. Raises
-        UnsupportedEngineError if that is below the `lowest` tier.
+        `installed` is from `missing_installed`, called before the plugin replaced methods: the plugin's own methods
+        have other parameters. Raises UnsupportedEngineError if the tier is below the `lowest` tier.
         """
         tier, lacks = self._highest(self._missing(scheduler, installed), lowest)
         if lacks:
@@ -160,7 +159,7 @@ def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _missing_alternatives(either: Iterable[tuple[Collection[str], Sequence[str]]]) -> Iterator[str]:
-    """`one or other` for each collection of names all of which are missing; `either` has what is missing of each."""
+    """`one or other` for each group of alternatives that lacks all its names. `either` pairs groups with lacks."""
     for names, missing in either:
         if len(missing) == len(names):
             yield " or ".join(missing)

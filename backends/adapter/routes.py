@@ -3,8 +3,8 @@
 `GET /cache_state` (docs/design/residency.md):
 
     since, epoch   cursor and epoch of the latest known report; without `since` the answer is a snapshot
-    wait_ms        how long the answer may be held back while nothing changes (at most a minute)
-    gateway        the id of the gateway that asks: its own calls are left out
+    wait_ms        how long the answer may wait for a change (at most a minute)
+    gateway        the id of the gateway that asks: the answer leaves out this gateway's calls
 
 The answer is msgpack if `Accept` names it, else JSON.
 
@@ -60,14 +60,14 @@ CACHE_STATE = "/cache_state"
 MAX_WAIT_MS = 60_000
 
 ANSWER_DEADLINE_S = 20.0
-"""Far longer than any iteration, because a scheduler answers between iterations. A stopped scheduler never answers, and
-a waiting request would keep the API server from stopping.
+"""Far longer than any iteration, because a scheduler answers between iterations. Without a limit, a stopped scheduler
+would leave requests waiting, and they would keep the API server from stopping.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportQuery:
-    """A request's query: cursor, epoch, how long the answer may be held back, and the id of the gateway that asks."""
+    """The query of `GET /cache_state`. `wait_s` is how long the answer may wait for a change."""
 
     since: int | None
     epoch: str | None
@@ -112,7 +112,7 @@ def _integer(query: dict[str, str], name: str) -> int | None:
 
 
 Change = Callable[[bytes], Awaitable[int]]
-"""Passes a valid body to the scheduler. Returns how many of its calls are known; raises `PlaitError`."""
+"""Passes a valid body to the scheduler. Returns how many of the named calls the scheduler has. Raises `PlaitError`."""
 
 Access = Callable[[Scope], Change]
 """Checks a request's API key and the engine before the body is read; raises `PlaitError`."""
@@ -146,7 +146,7 @@ async def answer_tokenizer(scope: Scope, send: Send, find: FindTokenizer, finger
 
 
 async def _offer(scope: Scope, find: FindTokenizer, fingerprint: bytes) -> bytes:
-    """The offer. The files are written and read on a thread: that takes up to a second."""
+    """The tokenizer's files. A thread writes and reads them, which takes up to a second."""
     if scope["method"] != "GET":
         raise MethodNotAllowedError(f"{TOKENIZER} takes GET requests only")
     tokenizer = find(scope)

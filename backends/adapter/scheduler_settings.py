@@ -1,8 +1,7 @@
 """The local scheduler's settings in an engine's plugin, and the scheduler that they make.
 
-Each engine passes the settings in its own way. vLLM passes its configuration to the engine core on any machine, where
-an environment variable would not get. SGLang passes its environment on to the processes that it starts, and has no
-option for the settings.
+vLLM takes them in `--additional-config`, because its engine core may run on a machine without the API server's
+environment. SGLang has no such option, so it takes them in an environment variable, which its processes inherit.
 """
 
 from __future__ import annotations
@@ -29,21 +28,20 @@ class SettingsError(ValueError):
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an engine's plugin can be told. `name` is the engine's, for its reports.
-
-    `scheduler` is a name in `policy.scheduling.local_scheduler.SCHEDULERS`, or `package.module:name` of something of
-    one's own that makes a `LocalScheduler`. It is called with `scheduler_options` as keywords. None: `slo`, as far as
-    the engine has the names for it.
-    `profile` is a cost profile: its name or the path of its .toml file. With it, a scheduler that plans with iteration
-    times knows them from the start. Without it, the scheduler measures them.
-    `require` is the lowest tier with which the engine may start.
-    """
+    """The settings of an engine's plugin."""
 
     scheduler: str | None = None
+    """A name in `policy.scheduling.local_scheduler.SCHEDULERS`, or `package.module:name` of a factory of a user's own
+    `LocalScheduler`. None: `slo`, as far as the engine's tier allows.
+    """
     name: str = ""
+    """The engine's name in its reports."""
     profile: str | None = None
+    """A cost profile's name or .toml file. Without one, a scheduler that needs iteration times measures them first."""
     scheduler_options: dict[str, Any] = {}
+    """Keyword arguments for the user's factory."""
     require: Tier = "reports"
+    """The lowest tier with which the engine may start."""
 
     @property
     def scheduler_name(self) -> str:
@@ -51,7 +49,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def lowest_tier(self) -> Tier:
-        """The lowest tier that does what is asked for: a scheduler that is named needs `order`."""
+        """The lowest tier that satisfies the settings. A scheduler that is named needs `order`."""
         named: Tier = "reports" if self.scheduler is None else "order"
         return max(self.require, named, key=TIERS.index)
 
@@ -86,7 +84,7 @@ def cost_model(settings: SchedulerSettings, where: str) -> CostModel | None:
 
 
 def local_scheduler(settings: SchedulerSettings, where: str) -> LocalScheduler:
-    """The local scheduler of the settings. `where` is as above. Raises SettingsError if it cannot be made."""
+    """The local scheduler of the settings. Raises SettingsError, which begins with `where`, if it cannot be made."""
     name, options = settings.scheduler_name, settings.scheduler_options
     if name in SCHEDULERS:
         return SCHEDULERS[name]()
@@ -100,7 +98,7 @@ def local_scheduler(settings: SchedulerSettings, where: str) -> LocalScheduler:
 
 
 def measuring(policy: LocalScheduler, costs: CostModel | None) -> MeasuringScheduler | None:
-    """Returns `policy` if it measures, else None. It starts with `costs`, if given."""
+    """`policy` if it takes iteration times, else None. Gives it the expected times of `costs` first."""
     if not isinstance(policy, MeasuringScheduler):
         return None
     if costs is not None:
@@ -109,7 +107,7 @@ def measuring(policy: LocalScheduler, costs: CostModel | None) -> MeasuringSched
 
 
 WHERE: Final = "--additional-config: plait"
-"""Where vLLM has them: `--additional-config '{"plait": {"scheduler": "fcfs"}}'`."""
+"""Where vLLM has the settings: `--additional-config '{"plait": {"scheduler": "fcfs"}}'`."""
 
 
 class VllmSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
@@ -125,7 +123,7 @@ def parse_settings(additional_config: Any) -> VllmSettings:
 
 
 VARIABLE: Final = "PLAIT_SGLANG"
-"""Where SGLang has them: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`."""
+"""Where SGLang has the settings: `PLAIT_SGLANG='{"scheduler": "fcfs"}'`."""
 
 
 class SglangSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):

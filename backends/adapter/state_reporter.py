@@ -1,6 +1,10 @@
-"""The reporter of an engine's state: iterations, SLO attainment and changing objectives, and the reports made of them.
+"""What an adapter records of its engine, and the cache-state reports made of it (docs/design/clocks.md).
 
-See docs/design/clocks.md.
+The engine's driver calls in: a call arrives (`received`), has more tokens (`produced`), ends (`ended`); an iteration
+begins and ends (`Iterations`). Three parts follow the calls: `Attainment` judges each by its objectives when it ends,
+`RefinableCalls` changes objectives of calls in the engine, `CallsJournal` keeps the calls to report. `report` reads
+all of them and the cache's journals. All times are seconds of one clock of the driver's. An event of a call that is
+unknown, or has ended, has no effect.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from plait.policy.scheduling.plan import RECENT_ITERATIONS, LocalCall
 
 
 class Iterations:
-    """An engine's last iteration times, prompt chunks and queueing times.
+    """An engine's latest iteration times, prompt chunks and queueing times (`RECENT_ITERATIONS` of each).
 
-    It takes the beginnings and ends in the order of iterations, even if several are in flight.
+    Iterations begin and end in the same order; several may be in flight, as in asynchronous scheduling.
     """
 
     def __init__(self) -> None:
@@ -52,12 +56,12 @@ class Iterations:
     def admitted(self, queued_s: float) -> None:
         """A call was scheduled for the first time, after `queued_s` in the queue.
 
-        An emulated iteration may begin a moment before the call came: that is no time in the queue.
+        The time may be negative: an emulated iteration may begin a moment before the call arrives.
         """
         self._queued_s.append(max(0.0, queued_s))
 
     def computes(self, tokens: Iterable[int]) -> None:
-        """An iteration computes these `tokens`, one number for each call. A number above 1 is a prompt chunk."""
+        """An iteration computes these `tokens`, a number for each call. A number above 1 is a prompt chunk."""
         self._chunks.extend([chunk for chunk in tokens if chunk > 1])
 
     def begin(self, iteration: int, now_s: float) -> None:
@@ -65,9 +69,9 @@ class Iterations:
         self._begun[iteration] = now_s
 
     def end(self, iteration: int, now_s: float) -> float | None:
-        """An iteration's output has come. Returns the iteration's time; None if the iteration is unknown.
+        """An iteration's output has come. Returns the iteration's time in seconds; None if the iteration is unknown.
 
-        If several are in flight, the time counts from the end of the one before.
+        If several are in flight, the time counts from the end of the one before, which the device computed until then.
         """
         begun_s = self._begun.pop(iteration, None)
         if begun_s is None:
@@ -78,7 +82,7 @@ class Iterations:
         return duration_s
 
     def took(self, duration_s: float) -> None:
-        """An iteration took `duration_s`. For engines that know the time without a clock."""
+        """Record an iteration's time. The embedded engine calls this directly: its times are predicted."""
         self._durations_s.append(duration_s)
 
     def state(self, budget_tokens: int) -> IterationState:
@@ -96,12 +100,12 @@ def _mean(values: deque[float] | deque[int]) -> float:
 
 
 RECENT_CALLS = 256
-"""The share covers this many latest calls with objectives, so its standard error is at most 3 %."""
+"""How many of the latest calls with objectives the share is of. Its standard error is at most 3 %."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """An engine's progress on one call; times in seconds on the engine's clock."""
+    """An engine's progress on one call: its output `tokens`, and the times of the first and the last of them."""
 
     call: LocalCall
     zero_s: float
@@ -110,7 +114,7 @@ class _Progress:
     last_s: float = 0.0
 
     def met(self, ended_s: float) -> bool | None:
-        """Whether all objectives are met; None if there are none, or for a call without tokens that was not overdue."""
+        """Whether the call met all its objectives; None if it has none, or ended before its first token was due."""
         slo = self.call.slo
         if slo is None:
             return None
@@ -125,12 +129,9 @@ class _Progress:
 class Attainment:
     """SLO attainment, measured in the engine: the share of calls that met all their objectives.
 
-    It takes the events of calls in order of time. A call counts when it ends, by the objectives that it has then; one
-    without objectives does not count. A call has met its SLO if it has met its TTFT, its TPOT over all tokens, and its
-    JCT. All times count from its zero. An aborted call counts with the tokens that it had. Without tokens, it counts
-    only if its first token was overdue.
-
-    `key` is the engine's name for a call.
+    A call is judged when it ends, by its objectives at that time: its TTFT, its mean TPOT and its JCT, all from its
+    zero. An aborted call is judged by the tokens that it had. Calls without objectives do not count, nor do calls that
+    end without a token before the first is due. `key` is the engine's name for a call.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class Attainment:
         self._open[key] = _Progress(call, call.arrived_s)
 
     def produced(self, key: Hashable, tokens: int, now_s: float) -> bool:
-        """A call has `tokens` more output tokens. Returns whether its first is among them."""
+        """A call has `tokens` more output tokens. Returns whether they are its first."""
         progress = self._open.get(key)
         if progress is None or not tokens:
             return False
@@ -172,16 +173,14 @@ class Attainment:
 
 
 EARLY_CHANGES = 1_024
-"""At most so many changes of unknown calls are kept. A call is unknown for as long as its prompt is tokenized."""
+"""How many changes are kept for calls that have not arrived yet. The API server first tokenizes a call's prompt."""
 
 
 class RefinableCalls:
     """An engine's calls whose objectives may change, by the gateway's handle for them.
 
-    A change and its call come on different connections. So a change may come before its call; it is kept for a while.
-    A request with several completions has one handle for several calls.
-
-    `key` is the engine's name for a call.
+    A change and its call come on different connections, so the change may arrive first; it is kept for its call. A
+    request with several completions (`n`) has one handle for several calls. `key` is the engine's name for a call.
     """
 
     def __init__(self) -> None:
@@ -190,7 +189,7 @@ class RefinableCalls:
         self._early: OrderedDict[str, EngineAnnotations] = OrderedDict()
 
     def received(self, key: Hashable, call: LocalCall, handle: str | None) -> None:
-        """A call has arrived. It gets the objectives of a change that came before it."""
+        """A call has arrived. A change that arrived before it takes effect now."""
         if handle is None:
             return
         self._calls.setdefault(handle, {})[key] = call
@@ -200,7 +199,7 @@ class RefinableCalls:
             _refine(call, early)
 
     def refine(self, changes: Iterable[EngineAnnotations]) -> int:
-        """Give calls their new objectives, from the next plan on. Returns how many changes name a call that is here."""
+        """Give calls their new objectives, from the next plan on. Returns how many of the changes found a call."""
         known = 0
         for change in changes:
             assert change.handle is not None
@@ -208,7 +207,7 @@ class RefinableCalls:
             for call in calls.values():
                 _refine(call, change)
             known += bool(calls)
-            if not calls or change.handle in self._early:
+            if not calls or change.handle in self._early:  # more calls of the handle may still arrive
                 self._keep(change.handle, change)
         return known
 
@@ -240,29 +239,28 @@ def _refine(call: LocalCall, change: EngineAnnotations) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class StateReporter:
-    """Reports on one engine. Each start of the engine has a new `epoch`.
-
-    `engine` is the engine's name, `policy` the name of its local scheduler, or `engine` if it schedules by itself.
-    `takes_objectives` says whether the objectives of its calls may change. The engine's driver tells of its
-    `iterations` there, and of its calls here. `tokenizer` is for an engine whose API server does not add it. `lower`
-    are the tiers below the accelerator; their journals share the changes of `journal`. The other fields are as in the
-    report.
-    """
+    """Records one engine's calls and reports on the engine. Fields without a line here are `CacheState`'s."""
 
     engine: str
     kind: str
     epoch: str
+    """A new one at each start of the engine."""
     model: str
     block_tokens: int
     granularity_tokens: int
     policy: str
+    """The local scheduler's name; `engine` if the engine schedules by itself."""
     journal: CacheJournal
+    """The tree blocks on the accelerator."""
     takes_objectives: bool = False
     slots: int = 0
     tier: Tier = "chunks"
     lower: Sequence[TierJournal] = ()
+    """The tiers below the accelerator, the fastest first. They share the changes of `journal`."""
     tokenizer: TokenizerFingerprint | None = None
+    """For the embedded engine. In vLLM and SGLang, the API server adds it to each report."""
     iterations: Iterations = field(default_factory=Iterations)
+    """The driver records iterations here."""
     attainment: Attainment = field(default_factory=Attainment)
     refinable: RefinableCalls = field(default_factory=RefinableCalls)
     calls: CallsJournal = field(init=False)
@@ -281,7 +279,7 @@ class StateReporter:
         gateway: str | None,
         tree_blocks: Callable[[], Sequence[int]],
     ) -> None:
-        """A call has arrived, from a `gateway` (None: not known). `tree_blocks` finds the hashes of its prompt's."""
+        """A call has arrived, from a `gateway` (None: not known). `tree_blocks` hashes its prompt's tree blocks."""
         self.attainment.received(key, call)
         self.refinable.received(key, call, handle)
         is_urgent = call.slo is not None and call.slo.ttft_s is not None
@@ -307,7 +305,7 @@ class StateReporter:
     # Reports.
 
     def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
-        """Whether a report since a cursor of `epoch` would say anything to the `gateway` that asks."""
+        """Whether a report since a cursor of `epoch` would have a change for the `gateway` that asks."""
         return epoch not in {None, self.epoch} or self.calls.has_news(since, gateway)
 
     def report(
@@ -324,8 +322,8 @@ class StateReporter:
     ) -> CacheState:
         """The cache-state report since a cursor of `epoch` (None: the current one). Another epoch gets a snapshot.
 
-        `waiting_prompts` are the lengths of the waiting calls' prompts, in tokens. The calls of the `gateway` that asks
-        are left out.
+        `waiting_prompts` has the prompt length in tokens of each waiting call. The report leaves out the calls of the
+        `gateway` that asks.
         """
         cursor = since if epoch in {None, self.epoch} else None
         snapshot, stored, removed = self.journal.since(cursor)

@@ -10,7 +10,7 @@ from plait.backends.protocol.cache_state import LowerTier
 
 @dataclass(slots=True, eq=False)
 class TierJournal:
-    """One tier. `journal` has the tree blocks whose fastest copy is there; the other fields are as in the report."""
+    """One tier. `journal` has the tree blocks whose fastest copy is in it. The other fields are `LowerTier`'s."""
 
     tier: str
     journal: CacheJournal
@@ -20,7 +20,7 @@ class TierJournal:
     loading_s: float = 0.0
 
     def since(self, cursor: int | None) -> LowerTier:
-        """What has changed since a cursor; all of it if that is None or forgotten."""
+        """The changes since a cursor, or all of the tier for None and for a cursor that is not remembered."""
         _, stored, removed = self.journal.since(cursor)
         return LowerTier(
             self.tier, self.total_blocks, self.free_blocks, stored, removed, self.loaded_tokens, self.loading_s

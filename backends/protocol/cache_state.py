@@ -21,8 +21,8 @@ from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 
 Tier = Literal["reports", "order", "chunks"]
 TIERS: Final[tuple[Tier, ...]] = ("reports", "order", "chunks")
-"""What an adapter does in an engine, each with all before it: `reports` tells of cache and calls, and takes objectives;
-`order` sets the queue's order and the budget; `chunks` limits each call's tokens, and preempts.
+"""What an adapter does in its engine. `reports`: report the cache and calls, take objectives. `order`: also set the
+queue's order and the token budget. `chunks`: also limit each call's tokens, and preempt.
 """
 
 
@@ -45,7 +45,7 @@ MAX_TOKENS = 2**28
 MAX_COUNT = 2**53
 MAX_TIME_S = 1e9
 ROUNDING_S = 1e-3
-"""A mean that is kept up by adding and subtracting may end below zero by less than this."""
+"""A running mean, kept by adding and subtracting, may fall below zero by less than this."""
 
 MAX_TIERS = 8
 """More tiers than any engine has."""
@@ -53,7 +53,7 @@ MAX_TIERS = 8
 _TIER_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
 
 SLACK = 4
-"""A report may list so many times the blocks that fit the cache: changes pile up between two polls."""
+"""How many times the cache's size a report may list as stored: changes pile up between two polls."""
 
 
 class StoredRun(msgspec.Struct, frozen=True, array_like=True):
@@ -64,49 +64,54 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LowerTier(msgspec.Struct, frozen=True):
-    """A tier of the cache below the accelerator: `host` (memory), `disk` or `remote`, by its name in `tier`.
-
-    `stored` and `removed` are blocks whose fastest copy is there, as those of the report are the accelerator's. A block
-    that moves is removed from one tier and stored in another one. `total_blocks` engine blocks fit (0: not known), of
-    which `free_blocks` are empty (None: not known). So far, `loaded_tokens` were brought back from there, for which its
-    link was busy for `loading_s`.
-    """
+    """A tier of the KV cache below the accelerator. A block that moves is removed from one tier, stored in another."""
 
     tier: str
+    """`host` (memory), `disk` or `remote`."""
     total_blocks: int = 0
+    """Engine blocks that fit; 0: not known."""
     free_blocks: int | None = None
+    """Empty ones; None: not known."""
     stored: list[StoredRun] = []
+    """Tree blocks whose fastest copy is now in this tier."""
     removed: list[BlockHash] = []
+    """Tree blocks evicted from this tier, or moved to another."""
     loaded_tokens: int = 0
+    """Tokens brought back to the accelerator since the engine's start."""
     loading_s: float = 0.0
+    """How long the tier's link was busy with them."""
 
 
 class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call in the engine, sent by the gateway of this id. `number` names it within the engine's epoch.
-
-    `missed_tokens` are those of its prompt that are not cached; 0 once it `is_computed`. It `is_urgent` if it has a
-    TTFT. `hashes` are the tree blocks of its prompt, from the first on; none if it is computed: then they are stored.
-    """
+    """A call in the engine, for gateways other than its own."""
 
     number: int
+    """Names the call within the engine's epoch."""
     gateway: str
+    """The id of the gateway that sent the call."""
     prompt_tokens: int
     missed_tokens: int
+    """Prompt tokens that are not cached; 0 once the prompt is computed."""
     is_urgent: bool
+    """Whether the call has a TTFT."""
     is_computed: bool
+    """Whether the call has its first token."""
     hashes: list[BlockHash]
+    """The prompt's tree blocks, from the first on. Empty once computed: the report then lists them as stored."""
 
 
 class KvState(msgspec.Struct, frozen=True):
-    """The KV cache in engine blocks: all, empty ones, and those with cached prefixes that no running call uses."""
+    """The size of the KV cache, in engine blocks."""
 
     total_blocks: int
     free_blocks: int
+    """Empty blocks."""
     cached_blocks: int
+    """Blocks with a cached prefix that no running call uses."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
-    """Calls in the engine; `waiting_tokens` are the waiting calls' prompt tokens."""
+    """Counts of calls in the engine. `waiting_tokens` sums the prompts of the waiting ones."""
 
     waiting: int = 0
     running: int = 0
@@ -124,61 +129,62 @@ class IterationState(msgspec.Struct, frozen=True):
 
 
 class SchedulerState(msgspec.Struct, frozen=True):
-    """The local scheduler: its name, the share of calls that met their SLO (None: no call had one), its preemptions.
-
-    `takes_objectives` says that the objectives of its calls may change (`POST /call_objectives`). `slots` is how many
-    calls may run at a time; 0: not known. `tier` is one of `TIERS`, or of a later adapter's; adapters without tiers do
-    all. In `reports` the engine schedules, and the name is `engine`.
-    """
+    """The state of the engine's local scheduler."""
 
     policy: str = "fcfs"
+    """The scheduler's name; `engine` in the tier `reports`, where the engine schedules by itself."""
     slo_attainment: float | None = None
+    """The share of the latest calls with objectives that met all of them; None: there was none."""
     preemptions: int = 0
+    """Preempted calls since the engine's start."""
     takes_objectives: bool = False
+    """Whether objectives of calls may change while they run (`POST /call_objectives`)."""
     slots: int = 0
+    """How many calls may run at a time; 0: not known."""
     tier: str = "chunks"
+    """One of `TIERS`, or a later adapter's. An adapter from before tiers reports none and does everything."""
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One report, of an adapter for a `kind` of `dialects.ADAPTED`.
-
-    `block_tokens` is the size of an engine block, `granularity_tokens` the size of a tree block.
-
-    `tokenizer` is the fingerprint of the engine's tokenizer; None if the engine does not know it. `chats` says how it
-    renders chats; None if it does not say.
-
-    `calls` came or were computed since the cursor. `ended` are the numbers of those that ended. A snapshot has all
-    calls. None: the engine does not say.
-
-    `tiers` are those below the accelerator, the fastest first.
-    """
-
     engine: str
     kind: str
+    """One of `dialects.ADAPTED`."""
     epoch: str
+    """Names one start of the engine. Cursors and call numbers are valid within it."""
     cursor: int
+    """The engine's changes so far: the `since` of the next request."""
     model: str
     block_tokens: int
+    """The size of an engine block."""
     granularity_tokens: int
+    """The size of a tree block."""
     snapshot: bool
+    """Whether the report is the whole state instead of the changes."""
     stored: list[StoredRun]
+    """Tree blocks that the accelerator has cached since the cursor."""
     removed: list[BlockHash]
+    """Tree blocks that the accelerator has lost since the cursor."""
     kv: KvState
     queue: QueueState = QueueState()
     iteration: IterationState = IterationState()
     scheduler: SchedulerState = SchedulerState()
     tokenizer: TokenizerFingerprint | None = None
+    """None if the engine cannot read its tokenizer."""
     chats: ChatRendering | None = None
+    """How the engine renders chats; None from an adapter that does not report it."""
     calls: list[OutstandingCall] | None = None
+    """Other gateways' calls that arrived or got a first token since the cursor. None: the engine reports none."""
     ended: list[int] = []
+    """Numbers of such calls that ended since the cursor."""
     tiers: list[LowerTier] = []
+    """The tiers below the accelerator, the fastest first."""
 
     def __post_init__(self) -> None:
         if self.kind not in ADAPTED:
             raise ValueError(f"kind = {self.kind[:MAX_NAME]!r}: expected one of {', '.join(sorted(ADAPTED))}")
 
     def check(self) -> None:
-        """Raise ValueError if the report cannot be true: sizes, counts and times are within what an engine can have."""
+        """Raise ValueError if a size, count or time in the report is beyond what an engine can have."""
         kv, queue, iteration = self.kv, self.queue, self.iteration
         blocks = sum(len(run.hashes) for run in self.stored)
         counts = (

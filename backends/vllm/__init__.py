@@ -5,6 +5,6 @@
     --scheduler-cls plait.backends.vllm.scheduler.create_scheduler
     --middleware plait.backends.vllm.middleware.CacheStateMiddleware
 
-Imports only the standard library, msgspec, vLLM, `policy`, and modules of `backends` that import no more than that. So
-Plait without an extra is enough in an engine's environment, and vLLM has all that it needs.
+The package imports only the standard library, msgspec, vLLM, `policy`, and modules of `backends` that import no more
+than that. So vLLM's environment needs Plait without extras, and nothing else.
 """

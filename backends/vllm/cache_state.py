@@ -1,13 +1,12 @@
 """The exact content of vLLM's block pool as tree blocks, observed where blocks enter and leave the prefix-cache map.
 
-vLLM names a block by its own hash, chained over the tokens, LoRA, cache salt and media up to it. When vLLM caches a
-request's blocks, the request's tokens are known. The tree block's hash (`plait.policy.prefix.block_hash`) is then
-computed from the same tokens, LoRA and salt. When vLLM evicts a block, the block's own hash tells which tree block is
-no longer whole.
+vLLM names a block by its own hash, chained over the tokens, LoRA, cache salt and media up to the block's end. When vLLM
+caches a request's blocks, the request's tokens are known, so the hash of the tree block
+(`plait.policy.prefix.block_hash`) can be computed from the same tokens, LoRA and salt. When vLLM evicts a block, the
+block's own hash tells which tree block has lost a part.
 
-For a model with several kinds of attention, the blocks of the first full-attention group are reported. They are an
-upper bound of a prefix hit. Blocks that tokens alone do not determine (behind an image, prompt embeddings) are not
-reported.
+For a model with several kinds of attention, the blocks of the first full-attention group are reported, which bound a
+prefix hit from above. Blocks whose KV depends on more than tokens (behind an image, prompt embeddings) are left out.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 
 class PoolObserver:
-    """Follows one BlockPool from its start. `journal` has the tree blocks, `blocks` the copies of each engine block.
+    """Follows one BlockPool from its start, by wrapping its methods.
 
-    If vLLM offloads blocks to host memory, a chunk of them has `chunk_blocks`, and `tiered` is to be told of chunks.
+    `journal` has the tree blocks on the accelerator. If vLLM offloads chunks of `chunk_blocks` blocks to host memory,
+    the caller reports chunks to `tiered`.
     """
 
     def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str, chunk_blocks: int = 0) -> None:
@@ -42,7 +42,7 @@ class PoolObserver:
         self._pool = pool
         self._group_id = group_id
         self._model = model
-        self._idle: set[int] = set()
+        self._idle: set[int] = set()  # ids of cached blocks that no request uses
         self._follow_map()
         wrap(pool, "cache_full_blocks", self._cache_full_blocks)
         wrap(pool, "touch", self._touch)
@@ -55,12 +55,12 @@ class PoolObserver:
         return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached)
 
     def prompt_blocks(self, request: Any) -> Sequence[int]:
-        """The hashes of the tree blocks of a request's prompt, as far as its tokens determine them."""
+        """The hashes of a prompt's tree blocks, up to the first token whose KV depends on more than tokens."""
         end = min(request.num_prompt_tokens, _hashable_tokens(request))
         return chain(request.all_token_ids[:end], self.granularity_tokens, self._root(request))
 
     def key(self, block_hash: bytes) -> bytes:
-        """The name of the block with this hash in the observed group."""
+        """The pool's key for the block with this hash in the observed group."""
         return block_hash + self.group_suffix
 
     def _follow_map(self) -> None:
@@ -118,7 +118,7 @@ class PoolObserver:
             parent = tree_block
 
     def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
-        """The chain's hash before a request's tree block. It is known if the request found the blocks before cached."""
+        """The chain's hash before a request's tree block `index`; recomputed only if the block before is not known."""
         granularity = self.granularity_tokens
         last = blocks[index * granularity // self.block_tokens - 1].block_hash if index else None
         known = self.blocks.tree_block(last) if last is not None else None

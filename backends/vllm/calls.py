@@ -13,32 +13,34 @@ from plait.backends.vllm.compatibility import CompatibleScheduler
 from plait.policy.scheduling.plan import LocalCall
 
 _UNKNOWN = b""
-"""The key of no block: this call's hit was never looked up."""
+"""A key that no block has. As a call's `last_hit`, it makes the next look-up search."""
 
 
 @dataclass(slots=True, eq=False)
 class VllmCall(LocalCall):
-    """A request in vLLM. It does not refer to the request object, so that vLLM can free it without garbage collection.
-
-    `order` sorts calls by arrival. `last_hit` and `first_miss` are the keys on both sides of the known hit's end.
-    """
+    """A request in vLLM. Without a reference to the request, there is no cycle, and vLLM's last reference frees it."""
 
     received_s: float = field(kw_only=True)
     order: tuple[float, int] = field(kw_only=True)
+    """Sorts calls by arrival."""
     block_hashes: Sequence[bytes] = field(kw_only=True)
     reads_cache: bool = field(default=True, kw_only=True)
     hint_tokens: int = field(default=0, kw_only=True)
+    """The hit that the gateway expects: the first guess of the first search."""
     waits: bool = field(default=True, kw_only=True)
     admitted: bool = field(default=False, kw_only=True)
     hit_tokens: int = field(default=0, kw_only=True)
+    """The prefix found in the cache at the last search."""
     last_hit: bytes | None = field(default=_UNKNOWN, kw_only=True)
+    """The key of the prefix's last block; None if nothing was found."""
     first_miss: bytes | None = field(default=None, kw_only=True)
+    """The key of the block after the prefix; None if there is no further block."""
 
     def follow_waiting(self, request: Any) -> None:
-        """Update from a waiting request. A preempted one starts anew: its output is part of the tokens to compute."""
+        """Update from a waiting request. After a preemption, the output so far has to be computed again too."""
         output_tokens = request.num_tokens - request.num_prompt_tokens
         if not self.waits or output_tokens != self.output_tokens:
-            self.last_hit, self.first_miss = _UNKNOWN, None  # there may be more blocks to hit now
+            self.last_hit, self.first_miss = _UNKNOWN, None  # blocks of the output can be hit too now
         self.waits = True
         self.prompt_tokens = request.num_prompt_tokens
         self.computed_tokens = 0
@@ -74,16 +76,16 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
 class VllmFacts:
     """The EngineFacts of one vLLM scheduler.
 
-    They are exact for models with one kind of attention. For other models, only the observed group's blocks count for a
-    waiting call. vLLM checks again before it admits a call.
+    The facts are exact for models with one kind of attention. For other models, a waiting call's blocks are counted in
+    the observed KV cache group only; vLLM checks again before it admits a call.
     """
 
     def __init__(self, scheduler: Any, compatible: CompatibleScheduler, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.silent_calls = 0
-        """Running calls that have nothing to compute now. They are in no plan."""
+        """Running calls that have nothing to compute now. No plan has them."""
         self.ending_blocks = 0
-        """Blocks that vLLM takes from calls in no plan before it takes one from a call in the plan."""
+        """Blocks of calls whose last token is in flight, at the end of vLLM's list. vLLM preempts these calls first."""
         self._scheduler = scheduler
         self._compatible = compatible
         self._observer = observer
@@ -96,7 +98,7 @@ class VllmFacts:
 
     @property
     def max_running_calls(self) -> int:
-        """The most calls of a plan that may run at once. Calls outside the plan keep their sequence slots."""
+        """The most calls of a plan that may run at once: the slots less those of running calls outside the plan."""
         elsewhere = self.silent_calls + self._scheduler.num_waiting_for_streaming_input
         return int(self._compatible.slots - elsewhere)
 
@@ -106,9 +108,9 @@ class VllmFacts:
         return int(self._pool.get_num_free_blocks()) + self.ending_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are cached now. Two look-ups check whether the known hit still holds.
+        """How many tokens of a waiting call are cached now.
 
-        vLLM evicts a prefix from its end, so bisection finds the hit.
+        Two look-ups, one on each side of the known prefix's end, show whether it is still the same. If not, search.
         """
         call, copies = cast("VllmCall", call), self._copies
         if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
@@ -116,7 +118,7 @@ class VllmFacts:
         return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
+        """How many free blocks `new_tokens` more of a call take. Cached blocks that no call uses yet count as free."""
         call = cast("VllmCall", call)
         if call.waits:
             return self._blocks_to_admit(call, new_tokens)
@@ -137,11 +139,11 @@ class VllmFacts:
         )
 
     loading: Final[Sequence[LocalCall]] = ()
-    """Empty: vLLM hides such calls from its queue itself."""
+    """Empty: vLLM keeps calls whose blocks are being loaded out of its queue itself."""
 
     @property
     def shares_in_iteration(self) -> bool:
-        """True: vLLM stores a block once its computation is scheduled."""
+        """True: other calls can hit a block in vLLM as soon as its computation is scheduled."""
         return True
 
     def stored_tokens(self, call: LocalCall) -> int:
@@ -149,7 +151,7 @@ class VllmFacts:
         return call.computed_tokens
 
     def block_key(self, call: LocalCall, tokens: int) -> bytes | None:
-        """The name of the block after a call's first `tokens`; None if it is not whole or the call reads no cache."""
+        """The key of the block after a call's first `tokens`; None if it is not whole or the call reads no cache."""
         call, index = cast("VllmCall", call), tokens // self._observer.block_tokens
         if index >= self._hashed_blocks(call) or (call.waits and not call.reads_cache):
             return None
@@ -169,7 +171,7 @@ class VllmFacts:
         return -(-(cached_tokens + new_tokens) // block_tokens) - self._blocks_in_use(call, hit)
 
     def _blocks_in_use(self, call: VllmCall, hit: int) -> int:
-        """How many of the hit blocks are in use. A call that uses a block uses all blocks before it."""
+        """How many of the first `hit` blocks running calls use. A call that uses a block uses all blocks before it."""
         get = self._pool.cached_block_hash_to_block.get_one_block
         low, high = 0, hit
         while low < high:
@@ -181,7 +183,7 @@ class VllmFacts:
         return low
 
     def _search(self, call: VllmCall) -> None:
-        """Find the end of the hit. The first guess is the last known end, or the end that the gateway expects."""
+        """Find the cached prefix. The first guess is the last one found, or the one that the gateway expects."""
         block_tokens, copies = self._observer.block_tokens, self._copies
         most = self._most_hit_blocks(call)
         guess = (call.hit_tokens or call.hint_tokens) // block_tokens
@@ -191,7 +193,7 @@ class VllmFacts:
         call.first_miss = self._key(call, hit) if hit < most else None
 
     def _most_hit_blocks(self, call: VllmCall) -> int:
-        """The most blocks that can be hit. The last token is always computed."""
+        """The most blocks that can be hit: vLLM always computes the last token."""
         if not call.reads_cache:
             return 0
         tokens = call.prompt_tokens + call.output_tokens

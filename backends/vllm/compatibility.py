@@ -1,7 +1,7 @@
-"""The names of vLLM that Plait uses, and what stands in for those that older versions lack.
+"""The names of vLLM that Plait uses, and stand-ins for those that older versions lack.
 
 The oldest version that is tested is 0.25. A version that lacks both a name and its stand-in gets a tier that needs
-neither, or is refused if there is none. Names are asked for, never version numbers, and only once, when a scheduler is
+neither, or is refused if there is none. The check is for names, never for version numbers, once when a scheduler is
 made.
 
 | name | since | stand-in |
@@ -91,9 +91,9 @@ _CHUNKS: Final = Names(
 _OFFLOADING: Final = "vllm.v1.kv_offload.base.OffloadingManager"
 OFFLOADING_CONNECTOR: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector.OffloadingConnector"
 CHUNK_BLOCKS: Final = ("blocks_per_chunk", "block_size_factor")
-"""How many blocks of the accelerator vLLM offloads as one; since 0.26, and before."""
+"""Attributes with the blocks of an offloaded chunk; since 0.26, and before."""
 CHUNKS: Final = ("_num_chunks", "_num_blocks")
-"""How many of these fit into host memory; since 0.30, and before."""
+"""Attributes with the chunks that fit into host memory; since 0.30, and before."""
 OFFLOADING: Final = Names(
     methods={
         OFFLOADING_CONNECTOR: (),
@@ -105,7 +105,7 @@ OFFLOADING: Final = Names(
     attributes=("manager", "config.num_workers", "build_connector_meta", "update_connector_output"),
     either_attribute=([f"config.{name}" for name in CHUNK_BLOCKS],),
 )
-"""What reports on host memory need, of the scheduler's side of an `OffloadingConnector`."""
+"""What reports on host memory need in the scheduler's side of an `OffloadingConnector`."""
 
 REQUIRED: Final = RequiredNames(
     engine="vLLM",
@@ -118,9 +118,10 @@ REQUIRED: Final = RequiredNames(
 
 
 class CompatibleScheduler:
-    """The parts of a vLLM scheduler that are not the same in all versions. `ready` are statuses of waiting requests.
+    """The parts of a vLLM scheduler that differ between versions.
 
-    A request of a `ready` status waits only for its turn. Below `order`, only `slots` and `waiting_elsewhere` are used.
+    A waiting request with a `ready` status could be admitted now. Below the tier `order`, only `slots` and
+    `waiting_elsewhere` are used.
     """
 
     def __init__(self, scheduler: Any, ready: Collection[Any] = ()) -> None:
@@ -146,7 +147,7 @@ class CompatibleScheduler:
     def waiting_elsewhere(self) -> Iterable[Any]:
         """Requests that wait outside the waiting queue: for a transfer, and before 0.31 for a grammar or more input.
 
-        None of them are known in a version that has neither name.
+        Empty in a version that has neither name.
         """
         requests: Iterable[Any] = self._waiting_elsewhere(self._scheduler)
         return requests
@@ -157,7 +158,7 @@ class CompatibleScheduler:
         return sum(one.status in self._ready or one.request_id in loaded for one in self.waiting_elsewhere)
 
     def take_back_skipped(self) -> None:
-        """Put the requests that vLLM has skipped, and that only wait for their turn, back into the waiting queue.
+        """Put skipped requests that could be admitted now back into the waiting queue, where a plan can order them.
 
         Before 0.31, vLLM admits skipped requests before those in the queue.
         """
@@ -170,7 +171,7 @@ class CompatibleScheduler:
             self._scheduler.waiting.extend(ready)
 
     def preempt(self, request: Any) -> None:
-        """Preempt a running request as vLLM does. It stays if a KV connector may still write to its blocks."""
+        """Preempt a running request as vLLM does, unless a KV connector may still write to its blocks."""
         scheduler = self._scheduler
         if not self._may_preempt(request):
             return
@@ -212,9 +213,9 @@ class _LimitsInLookahead(_ChunkingScheduler):
 
 
 class _LimitsInSplit(_ChunkingScheduler):
-    """Limits a request's tokens in an iteration where vLLM ends the chunks of Mamba models with a block.
+    """Limits a request's tokens in an iteration where vLLM cuts the chunks of Mamba models at a block's end.
 
-    vLLM asks for that end only while `need_mamba_block_aligned_split` is set.
+    vLLM calls that method only while `need_mamba_block_aligned_split` is set, so the hook sets it if there are limits.
     """
 
     _splits = True
@@ -235,14 +236,14 @@ class _LimitsInSplit(_ChunkingScheduler):
 
 
 def limiting(scheduler: type) -> type:
-    """The hook that limits a request's tokens in an iteration; 0 skips a running request.
+    """The class that limits a request's tokens in an iteration; a limit of 0 skips a running request.
 
-    `scheduler` is vLLM's class. The hook comes before it in the method resolution order.
+    `scheduler` is vLLM's class, which comes later in the method resolution order.
     """
     return _LimitsInLookahead if hasattr(scheduler, "_reserve_prefill_lookahead") else _LimitsInSplit
 
 
 def first_found(scheduler: Any, names: Sequence[str], otherwise: Any) -> Callable[[Any], Any]:
-    """Reads the first of the attributes that a scheduler has; `otherwise` if it has none."""
+    """A function that reads the first of the attributes that a scheduler has; `otherwise` if it has none."""
     found = next((name for name in names if hasattr(scheduler, name)), None)
     return (lambda _: otherwise) if found is None else attrgetter(found)

@@ -1,4 +1,9 @@
-"""Follows a vLLM scheduler's requests and iterations, for the planner and for the cache-state reports."""
+"""Follows a vLLM scheduler's requests and iterations, for the planner and for the cache-state reports.
+
+vLLM's scheduler calls `received` for each new request, `step` around its `schedule()`, `ended` once an iteration's
+output is processed, and `given_up` after aborts. Each request has its call in `plait_call`. The planner changes the
+inputs of `schedule()`. The reporter records calls and iterations, and makes the reports.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +28,10 @@ from plait.policy.scheduling.plan import LocalScheduler
 
 
 class VllmDriver:
-    """Follows one engine. `statuses` is vLLM's RequestStatus. `planner` plans; None in the tier `reports`.
+    """Follows one engine. `statuses` is vLLM's RequestStatus. `lower` are the tiers of the cache below the accelerator.
 
-    `lower` are the tiers of the cache below the accelerator.
-
-    While an iteration is being scheduled, `limits` has the plan's limits on requests' chunks, by request id.
+    `planner` is None in the tier `reports`. While an iteration is being scheduled, `limits` has the most tokens that
+    some requests may compute, by request id.
     """
 
     def __init__(
@@ -77,11 +81,11 @@ class VllmDriver:
         self._reporter.received(call.call_id, call, annotations.handle, annotations.gateway, tree_blocks)
 
     def change_objectives(self, body: bytes) -> int:
-        """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
+        """Change objectives of calls. Returns for how many of the changes there is a call. Raises `CallerError`."""
         return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
     def step(self, schedule: Callable[[], Any]) -> Any:
-        """Schedule an iteration, by a plan if there is a planner. `schedule` is vLLM's own method."""
+        """Schedule an iteration, by a plan if there is a planner, and return it. `schedule` is vLLM's own method."""
         now_s = self._clock()
         output = schedule() if self.planner is None else self.planner.step(now_s, schedule)
         self._observe(output, now_s)
@@ -100,23 +104,23 @@ class VllmDriver:
                     reporter.ended(one.request_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside, because their clients have gone or they have enough output."""
+        """Requests were ended from outside: their clients have gone, or a stop string was found in their output."""
         self._reporter.retain(self._scheduler.requests, self._clock())
 
     @property
     def held_back(self) -> int:
-        """How many waiting requests a plan holds back from the iteration that is being scheduled."""
+        """How many waiting requests the planner hides from vLLM while an iteration is being scheduled."""
         return 0 if self.planner is None else len(self.planner.levers.hidden)
 
     # Called for reports.
 
     @property
     def cursor(self) -> int:
-        """Changes with the cache's content and with the calls."""
+        """The changes of the cache and of calls so far."""
         return self.observer.journal.cursor
 
     def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
-        """Whether a report since a cursor of `epoch` would say anything to the `gateway` that asks."""
+        """Whether a report since a cursor of `epoch` would have a change for the `gateway` that asks."""
         return self._reporter.has_news(since, epoch, gateway)
 
     def report(self, since: int | None, epoch: str | None, gateway: str | None = None) -> CacheState:
@@ -136,15 +140,15 @@ class VllmDriver:
 
     @property
     def _budget_tokens(self) -> int:
-        """The latest plan's budget; without plans vLLM's own, 0 if this version has no such name."""
+        """The latest plan's token budget. Without plans it is vLLM's, or 0 if this version lacks the name."""
         if self.planner is not None:
             return self.planner.levers.budget_tokens
         return int(getattr(self._scheduler, "max_num_scheduled_tokens", 0))
 
     def _waited_s(self, request: Any) -> float:
-        """How long a request took from the API server to here. Requests arrive only between iterations.
+        """How long a request took from the API server to the scheduler, which reads requests between iterations only.
 
-        The server stamps them by its time of day, maybe on another machine. So the wait is capped at one iteration.
+        The server stamps requests by its time of day, maybe on another machine. So the wait is capped at one iteration.
         """
         waited_s = self._wall_clock() - float(request.arrival_time)
         return min(max(0.0, waited_s), self._iterations.last_s)

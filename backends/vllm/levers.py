@@ -12,9 +12,9 @@ from plait.policy.scheduling.plan import LocalCall, Plan
 class VllmLevers:
     """Sets the state that vLLM's scheduler reads: its waiting queue, the token budget, and limits on requests' chunks.
 
-    While an iteration is being scheduled, `limits` has the chunk limits by request id, and `hidden` has the waiting
-    requests that are held back. `budget_tokens` is the latest plan's budget. With None for `limits`, no request is
-    limited: vLLM gives running requests what it always does, and the plan's waiting calls the rest of the budget.
+    While an iteration is being scheduled, `limits` has the most tokens of some requests, by request id, and `hidden`
+    has the waiting requests that vLLM must not admit. `budget_tokens` is the latest plan's budget. Without `limits`
+    (None), vLLM gives running requests their usual tokens, and the plan's waiting calls the rest of the budget.
     """
 
     def __init__(self, scheduler: Any, facts: VllmFacts, limits: dict[str, int] | None) -> None:
@@ -39,9 +39,9 @@ class VllmLevers:
     def limit(self, plan: Plan, running: list[LocalCall], loaded: int = 0) -> None:
         """Set the budget, and limits for calls that get only a part of their tokens.
 
-        Each of the `loaded` calls, which are in no plan, has a token more in the budget: it begins, so that the next
-        plan has it. Without limits, running calls that are not in the plan go on all the same: each has a token more in
-        the budget, or they would take those of the plan's decodes.
+        The budget has a token more for each of the `loaded` calls, which no plan has: the call begins with this token,
+        and the next plan has it. Without limits, vLLM also runs the running calls that the plan leaves out. The budget
+        has a token more for each of them too, or they would take the tokens of the plan's decodes.
         """
         budget_tokens = self._facts.max_batch_tokens
         if plan.budget_tokens is not None:
@@ -63,7 +63,7 @@ class VllmLevers:
             self._limits.clear()
 
     def _cut(self, plan: Plan, running: list[LocalCall], budget_tokens: int) -> dict[str, int]:
-        """The limits of the calls that get only a part of their tokens, or none."""
+        """Limits for the calls that get only a part of their tokens, and 0 for running calls that get none."""
         limits: dict[str, int] = {}
         picks, go_on = _picks(plan), len(plan.preempt)
         uses_up = budget_tokens <= sum(tokens for _, tokens in picks)
@@ -85,7 +85,7 @@ class VllmLevers:
         return limits
 
     def _whole_blocks(self, call: LocalCall, tokens: int) -> int:
-        """How many of the `tokens` of a call may be computed."""
+        """The `tokens` of a call, less those behind the last block's end where the model needs whole blocks."""
         if self._scheduler.need_mamba_block_aligned_split:  # such models need chunks that end with a block
             block_tokens = self._scheduler.cache_config.block_size
             tokens = (call.computed_tokens + tokens) // block_tokens * block_tokens - call.computed_tokens
@@ -93,7 +93,7 @@ class VllmLevers:
 
 
 def _named(plan: Plan) -> set[int]:
-    """The ids of the calls to which a plan may give tokens."""
+    """The `id()` of each call to which a plan may give tokens."""
     named = {id(call) for call, _ in plan.picks}
     named.update(map(id, plan.backfill))
     return named

@@ -41,7 +41,7 @@ class CacheStateMiddleware:
         self._tokenizer: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI request. Before the first, when the server starts, the tokenizer is read."""
+        """Answer one ASGI request. The first is the lifespan's, at the server's start: then the tokenizer is read."""
         if self._tokenizer is None:
             version = str(load("vllm.__version__") or "")
             self._tokenizer = read_tokenizer(lambda: served_tokenizer(scope["app"].state), version)
@@ -72,7 +72,7 @@ async def _report(scope: Scope, query: ReportQuery) -> bytes:
 
 
 def _access(scope: Scope) -> Change:
-    """The way for changed objectives to the engine core."""
+    """Check a request, and return the function that sends changed objectives to the engine core."""
     core = _allowed_core(scope)
 
     async def change(body: bytes) -> int:
@@ -92,7 +92,7 @@ async def _answered(core: Any, method: str, *arguments: Any) -> Any:
 
 
 def _tokenizer(scope: Scope) -> EngineTokenizer | None:
-    """The tokenizer. Raises `PlaitError` for a request without the key, and as `served_tokenizer` does."""
+    """The server's tokenizer. Raises `AuthenticationError`, and the errors of `served_tokenizer`."""
     return served_tokenizer(_allowed(scope))
 
 
@@ -134,9 +134,9 @@ def _authenticate(authorization: bytes, keys: list[str]) -> None:
 
 
 def served_tokenizer(state: Any) -> EngineTokenizer | None:
-    """The tokenizer by the state of vLLM's application; None with `--skip-tokenizer-init`.
+    """The tokenizer in the state of vLLM's application; None with `--skip-tokenizer-init`.
 
-    Raises UnsupportedEngineError or AttributeError if this vLLM keeps them elsewhere.
+    Raises UnsupportedEngineError or AttributeError if this vLLM has it elsewhere.
     """
     config = state.engine_client.vllm_config.model_config
     tokenizer, chats = state.engine_client.renderer.tokenizer, state.online_renderer
@@ -163,7 +163,7 @@ def served_tokenizer(state: Any) -> EngineTokenizer | None:
 
 
 def _own_renderer(renderer: Any, config: Any) -> str | None:
-    """What vLLM renders chats by instead of a chat template."""
+    """The name of vLLM's own renderer of chats, if this model's chats do not go through a chat template."""
     by_template = load("vllm.renderers.hf.HfRenderer")
     if by_template is not None and not isinstance(renderer, by_template):
         return type(renderer).__name__

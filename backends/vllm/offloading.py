@@ -1,8 +1,9 @@
-"""Follows what vLLM's OffloadingConnector keeps in host memory, at its manager in the scheduler's process.
+"""Follows which chunks vLLM's OffloadingConnector has in host memory, by wrapping its manager's methods.
 
-The manager is told before a transfer begins and when it has ended, and says what it evicts for that. A manager with
-further tiers below host memory (`TieringOffloadingManager`) has another one for host memory, its `primary_tier`. What
-is below that is not reported: vLLM does not follow what other processes remove there.
+vLLM calls the manager, in the scheduler's process, before a transfer begins and after its end. The manager answers with
+the chunks that it evicts for the transfer. A manager with tiers below host memory (`TieringOffloadingManager`) has a
+manager of its own for host memory, its `primary_tier`. The tiers below are not reported: other processes may remove
+files there without vLLM's knowledge.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Offloading:
         self._workers = max(1, int(config.num_workers))
 
     def follow(self, observer: PoolObserver) -> TierJournal:
-        """Tell the observer of the chunks in host memory from now on. Returns the tier."""
+        """Report the chunks in host memory to the observer from now on. Returns the tier."""
         assert observer.tiered is not None
         self._blocks, self._suffix = observer.tiered, observer.group_suffix
         self._chunk_tokens = self.chunk_blocks * observer.block_tokens
@@ -86,9 +87,9 @@ class Offloading:
 
 
 def find_offloading(connector: Any) -> Offloading | None:
-    """The OffloadingConnector of a scheduler, which may be one of several (`MultiConnector`); None if there is none.
+    """The OffloadingConnector of a scheduler, which may be one of several (`MultiConnector`).
 
-    Also None, with a line in the log, if this vLLM lacks names for reports on it.
+    None if there is none, or, with a line in the log, if this vLLM lacks the names for reports on it.
     """
     if connector is None:
         return None

@@ -1,7 +1,7 @@
 """Shows a vLLM scheduler's state to a local scheduler, and makes the vLLM scheduler follow its plans.
 
-vLLM's `schedule()` runs unchanged. A plan sets the state that `schedule()` reads: the waiting queue and its order, the
-token budget, and in the tier `chunks` the limit on a request's chunk. Preemption comes before, in that tier only.
+vLLM's `schedule()` runs unchanged. A plan sets the state that `schedule()` reads: the waiting queue and its order, and
+the token budget. In the tier `chunks`, it also limits requests' chunks, and preempts before `schedule()`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ORDER = attrgetter("order")
 
 
 class VllmPlanner:
-    """Runs one engine's local scheduler. `statuses` is vLLM's RequestStatus. `levers` carry out the plans.
+    """Runs one engine's local scheduler. `statuses` is vLLM's RequestStatus.
 
-    `limits` is where the plan's limits on requests' chunks are to be, by request id; None: there are none, and no
-    preemption, because vLLM lacks a name for it.
+    `levers` write a plan's limits on requests' chunks into `limits`, by request id. Below the tier `chunks` it is None:
+    there are no limits and no preemption.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class VllmPlanner:
         return output
 
     def ended(self, output: Any, duration_s: float | None) -> None:
-        """An iteration's output has been processed. It took `duration_s`; None: not known."""
+        """An iteration's output was processed. The iteration took `duration_s`; None: not known."""
         work = self._work.pop(id(output), None)
         if self._measuring is not None and duration_s is not None and work is not None:
             self._measuring.observe(duration_s, work)
@@ -93,7 +93,7 @@ class VllmPlanner:
             if call.uncomputed_tokens > 0 and not _is_ending(request):
                 running.append(call)
         self.facts.silent_calls = len(scheduler.running) - len(running)
-        # vLLM preempts from the end of its list. A call whose last token is in flight loses nothing by it.
+        # vLLM preempts from the end of its list. A call whose last token is in flight loses nothing by that.
         ending = takewhile(_is_ending, reversed(scheduler.running))
         self.facts.ending_blocks = sum(self.facts.blocks_freed(request.plait_call) for request in ending)
         waiting: list[VllmCall] = []

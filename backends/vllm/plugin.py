@@ -1,7 +1,7 @@
 """Lets the API server talk to the scheduler, by methods of EngineCore that vLLM's utility channel can call.
 
-One asks for reports, the other changes objectives of calls. vLLM runs them between two iterations. The scheduler adds
-them when it is built, in the engine core's process. Nothing is registered in advance.
+One method returns reports, the other changes objectives of calls. vLLM runs them between two iterations. The scheduler
+adds the methods to the class when it is built, in the engine core's process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHANGE_METHOD = "plait_call_objectives"
 """The methods' names in EngineCore."""
 
 MAX_WAITING = 64
-"""At most this many reports wait at once, because an API server stops waiting without notice."""
+"""How many requests for reports may wait at once. An API server gives up a request without notice."""
 
 
 class _Waiting(NamedTuple):
@@ -34,9 +34,9 @@ class _Waiting(NamedTuple):
 
 
 class CacheReports:
-    """Reports of one engine's cache and calls as msgpack, at once or after the next change.
+    """One engine's reports as msgpack, at once or after the next change.
 
-    A gateway waits for one report at a time. If it asks again, it does not wait for the earlier one any more.
+    A gateway waits for one report at a time. If a gateway asks again, it has given up its earlier request.
     """
 
     def __init__(self, driver: VllmDriver) -> None:
@@ -45,7 +45,7 @@ class CacheReports:
         self._published = driver.cursor
 
     def report(self, since: int | None, epoch: str | None, gateway: str | None, wait: bool) -> bytes | Future[bytes]:
-        """The report since a cursor of `epoch` for a gateway. With `wait` it is a future as long as it has no news."""
+        """The report since a cursor of `epoch` for a gateway. With `wait`, a future if there is no change yet."""
         if not wait or since is None or self._driver.has_news(since, epoch, gateway):
             return self._encoded(since, epoch, gateway)
         waiting = _Waiting(since, epoch, gateway, Future())
@@ -58,7 +58,7 @@ class CacheReports:
         return waiting.result
 
     def publish(self) -> None:
-        """Answer the waiting requests for which there is news."""
+        """Answer the waiting requests whose gateways a change concerns."""
         if not self._waiting or self._driver.cursor == self._published:
             return
         self._published, has_news = self._driver.cursor, self._driver.has_news

@@ -74,7 +74,7 @@ class PlannedVllmScheduler(_VllmScheduler):
         return ended
 
     def get_request_counts(self) -> tuple[int, int]:
-        """(running, waiting) requests, including waiting requests that are held back."""
+        """(running, waiting) requests, including waiting requests that the planner hides."""
         held_back = self.plait.held_back
         if not held_back:
             return super().get_request_counts()
@@ -107,9 +107,9 @@ def scheduler_class(*, asynchronous: bool, limits: bool) -> Any:
 
 
 def _check_ranks(parallel: Any) -> None:
-    """Raise UnsupportedEngineError if an API server has several schedulers: a report is of one.
+    """Raise UnsupportedEngineError if an API server has several schedulers, because a report is of one scheduler.
 
-    A rank of a dense model counts as a single engine by the time it makes its scheduler, but keeps its index.
+    When a rank of a dense model makes its scheduler, vLLM has set its data-parallel size to 1, but left its index.
     """
     ranks = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0
     if ranks and not parallel.data_parallel_external_lb:
@@ -129,7 +129,7 @@ def _check(scheduler: Any, tier: Tier) -> None:
 
 
 def _driver(scheduler: Any) -> VllmDriver:
-    REQUIRED.check_scheduler(scheduler)  # the settings are behind one of its names
+    REQUIRED.check_scheduler(scheduler)  # before `vllm_config.additional_config`, one of the names, is read
     manager, config = scheduler.kv_cache_manager, scheduler.vllm_config
     settings = parse_settings(config.additional_config)
     tier = REQUIRED.scheduler_tier(scheduler, settings.lowest_tier)

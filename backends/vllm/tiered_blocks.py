@@ -1,9 +1,9 @@
 """Tree blocks on the accelerator and in host memory together, so that each is reported in its fastest tier.
 
-vLLM offloads chunks: one or several consecutive engine blocks of a prompt, named by the key of the last one. A name is
-learned when the accelerator caches a block, which comes before it is offloaded. The name is kept as long as a tier has
-the block, and while a transfer to host memory is under way: vLLM may evict a block whose transfer has begun, and it
-begins the last transfers of a request one step after the request's end.
+vLLM offloads chunks: one or several consecutive engine blocks of a prompt, named by the key of the last one. Only when
+the accelerator caches a block does vLLM show which tokens it has, and so which tree block it belongs to. This is kept
+while a tier has the block, and until its transfer to host memory has ended: vLLM may evict a block whose transfer has
+begun, and begins the last transfers of a request one step after the request's end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from plait.backends.vllm.tree_blocks import TreeBlocks
 
 
 class TieredBlocks:
-    """Takes what enters and leaves the accelerator, as `TreeBlocks` does, and what enters and leaves host memory.
+    """A `TreeBlocks` for two tiers. A chunk has `chunk_blocks` engine blocks.
 
-    A tree block is on the accelerator if all of its engine blocks are. Otherwise it is in host memory if each engine
-    block is in one of the two: vLLM loads those that the accelerator lacks. `host` is the journal of the latter.
-    A chunk has `chunk_blocks` engine blocks.
+    A tree block is on the accelerator if all of its engine blocks are. It is in host memory, and in the journal `host`,
+    if each of the others is there: vLLM loads the engine blocks that the accelerator lacks.
     """
 
     def __init__(self, journal: CacheJournal, chunk_blocks: int) -> None:
@@ -32,13 +31,13 @@ class TieredBlocks:
         """Copies of each engine block on the accelerator, by key."""
         self._chunk_blocks = chunk_blocks
         self._parts: dict[bytes, tuple[bytes, ...]] = {}
-        """The engine blocks of each chunk that either tier has, by its last one; empty if each is a chunk."""
+        """The engine blocks of each chunk that a tier has, by its last one. Empty if a chunk is one engine block."""
         self._offloaded: dict[bytes, Sequence[bytes]] = {}
-        """The chunks in host memory, and their engine blocks; none while these are not known."""
+        """The engine blocks of each chunk in host memory; an empty sequence while they are not known."""
         self._under_way: dict[bytes, Sequence[bytes]] = {}
-        """The same of the chunks that are being transferred to host memory."""
+        """As `_offloaded`, for chunks on their way to host memory."""
         self._lost: dict[bytes, tuple[int, int | None, list[bytes]] | None] = {}
-        """What `composed` was told of the engine blocks that neither tier has any more, until the end of the step."""
+        """The arguments of `composed` for engine blocks that no tier has, while a transfer may still bring them."""
 
     # The accelerator's blocks.
 
@@ -51,7 +50,7 @@ class TieredBlocks:
         self._device.removed(key)
 
     def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
-        """A tree block behind `parent` consists of these engine blocks. No effect if the last block is not cached."""
+        """As `TreeBlocks.composed`."""
         self._either.composed(tree_block, parent, keys)
         self._device.composed(tree_block, parent, keys)
 
@@ -67,7 +66,7 @@ class TieredBlocks:
         self._device.clear()
 
     def chunked(self, blocks: Sequence[Any], first: int, end: int) -> None:
-        """A request's `blocks[first:end]` were cached: these and the ones before make up chunks."""
+        """A request's `blocks[first:end]` were cached. Learn the engine blocks of each chunk that ends among them."""
         width = self._chunk_blocks
         if width == 1:
             return
@@ -76,7 +75,7 @@ class TieredBlocks:
             if None in parts or parts[-1] in self._parts:
                 continue
             self._parts[parts[-1]] = parts
-            if self._offloaded.get(parts[-1]) == ():
+            if self._offloaded.get(parts[-1]) == ():  # stored before its engine blocks were known
                 self._arrived(parts[-1], parts)
 
     # Host memory's chunks, by the keys of their last engine blocks.
@@ -86,7 +85,7 @@ class TieredBlocks:
         self._under_way.update((key, self._parts_of(key)) for key in keys)
 
     def stored(self, keys: Iterable[bytes]) -> None:
-        """The transfer of chunks has ended: host memory has them. No effect on chunks that are not under way."""
+        """Host memory has chunks whose transfer has ended. No effect on chunks whose transfer has not begun."""
         for key in keys:
             if key in self._under_way:
                 self._arrived(key, self._under_way.pop(key) or self._parts_of(key))
@@ -102,12 +101,12 @@ class TieredBlocks:
                 self._left(part)
 
     def dropped_all(self) -> None:
-        """Host memory has been emptied. Transfers under way bring nothing any more."""
+        """Host memory was emptied, and the transfers under way are void."""
         self._under_way.clear()
         self.dropped(list(self._offloaded))
 
     def end_step(self) -> None:
-        """A step is scheduled, and its transfers have begun. Names that no tier and no transfer needs are forgotten."""
+        """A step is scheduled, and its transfers have begun. Forget lost blocks that no transfer will bring."""
         if not self._lost:
             return
         needed = {part for parts in self._under_way.values() for part in parts}
@@ -136,7 +135,7 @@ class TieredBlocks:
 
 
 class _OnDevice:
-    """Journals the tree blocks that are whole on the accelerator. `either` are those that are whole in either tier."""
+    """Journals the tree blocks that are whole on the accelerator. `either` has those of `_InEither`, with parents."""
 
     def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
         self._device, self._host, self._either = device, host, either

@@ -1,4 +1,10 @@
-"""Translates engine blocks, which vLLM names by chained keys, into tree blocks."""
+"""Translates engine blocks, which vLLM names by chained keys, into tree blocks.
+
+A tree block is a run of consecutive engine blocks. vLLM may have several copies of an engine block, and tree blocks
+that branch in the middle share their first engine blocks. `inserted` and `removed` count copies. `composed` says which
+engine blocks make up a tree block; keys are chained, so its last one identifies the run, which is forgotten with the
+last copy of that block. The journal has a tree block exactly while each engine block of one of its runs has a copy.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +13,28 @@ from typing import Protocol
 
 
 class Journal(Protocol):
-    """Takes the tree blocks that come and go, as a `CacheJournal` does."""
+    """The part of `CacheJournal` that `TreeBlocks` uses."""
 
     def store(self, block: int, parent: int | None) -> None:
-        """`block` is now whole, behind `parent`."""
+        """All of `block`, which follows `parent`, is cached now."""
 
     def remove(self, block: int) -> None:
-        """`block` is no longer whole."""
+        """A part of `block` was evicted."""
 
 
 class TreeBlocks:
-    """Translates engine blocks, named by the engine's keys, into tree blocks in a journal.
-
-    An engine may hold several copies of a block. Tree blocks may share their first blocks. A tree block is reported
-    while all of its blocks have a copy. Keys are chained, so its last block's key identifies a tree block.
-    """
-
     def __init__(self, journal: Journal) -> None:
         self.copies: dict[bytes, int] = {}
         """Copies of each engine block in the cache, by key."""
         self._journal = journal
         self._runs: dict[bytes, _Run] = {}
+        """By the key of a run's last block."""
         self._run_of_part: dict[bytes, _Run] = {}
+        """A run with this key before its end. Most keys are in one run."""
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
-        """The other runs with this part, besides the run in `_run_of_part`: tree blocks that branch in the middle."""
+        """The other runs with this key before their ends."""
         self._whole: dict[int, int] = {}
+        """How many runs of a tree block have all their engine blocks in the cache."""
 
     def inserted(self, key: bytes) -> None:
         """The cache has one more copy of an engine block."""
@@ -62,7 +65,7 @@ class TreeBlocks:
                 run.missing += 1
 
     def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
-        """A tree block behind `parent` consists of these engine blocks. No effect if the last block is not cached."""
+        """`tree_block`, which follows `parent`, has these engine blocks. No effect if the last one is not cached."""
         *parts, last = keys
         copies, run_of_part = self.copies, self._run_of_part
         if last in self._runs or last not in copies:
@@ -82,7 +85,7 @@ class TreeBlocks:
         return run.tree_block if run is not None else None
 
     def composition(self, last_key: bytes) -> tuple[int, int | None, list[bytes]] | None:
-        """What `composed` was told of the tree block that ends with this engine block; None if there is none."""
+        """The arguments of `composed` for the tree block that ends with this engine block; None if there is none."""
         run = self._runs.get(last_key)
         return (run.tree_block, run.parent, [*run.parts, last_key]) if run is not None else None
 
@@ -111,7 +114,7 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # If an engine also hashes tokens after the block, one tree block has several runs.
+        # One tree block has several runs if the engine's keys depend on tokens after the block too.
         whole = self._whole.get(run.tree_block, 0)
         self._whole[run.tree_block] = whole + 1
         if whole == 0:

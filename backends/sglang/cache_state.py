@@ -1,11 +1,11 @@
 """The exact content of SGLang's radix cache as tree blocks, from the cache's events about its pages.
 
-SGLang names a page by its own hash, chained over the tokens and the cache salt up to it. A page is stored after its
-parent and evicted before its parent. So a tree block is whole exactly while its last page is cached. Pages that tokens
-alone do not determine (behind an image, for example) are not reported.
+SGLang names a page by its own hash, chained over the tokens and the cache salt up to the page's end. A page is stored
+after its parent and evicted before its parent, so all of a tree block is cached exactly while its last page is. Pages
+whose KV depends on more than tokens (behind an image, for example) are not reported.
 
-With HiCache, events also tell of copies in host memory. A tree block is in the fastest tier that has its last page. No
-version tells what a storage backend holds.
+With HiCache, there are events for copies in host memory too. A tree block is reported in the fastest tier that has its
+last page. No version of SGLang has events for a storage backend.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ _root_hash = lru_cache(maxsize=4096)(root_hash)
 
 @dataclass(slots=True, eq=False)
 class _Page:
-    """A page in the cache. `before` is the chain's hash before the page's tree block; None if unknown.
-
-    `previous` is the page before it in the same tree block. `filled` counts the tree block's tokens up to the page's
-    end. `tree_block` is the hash of the tree block that ends with this page, if any, and `parent` that of the one
-    before. The accelerator has `copies`. Whether host memory has one is `in_host`.
-    """
-
     before: int | None
+    """The chain's hash before the page's tree block; None: not known, so the page is not reported."""
     previous: _Page | None = None
+    """The page before this one in the same tree block."""
     tokens: Sequence[int] = ()
     filled: int = 0
+    """The tree block's tokens up to this page's end."""
     tree_block: int | None = None
+    """The hash of the tree block that ends with this page, if one does."""
     parent: int | None = None
+    """The hash of the tree block before that one."""
     copies: int = 0
+    """Copies on the accelerator."""
     in_host: bool = False
 
 
 class CacheObserver:
-    """Takes the cache's events. `journal` has the tree blocks on the accelerator, `host` those in host memory.
+    """Reads the cache's events. `journal` has the tree blocks on the accelerator, `host` those in host memory only.
 
-    `model` is the model's name for calls without a LoRA.
+    `model` is the model's name for calls without a LoRA adapter.
     """
 
     def __init__(self, *, page_tokens: int, model: str) -> None:
@@ -68,7 +67,7 @@ class CacheObserver:
         return _root_hash(self.model, cache_salt or "")
 
     def observe(self, events: Iterable[Any]) -> None:
-        """Take events, in order: the cache has stored or removed pages, or was cleared."""
+        """Read events in order: the cache has stored or removed pages, or was cleared."""
         for event in events:
             name = kind_of(event)
             if name == "AllBlocksCleared":
@@ -111,7 +110,7 @@ class CacheObserver:
         return page
 
     def _place(self, page: _Page) -> None:
-        """If a tree block ends with the page, report it in the page's fastest tier."""
+        """If a tree block ends with the page, journal the block in the fastest tier that has the page."""
         block = page.tree_block
         if block is None:
             return
@@ -126,7 +125,7 @@ class CacheObserver:
             self.host.remove(block)
 
     def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
-        """For a page behind a parent: the hash before its tree block, and that tree block's previous page, if any."""
+        """For a page that follows a parent: the hash before its tree block, and the page before it in that block."""
         if parent_key is None:
             return self._root_of(event), None
         parent = self._pages.get(parent_key)
@@ -165,9 +164,9 @@ def _tokens_until(page: _Page) -> list[int]:
 
 
 class EventTap:
-    """Wraps one tree cache's `take_events`: shows the events to the observer, and tells of the changes.
+    """Wraps one tree cache's `take_events`, which empties the queue of events, so that the observer reads them first.
 
-    `published` says whether SGLang publishes the events too; they are kept for it. `news` goes to the API server.
+    If SGLang publishes events itself (`published`), they are kept for SGLang. `news` pushes reports to the API server.
     """
 
     def __init__(
@@ -190,17 +189,14 @@ class EventTap:
                 self._kept += events
 
     def tell(self, report: Report, calls: CallsJournal) -> None:
-        """Tell the API server what `report` says, if blocks or `calls` have changed.
-
-        Called on the leading rank between steps.
-        """
-        self._leads = True
+        """Push a report if blocks or `calls` have changed. Called between steps, on the leading rank only."""
+        self._leads = True  # `tell_again` is called on every rank
         self.drain()
         if self._news is not None:
             self._news.tell(self._observer.journal.cursor, report, calls.latest)
 
     def tell_again(self, report: Report, calls: CallsJournal) -> None:
-        """Tell it amid a step. Called on every rank: the others tell nothing."""
+        """As `tell`, before a batch runs. Called on every rank; only the leading one pushes."""
         if self._leads:
             self.tell(report, calls)
 

@@ -1,6 +1,7 @@
 """SGLang's requests as calls of the local scheduler, and SGLang's KV cache as the scheduler's facts.
 
-The cached tokens of waiting calls are kept as the cache changes.
+A step must not look at every waiting call, since there can be thousands. So `Requests` keeps the calls from step to
+step, and `WaitingHits` keeps their cached tokens and searches again only beside blocks that have changed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from plait.policy.scheduling.plan import LocalCall
 
 @dataclass(slots=True, eq=False)
 class SglangCall(LocalCall):
-    """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` are the hashes of the prompt's tree blocks.
+    """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` has the hashes of the prompt's tree blocks.
 
-    `hit_tokens` is the last hit found; the next search starts there. `seen_tokens` counts the output seen so far.
+    `hit_tokens` is the cached prefix found last, where the next search starts. `seen_tokens` is the output reported.
     """
 
     order: tuple[float, int] = field(kw_only=True)
@@ -35,7 +36,7 @@ class SglangCall(LocalCall):
     seen_tokens: int = field(default=0, kw_only=True)
 
     def follow_waiting(self, request: Any) -> None:
-        """Update from a request that waits again. It starts anew: its output is part of the tokens to compute."""
+        """Update from a request that waits again. The output so far has to be computed again too."""
         self.waits = True
         self.prompt_tokens = len(request.origin_input_ids)
         self.computed_tokens = 0
@@ -75,9 +76,9 @@ def sglang_call(
 
 
 def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
-    """The hashes of a prompt's tree blocks; none if the tokens alone do not determine the names of its pages.
+    """The hashes of a prompt's tree blocks; none if the names of its pages depend on more than its tokens.
 
-    The last token is always computed, so a block that ends with it cannot be a hit.
+    SGLang always computes the last token, so a block that ends with that token cannot be a hit.
     """
     salt, key = namespace(request)
     named = request.lora_id is None and key is None and request.multimodal_inputs is None
@@ -90,7 +91,7 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
 
 
 def find_hit(call: SglangCall, stored: Container[int], granularity_tokens: int) -> int:
-    """Find the call's `hit_tokens`, and return them. The first guess is the last hit, or what the gateway expects."""
+    """Update the call's `hit_tokens` and return them. Their first value is the hit that the gateway expects."""
     blocks = call.tree_blocks
     hit = cached_blocks(len(blocks), call.hit_tokens // granularity_tokens, lambda index: blocks[index] in stored)
     call.hit_tokens = hit * granularity_tokens
@@ -105,7 +106,7 @@ def kv_state(scheduler: Any) -> KvState:
 
 
 def running_requests(scheduler: Any, beginning: Iterable[Any] = ()) -> list[Any]:
-    """Requests that have begun and not ended, including the prompt in chunks, and those `beginning`."""
+    """Requests that run, including the prompt that is computed in chunks, and those `beginning`."""
     last = scheduler.last_batch.reqs if scheduler.last_batch else ()
     begun = [*scheduler.running_batch.reqs, *last, *beginning]
     if scheduler.chunked_req is not None:
@@ -114,9 +115,9 @@ def running_requests(scheduler: Any, beginning: Iterable[Any] = ()) -> list[Any]
 
 
 class SglangFacts:
-    """The EngineFacts of one SGLang scheduler. KV blocks are its pages.
+    """The EngineFacts of one SGLang scheduler, whose pages are the KV blocks.
 
-    SGLang also keeps room for the output of the calls that it admits. It checks again before it admits a call.
+    SGLang checks again before it admits a call, and wants room for some of the call's output too.
     """
 
     def __init__(self, scheduler: Any, observer: CacheObserver) -> None:
@@ -134,7 +135,7 @@ class SglangFacts:
         """How many tokens of a waiting call are cached now, in whole tree blocks (see `WaitingHits`)."""
 
     def follow_running(self, running: Iterable[SglangCall]) -> None:
-        """These calls run now. Their prompts' tree blocks are in use."""
+        """Count the users of each tree block. `running` are all calls that run now."""
         before, self._running, users = self._running, dict.fromkeys(running), self._users
         for call in [call for call in self._running if call not in before]:
             for block in call.tree_blocks:
@@ -174,7 +175,7 @@ class SglangFacts:
 
     @property
     def shares_in_iteration(self) -> bool:
-        """False: SGLang stores a chunk after its pass, and a prompt's end once the pass's result is there."""
+        """False: SGLang stores a chunk after its forward pass, and a prompt's end with the pass's result."""
         return False
 
     def stored_tokens(self, call: LocalCall) -> int:
@@ -193,10 +194,10 @@ class SglangFacts:
 
 
 class WaitingHits:
-    """Keeps the `hit_tokens` of the calls that wait. A step calls `follow` before it reads them.
+    """Keeps the `hit_tokens` of the waiting calls. A step calls `follow` before it reads them.
 
-    A call's hit stays the same while the tree block before its end stays stored and the one behind is not stored. So a
-    step looks at the calls beside the blocks that have changed, not at every waiting call.
+    A call's hit stays the same while the last tree block of the hit stays stored and the next one is not stored. So a
+    change of a block concerns only the calls whose hits end at that block.
     """
 
     def __init__(self, observer: CacheObserver) -> None:
@@ -205,7 +206,7 @@ class WaitingHits:
         self._cursor = self._journal.cursor
         self._new: dict[SglangCall, None] = {}
         self._beside: dict[int, set[SglangCall]] = {}
-        """By the hash of a tree block: the calls whose hits end before it or behind it."""
+        """By tree block: the calls for which it is the last block of the hit, or the next one."""
 
     def queued(self, call: SglangCall) -> None:
         self._new[call] = None
@@ -215,7 +216,7 @@ class WaitingHits:
         self._drop(call)
 
     def follow(self) -> None:
-        """Find the hits of new calls, and of the calls whose hits the cache's changes may have moved."""
+        """Search the hits of new calls, and of calls at whose hits the cache has changed."""
         journal, beside = self._journal, self._beside
         changed, self._cursor = journal.changed(self._cursor), journal.cursor
         blocks = beside.keys() if changed is None else beside.keys() & changed
@@ -236,7 +237,7 @@ class WaitingHits:
                 self._beside.pop(block, None)
 
     def _ends(self, call: SglangCall) -> Sequence[int]:
-        """The tree blocks before and behind the end of a call's hit."""
+        """The last tree block of a call's hit and the next one, as far as there are any."""
         hit = call.hit_tokens // self._granularity
         return call.tree_blocks[max(0, hit - 1) : hit + 1]
 
@@ -245,10 +246,10 @@ _ORDER = attrgetter("order")
 
 
 class Requests:
-    """Maps the requests of one scheduler to the calls of a plan, and back. Each has its call in `plait_call`.
+    """Maps the requests of one scheduler to the calls of a plan, and back. A request's call is its `plait_call`.
 
-    The waiting ones are kept from step to step, because they can be many. SGLang's queue gets no request that `queued`
-    does not get. So if the queue is as long as what is kept, it has the same requests.
+    Waiting requests are kept from step to step, in order of arrival. Each request that enters SGLang's queue comes
+    through `queued`. So if the queue is as long as what is kept, both have the same requests.
     """
 
     def __init__(self, scheduler: Any, hits: WaitingHits) -> None:

@@ -1,20 +1,18 @@
-"""The channel between SGLang's API server and a scheduler: questions, and news without a question.
+"""The channel between SGLang's API server and a scheduler: queries, and reports that the scheduler pushes (`News`).
 
-A question is in the id of a request for the scheduler's internal state. That request has no other free field. A
-scheduler without the plugin answers with its internal state as usual. With the plugin, it answers only with what was
-asked for, under `STATE_KEY`. So the answer also proves that the plugin is active. All tensor-parallel ranks get the
-request.
+A query is in the id of SGLang's request for the scheduler's internal state, the only free field of that request. A
+scheduler with the plugin answers under `STATE_KEY`. A scheduler without the plugin answers with its internal state, so
+an answer also proves that the plugin is active. All tensor-parallel ranks get the request.
 
-News is a change of the scheduler's cache or of its calls. A busy scheduler answers a question only after the next step.
-By then, the client of an answer that has ended may have sent its next call, which would be placed by an old report. So
-when its journals have changed, the scheduler sends its report: between steps, and before a batch runs, whose prompts
-may have evicted blocks. The message is a datagram, so the scheduler never waits. It may be lost, so the API server also
-asks when there has been no news for a while. The API server makes the socket and puts its name in the environment,
-before it starts the schedulers.
+A busy scheduler answers a query only after its step. By then, a client whose answer has ended may have sent its next
+call, and the gateway would place this call by an old report. So the scheduler pushes a report when the cache or the
+calls have changed: between steps, and before a batch runs, because its prompts may have evicted blocks. The message is
+a datagram, so the scheduler never blocks. A datagram may be lost, so the API server also sends a query after some time
+without news. The API server makes the socket and puts its name into the environment before it starts the schedulers.
 
-A report sent covers the last steps, not only the last one: it has news for everyone who knows one of them. Applied
-again, changes change nothing. It is for all gateways. The API server leaves out a gateway's own calls, and keeps it
-waiting while only these change.
+A pushed report has the changes of the last few messages, so that a gateway which has missed some can apply it; applying
+a change twice has no effect. One message serves all gateways: the API server leaves out a gateway's own calls, and does
+not answer a gateway while only its own calls have changed.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ STATE_KEY: Final = "plait"
 
 
 class ReportSince(msgspec.Struct, frozen=True, tag="report"):
-    """Asks for the cache-state report as msgpack, since the cursor and epoch of the latest known one, for a gateway."""
+    """Asks for the cache-state report since a cursor of an epoch, for a gateway. The answer is msgpack."""
 
     since: int | None = None
     epoch: str | None = None
@@ -46,7 +44,7 @@ class ReportSince(msgspec.Struct, frozen=True, tag="report"):
 
 
 class ChangeObjectives(msgspec.Struct, frozen=True, tag="objectives"):
-    """Changes objectives of calls, by a valid body of `POST /call_objectives`. Asks how many calls are known."""
+    """Changes objectives of calls, by a valid body of `POST /call_objectives`. The answer is how many it found."""
 
     body: str
 
@@ -69,22 +67,22 @@ def parse_query(request_id: str | None) -> SchedulerQuery | None:
 VARIABLE: Final = "PLAIT_SGLANG_NEWS"
 
 COVERED: Final = 16
-"""A message has the changes since this many messages before. Gateways ask anew after 20 ms: one step, or a few. A step
-has two messages at most.
+"""How many messages back a message's changes reach. A step sends at most two, and a gateway asks again 20 ms after an
+answer: one step later, or a few.
 """
 
 MAX_BYTES: Final = 2**18
-"""Of a message. Linux takes 200 KB."""
+"""The longest message that is read. Linux sends at most 200 KB."""
 
 
 Report = Callable[[int, str | None], CacheState]
-"""Makes the report since a cursor of an epoch, for None the current one."""
+"""Makes the report since a cursor of an epoch (None: the current one)."""
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """The report at one time, as msgpack, with the changes after the cursor `since` up to `cursor`.
+    """A pushed report, as msgpack, with the changes after the cursor `since` up to `cursor`.
 
-    Its calls are apart: they are not for everyone. `latest` says whose calls have changed.
+    `calls` are not in the report, because each gateway gets other ones. `latest` says whose calls have changed.
     """
 
     since: int
@@ -106,7 +104,7 @@ _DECODER = msgspec.msgpack.Decoder(News)
 
 
 class NewsReceiver:
-    """The API server's end. Its socket is in Linux's abstract namespace: it leaves no file behind."""
+    """The API server's end. The socket is in Linux's abstract namespace, so it leaves no file behind."""
 
     def __init__(self) -> None:
         self.name = f"plait-sglang-{uuid.uuid4().hex}"
@@ -129,12 +127,12 @@ class NewsReceiver:
         return self._next
 
     def follows(self, cursor: int, epoch: str | None) -> bool:
-        """Whether the latest news has what is new to one who knows the report with this cursor, be it nothing."""
+        """Whether the latest news has all changes since this cursor, even if there are none."""
         latest = self._latest
         return latest is not None and latest.epoch == epoch and latest.since <= cursor <= latest.cursor
 
     def report_after(self, cursor: int, epoch: str | None, gateway: str | None = None) -> bytes | None:
-        """The latest report, as msgpack, if it has news for the gateway that knows the report with this cursor."""
+        """The latest report, as msgpack, if `follows` holds and the report has a change for the gateway."""
         latest = self._latest
         if latest is None or not self.follows(cursor, epoch) or not latest.latest.are_news(cursor, gateway):
             return None
@@ -158,7 +156,7 @@ class NewsReceiver:
 
 
 class NewsSender:
-    """A scheduler's end. Without a name in the environment it tells nobody."""
+    """A scheduler's end. Without a socket's name in the environment, it sends nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._socket: socket.socket | None = None
@@ -169,14 +167,14 @@ class NewsSender:
         self._told = deque([0], maxlen=COVERED)
 
     def tell(self, cursor: int, report: Report, latest: LatestChanges) -> None:
-        """Tell what `report` says since a cursor, if the `cursor` of the journals has changed; `latest`: by what."""
+        """Send a report if the journals' `cursor` has moved since the last message. `latest` goes with it."""
         if self._socket is None or cursor == self._told[-1]:
             return
         state = report(self._told[0], None)
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(state, calls=None))
         news = News(self._told[0], state.cursor, state.epoch, encoded, state.calls or [], latest)
         self._told.append(state.cursor)
-        with suppress(OSError):  # the receiver has much unread news or has gone, or the message is too long
+        with suppress(OSError):  # the receiver's buffer is full, or it has gone, or the message is too long
             self._socket.sendto(msgspec.msgpack.encode(news), self._address)
 
     def close(self) -> None:

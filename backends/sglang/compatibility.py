@@ -1,4 +1,4 @@
-"""The names of SGLang that the plugin relies on, and what stands in for those that older versions lack.
+"""The names of SGLang that the plugin relies on, and stand-ins for those that older versions lack.
 
 A version that lacks both a name and its stand-in gets a tier that needs neither, or is refused if there is none.
 
@@ -41,7 +41,7 @@ _RECEIVER: Final = "sglang.srt.managers.scheduler_components.request_receiver.Sc
 _BATCHES: Final = "sglang.srt.managers.schedule_batch"
 _CONTEXT: Final = "sglang.srt.runtime_context"
 _RESOLVES: Final = "sglang.srt.server_args.ServerArgs._handle_data_parallelism"
-"""ServerArgs has what was given, and what SGLang makes of it."""
+"""A version with this method keeps resolved options in ServerArgs, beside the given ones."""
 _CHATS: Final = "sglang.srt.entrypoints.openai"
 
 _REPORTS: Final = Names(
@@ -117,13 +117,13 @@ def complete(scheduler: Any, stock: Any) -> None:
 
 
 def _loop_names(stock: Any, attribute: str) -> bool:
-    """Whether the event loop with overlap names an attribute, which it makes when it begins."""
+    """Whether the event loop with overlap uses an attribute by name. The loop makes it when it begins."""
     loop = getattr(stock, "event_loop_overlap", None)
     return loop is not None and attribute in unwrap(loop).__code__.co_names
 
 
 def started_with(part: str, server_args: Any) -> Any:
-    """SGLang's start options, with the attributes of ServerArgs. `part` is "serving" or "parallel"."""
+    """The options with which SGLang was started. `part` is "serving" or "parallel"."""
     if load(f"{_CONTEXT}.get_serving") is None:
         return server_args
     return load(f"{_CONTEXT}.get_{part}")()
@@ -152,7 +152,7 @@ def send_ticks(scheduler: Any, stock: Any, tick: Callable[[], Any]) -> None:
 
 
 def abort_in_chunks(scheduler: Any, stock: Any, asked: Any) -> None:
-    """Abort the prompt in chunks, if it is asked for and SGLang has not seen it, since it was not in the last batch."""
+    """Abort the prompt in chunks if it is meant. Older versions miss a prompt that was not in the last batch."""
     request = scheduler.chunked_req
     if request is None or hasattr(stock, "process_pending_chunked_abort"):
         return
@@ -204,7 +204,7 @@ def add_limited_chunk(adder: Any, add: Callable[[Any], Any], request: Any, limit
 
 
 class CompatibleAdder:
-    """Where a scheduler gets its adder from, if not from `get_prefill_adder_class`."""
+    """Replaces the adder's class in the scheduler's module where there is no `get_prefill_adder_class`."""
 
     def __init__(self, scheduler: Any, limited: Callable[[type, Any], Callable[..., Any]]) -> None:
         self._limited = limited
@@ -212,7 +212,7 @@ class CompatibleAdder:
 
     @contextmanager
     def limiting(self, allowed: Any) -> Iterator[None]:
-        """While this lasts, the scheduler's adders have the limits of `allowed`."""
+        """Within this context, the scheduler's adders have the limits of `allowed`."""
         module = self._module
         if module is None:
             yield
@@ -226,7 +226,7 @@ class CompatibleAdder:
 
 
 def namespace(request: Any) -> tuple[str | None, str | None]:
-    """A request's cache salt, and its key besides, which also separates its pages from those of others."""
+    """A request's cache salt and its extra key. Requests share pages only if both are equal."""
     if hasattr(request, "cache_salt"):
         return request.cache_salt, request.extra_key
     return request.extra_key, None
@@ -244,11 +244,11 @@ def salt_of(event: Any) -> str:
 
 
 class SaltedEvents:
-    """Tells salts of pages, where neither SGLang's events nor its hashes do: the keys of its tree's nodes have them."""
+    """Adds cache salts to events, for versions that have them only in the keys of the tree's nodes."""
 
     def __init__(self, tree_cache: Any) -> None:
         self._salts: dict[int, str] = {}
-        """Salts by the id of an event that SGLang has recorded, until it is taken."""
+        """Salts by the `id()` of an event, from its recording until `told` gets it."""
         key = load("sglang.srt.mem_cache.radix_cache.RadixKey")
         if key is not None and "cache_salt" not in signature(key).parameters:
             core = getattr(tree_cache, "tree_core", tree_cache)
@@ -263,12 +263,12 @@ class SaltedEvents:
             self._salts.update((id(event), node.key.extra_key) for event in core.kv_event_queue[before:])
 
     def told(self, events: list[Any]) -> list[Any]:
-        """The events that were taken. Those of salted pages get the salt, and hashes that differ between salts."""
+        """Events as taken from the cache. For salted pages, with the salt and with hashes that differ between salts."""
         return [_salted(event, self._salts.pop(id(event), None)) for event in events] if self._salts else events
 
 
 _SALTED: Final = {name: type(name, (SimpleNamespace,), {}) for name in ("BlockStored", "BlockRemoved")}
-"""Our classes by the names of SGLang's, which say what has happened."""
+"""Our classes for salted events. They have the names of SGLang's classes, by which `kind_of` recognises events."""
 
 
 def _salted(event: Any, salt: str | None) -> Any:

@@ -1,4 +1,9 @@
-"""Follows a SGLang scheduler's requests and batches, for the planner and for the cache-state reports."""
+"""Follows a SGLang scheduler's requests and batches, for the planner and for the cache-state reports.
+
+SGLang's scheduler calls, in each step: `tick` on the leading rank and `ticked` on all, `queued` for each request,
+`step` around the prefill pass, `begins` before a batch's forward pass, and `ended` with its result. A batch's duration
+reaches the planner with the next tick, because all ranks must plan by the leading rank's measurement.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +30,9 @@ from plait.policy.scheduling.plan import IterationWork, LocalScheduler
 
 
 class SglangDriver:
-    """Follows one rank. `planner` plans; None in the tier `reports`.
+    """Follows one rank. `planner` is None in the tier `reports`. `lower` are the tiers below the accelerator.
 
-    `release` is SGLang's `release_req`, which frees a request's resources; of the tier `chunks`. `lower` are the
-    tiers of the cache below the accelerator.
+    `release` is SGLang's `release_req`, which frees a request's resources; used in the tier `chunks` only.
     """
 
     def __init__(
@@ -56,8 +60,8 @@ class SglangDriver:
         self.planner: SglangPlanner | None = None
         if tier != "reports":
             self.planner = SglangPlanner(scheduler, observer, settings, release=release, cuts=self.cuts, policy=policy)
-        self._begun: deque[tuple[int, IterationWork]] = deque()
-        self._unmeasured: deque[IterationWork] = deque()
+        self._begun: deque[tuple[int, IterationWork]] = deque()  # batches that run
+        self._unmeasured: deque[IterationWork] = deque()  # ended batches whose durations come with the next tick
         slots = getattr(scheduler, "max_running_requests", 0)
         self._reporter = _reporter(settings, observer, self.epoch, tier, slots, lower)
         self._iterations = self._reporter.iterations
@@ -78,7 +82,7 @@ class SglangDriver:
         return self.clock.tick(idle=not busy)
 
     def ticked(self, ticks: Sequence[Tick]) -> None:
-        """A step begins, with the leading rank's tick; without one, the engine was idle."""
+        """A step begins, with the leading rank's tick; without a tick, the engine was idle."""
         if not ticks:
             self.clock.rested()
         for duration_s in (duration_s for tick in ticks for duration_s in self.clock.ticked(tick)):
@@ -87,7 +91,7 @@ class SglangDriver:
                 self.planner.measured(duration_s, work)
 
     def queued(self, request: Any) -> None:
-        """A request begins to wait. It has arrived, or if it has a call already, it was preempted."""
+        """A request begins to wait: it is new, or, if it has a call already, was preempted."""
         call: SglangCall | None = getattr(request, "plait_call", None)
         if call is None:
             self._received(request)
@@ -105,7 +109,7 @@ class SglangDriver:
         self._reporter.received(call.call_id, call, annotations.handle, annotations.gateway, lambda: tree_blocks)
 
     def change_objectives(self, body: bytes) -> int:
-        """The objectives of calls have changed. Returns how many of them are known. Raises `CallerError`."""
+        """Change objectives of calls. Returns for how many of the changes there is a call. Raises `CallerError`."""
         return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
     def step(self, running_batch: Any, schedule: Callable[[], Any]) -> Any:
@@ -115,7 +119,7 @@ class SglangDriver:
         return self.planner.step(self.clock.now_s, running_batch, schedule)
 
     def begins(self, batch: Any) -> None:
-        """A batch begins to run. Evictions that made room for it are told before its forward pass."""
+        """A batch begins to run. Evictions that made room for the batch are reported before its forward pass."""
         self._events.tell_again(partial(self.report, beginning=batch.reqs), self._reporter.calls)
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
@@ -143,7 +147,7 @@ class SglangDriver:
                 reporter.ended(call.call_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside. SGLang reports no end for requests that had not begun."""
+        """Requests were ended from outside. For those that had not begun, SGLang calls no other hook."""
         scheduler = self._scheduler
         begun = running_requests(scheduler)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
@@ -177,7 +181,7 @@ class SglangDriver:
 
     @property
     def _budget_tokens(self) -> int:
-        """The latest plan's budget; without plans SGLang's chunk size, 0 if it has none."""
+        """The latest plan's token budget. Without plans it is SGLang's chunk size, or 0 if SGLang has none."""
         if self.planner is not None:
             return self.planner.budget_tokens
         return int(getattr(self._scheduler, "chunked_prefill_size", None) or 0)

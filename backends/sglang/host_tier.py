@@ -1,4 +1,4 @@
-"""Host memory as a tier of SGLang's cache (HiCache): its size, and what its link has brought back."""
+"""Host memory as a tier of SGLang's cache (HiCache): its size, and the tokens and times of loads from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def host_tier(tree_cache: Any, journal: CacheJournal, page_tokens: int) -> TierJ
 
 
 class _Loads:
-    """Counts what SGLang counts for its metrics: the tokens of a transfer, and then its time if the device tells it."""
+    """Reads what SGLang reports to its metrics: the tokens of each load, then its time if the device measures it."""
 
     def __init__(self, collector: Any, tier: TierJournal) -> None:
         self._tier = tier

@@ -23,7 +23,7 @@ ALLOW_LIST: Final = "SGLANG_PLUGINS"
 """SGLang's variable with the plugins to load. If it is not set, SGLang loads all plugins."""
 
 ADDED: Final = ("--enable-cache-report", "--enable-mixed-chunk")
-"""With these, responses report cached tokens, and decodes go on while prompts are computed."""
+"""These make responses report cached tokens, and let decodes run in the same batches as prompts."""
 
 USAGE = f"""usage: plait sglang [--scheduler NAME] [--profile PROFILE] [--name NAME] [--require TIER]
                     -- <launch_server arguments>

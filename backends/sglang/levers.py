@@ -1,6 +1,6 @@
-"""The levers of SGLang's scheduler: what a plan sets for one prefill pass, and preemption.
+"""The levers of SGLang's scheduler: the state that a plan sets for one prefill pass, and preemption.
 
-A plan limits the most tokens of each prompt, and whether a prompt may be cut.
+SGLang has room for one prompt in chunks: a prompt of which only a part is computed. Most rules below follow from that.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPass:
-    """`limits` has the most tokens of some requests, by request id. `may_cut` says whether a prompt may begin in part.
+    """A plan's limits on one prefill pass: the most tokens of some requests, by request id.
 
-    SGLang tracks only one prompt in chunks. While that prompt is held back, no other prompt may be cut.
+    `may_cut` says whether a prompt may begin in part: not while the plan lets the prompt in chunks wait.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class LimitedAdder(_SglangAdder):
     plait_pass = NO_LIMITS
 
     def add_chunked_req(self, req: Any) -> Any:
-        """Add the next chunk of the prompt in chunks. It ends where a page ends, unless the limit is below a page.
+        """Add the next chunk of the prompt in chunks. The chunk ends with a page, unless the limit is less than a page.
 
-        A limit that is all the room there is limits nothing: SGLang then cuts the prompt as it always does.
+        A limit of at least the room in the batch has no effect: SGLang cuts the prompt at the end of the room.
         """
         limit, room = self.plait_pass.limits.get(req.rid), self.rem_chunk_tokens
         if limit is not None and (room is None or limit < room):
@@ -109,17 +109,16 @@ def _results() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SglangLevers:
-    """`shown` are the waiting calls that SGLang sees, in order. `goes_on` says whether the prompt in chunks continues.
-
-    `prompt_tokens` is the most prompt tokens of the pass. `decodes` says whether decodes run too. `picks` are prompts
-    and the tokens of each that the plan picks.
-    """
-
     picks: Sequence[tuple[SglangCall, int]] = ()
+    """The plan's prompts, and the tokens of each."""
     shown: Sequence[SglangCall] = ()
+    """The waiting calls that SGLang sees, in order."""
     goes_on: bool = False
+    """Whether the prompt in chunks continues."""
     prompt_tokens: int = 0
+    """The most prompt tokens of the pass."""
     decodes: bool = True
+    """Whether decodes run too."""
     limits: PrefillPass = NO_LIMITS
 
 
@@ -128,9 +127,9 @@ def levers_of(
 ) -> SglangLevers:
     """The levers of a plan. `in_chunks` is the running call whose prompt is computed in chunks.
 
-    SGLang counts a prompt's tokens in whole pages. At most one prompt is in chunks, so while it is held back, no other
-    can be cut. If all others would have to be cut, it goes on instead: else nothing would run. Unless the adder `cuts`,
-    it goes on with any prompt: SGLang would cut another.
+    SGLang counts a prompt's tokens in whole pages. While the prompt in chunks waits, no other prompt can be cut. If all
+    others would have to be cut, the prompt in chunks goes on instead, or nothing would run. Without `cuts` there are no
+    limits, and SGLang could cut a second prompt, so the prompt in chunks goes on whenever a prompt runs.
     """
     picks = cast("Sequence[tuple[SglangCall, int]]", plan.picks)
     backfill = cast("Sequence[SglangCall]", plan.backfill)
@@ -168,7 +167,7 @@ def _wanted(call: SglangCall, facts: EngineFacts) -> int:
 
 
 def preempt(scheduler: Any, running_batch: Any, victims: Iterable[Any], release: Callable[..., Any]) -> list[Any]:
-    """Free the blocks of those victims that can start anew. Returns them; the caller queues them again.
+    """Free the blocks of the victims that can start anew. Returns these victims; the caller queues them again.
 
     `release` is SGLang's `release_req`, which frees a request's resources.
     """

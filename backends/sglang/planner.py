@@ -1,9 +1,9 @@
 """Shows a SGLang scheduler's state to a local scheduler, and makes the SGLang scheduler follow its plans.
 
-SGLang's `get_new_batch_prefill()` runs unchanged. A plan sets the state that it reads: the waiting queue and its order,
-the prompt in chunks, the chunk size, whether decodes are mixed in, and in the tier `chunks` the adder's limits.
-Preemption comes before, in that tier only. Decisions depend only on state that is the same on all tensor-parallel
-ranks.
+SGLang's `get_new_batch_prefill()` runs unchanged. A plan sets the state that this method reads: the waiting queue and
+its order, the prompt in chunks, the chunk size, and whether decodes are mixed in. In the tier `chunks`, a plan also
+limits the tokens of each prompt, and preempts before the method runs. Decisions depend only on state that is the same
+on all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalSchedule
 class SglangPlanner:
     """Runs one rank's local scheduler. `release` is SGLang's `release_req`, which frees a request's resources.
 
-    `prefill_pass` has the plan's limits on the current prefill pass. Unless it `cuts`, there are none, and no
-    preemption, because SGLang lacks a name for it.
+    `prefill_pass` has the plan's limits on the current prefill pass. Without `cuts` (below the tier `chunks`) there is
+    neither a limit nor a preemption.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SglangPlanner:
         preempted = preempt(self._scheduler, running_batch, victims, self._release)
         levers = self._levers(plan)
         result = self._pulled(levers, running_batch, schedule)
-        for request in preempted:  # only now, or output in flight would count for the request's next run
+        for request in preempted:  # not before `schedule`, or output in flight would count for the request's next run
             self._scheduler._add_request_to_queue(request, is_retracted=True)  # noqa: SLF001
         self._observe(levers, batch_of(result))
         return result
@@ -90,7 +90,7 @@ class SglangPlanner:
             self.budget_tokens = min(self.budget_tokens, max(0, plan.budget_tokens))
         if self._mixes or not levers.decodes:
             return levers
-        # Prompts and decodes take turns if SGLang does not mix them in a batch.
+        # If SGLang does not mix prompts and decodes in a batch, they take turns.
         self._decodes_are_due = not self._decodes_are_due and levers.prompt_tokens > 0
         return levers if self._decodes_are_due else SglangLevers()
 

@@ -59,7 +59,7 @@ def _before_serving(
     *_others: Any,
     **_options: Any,
 ) -> None:
-    """Add the routes. All but `news` is what SGLang's own function gets, which runs next."""
+    """Add the routes. The parameters after `news` are those of SGLang's own function, which runs next."""
     from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
     from plait.backends.sglang.served_tokenizer import served_tokenizer  # noqa: PLC0415 - as above
 

@@ -1,6 +1,6 @@
-"""Plait's routes in SGLang's API server. All need its API key, as its own do.
+"""Plait's routes in SGLang's API server: `GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`.
 
-`GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`.
+All need the server's API key, as SGLang's own routes do.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from plait.backends.sglang.channel import (
 )
 
 QUIET_S = 0.2
-"""A waiting request asks again after this time without news. News may be lost, and an idle scheduler tells late."""
+"""After this time without news, a waiting request sends a query: news may be lost, and an idle scheduler is late."""
 
 EXIT_S = 0.5
-"""A server that stops waits so long for an answer. A scheduler that has exited gives none, and the server waits for its
-requests to end.
+"""How long a stopping server waits for an answer. A scheduler that has exited answers nothing, and the server stops
+only after its requests have ended.
 """
 
 
 class SchedulerAccess:
-    """Asks the scheduler. `problem` is the reason why the plugin is not active, if the API server knows it."""
+    """Sends queries to the scheduler. `problem` is why the plugin is not active, if the API server knows the reason."""
 
     def __init__(self, problem: str | None = None) -> None:
         self._problem = problem
@@ -88,7 +88,7 @@ class CacheStateRoute:
         await answer_cache_state(scope, send, self._report, self._tokenizer)
 
     async def _report(self, _scope: Scope, query: ReportQuery) -> bytes:
-        """The scheduler's report, after the next change or at the end of the wait."""
+        """The scheduler's report, after the next change or at the end of the wait. Pushed, or else asked for."""
         if query.since is None or query.wait_s <= 0:
             return await self._asked(query)
         now_s = asyncio.get_running_loop().time

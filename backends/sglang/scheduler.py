@@ -59,7 +59,7 @@ class PlannedSglangScheduler(_SglangScheduler):
     """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the driver."""
 
     plait_lacks: Missing | None = None
-    """What the installed SGLang lacks, as the plugin found it: the hooks have other parameters. None: it is asked."""
+    """The names that SGLang lacks, found before the hooks replaced its methods. None: no hook has yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -74,7 +74,7 @@ class PlannedSglangScheduler(_SglangScheduler):
         send_ticks(self, super(), self.plait.tick)
 
     def _poll_timeout_aborts(self) -> list[Any]:
-        """Add the leading rank's tick to the requests of a step, which all ranks get. Or `send_ticks` does it."""
+        """Add the leading rank's tick to the requests of a step, which all ranks get. Older versions: `send_ticks`."""
         tick = self.plait.tick()
         added = super()._poll_timeout_aborts()
         return added if tick is None else [*added, tick]
@@ -112,19 +112,19 @@ class PlannedSglangScheduler(_SglangScheduler):
         self.plait.given_up()
 
     def process_pending_chunked_abort(self) -> None:
-        """End a request whose prompt was in chunks when it was aborted. It is in no batch any more."""
+        """End a request that was aborted while its prompt was in chunks. No batch has this request any more."""
         aborted = self._pending_chunked_abort_req
         super().process_pending_chunked_abort()
         if aborted is not None and aborted.finished():
             self.plait.aborted(aborted)
 
     def send_abort_output(self, abort_req: Any, req: Any) -> None:
-        """End a request that has no room or is refused. SGLang 0.5.23 calls this, and older versions nothing."""
+        """End a request that is refused, for example because there is no room. SGLang calls this since 0.5.23."""
         super().send_abort_output(abort_req, req)
         self.plait.aborted(req)
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        """SGLang's own state, or what is asked of Plait."""
+        """SGLang's own state, or the answer to one of Plait's queries (`channel`)."""
         query = parse_query(recv_req.rid)
         if query is None:
             return super().get_internal_state(recv_req)

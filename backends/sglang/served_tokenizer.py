@@ -1,4 +1,4 @@
-"""The tokenizer and chat rendering of SGLang's API server, as far as gateways can do the same."""
+"""The tokenizer and chat rendering of SGLang's API server, for the fingerprint that gateways compare with their own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTok
     def prepare(messages: Messages, tools: Messages | None) -> tuple[Messages, Messages | None]:
         return _prepared(messages, tools, template_manager.jinja_template_content_format)
 
-    # A default effort comes before that of a call, as no other default does.
+    # A default effort overrides a call's effort, unlike any other default. Gateways do not know that rule.
     is_usual = own is None and "reasoning_effort" not in defaults and _is_usual(tokenizer_manager, template_manager)
     return EngineTokenizer(
         str(serving.tokenizer_path),
@@ -48,7 +48,7 @@ def served_tokenizer(tokenizer_manager: Any, template_manager: Any) -> EngineTok
 
 
 def _own_renderer(tokenizer_manager: Any, template_manager: Any) -> str | None:
-    """What SGLang renders chats by instead of the tokenizer's template."""
+    """What SGLang renders chats with instead of the tokenizer's template; None: with that template."""
     if template_manager.chat_template_name is not None:
         return f"conversation template {template_manager.chat_template_name}"
     if getattr(template_manager, "python_chat_template", None) is not None:
@@ -60,7 +60,7 @@ def _own_renderer(tokenizer_manager: Any, template_manager: Any) -> str | None:
 
 
 def _is_usual(tokenizer_manager: Any, template_manager: Any) -> bool:
-    """Whether each chat takes the same way to the template, whatever model is served, and `_prepared` knows it."""
+    """Whether SGLang prepares chats as `_prepared` does, without special treatment of this model."""
     if load(f"{_CHATS}.serving_chat.normalize_assistant_tool_call_arguments") is None:
         return False
     reasoning = getattr(template_manager, "reasoning_config", None)
@@ -73,7 +73,7 @@ def _is_usual(tokenizer_manager: Any, template_manager: Any) -> bool:
 
 
 def _parser(tokenizer_manager: Any, option: str) -> str | None:
-    """The parser of an option: as found for the model, where this SGLang finds one, else as given."""
+    """The parser that an option names; where SGLang can choose one for the model, the chosen parser."""
     find = getattr(tokenizer_manager, "config_value", None)
     name: str | None = getattr(tokenizer_manager.server_args, option, None) if find is None else find(option)
     return name

@@ -1,7 +1,7 @@
 """The clock that plans use: the leading rank's time, sent to all ranks with a step's requests.
 
-Under tensor parallelism every rank runs its own scheduler, and all must decide alike. So no rank plans by its own
-clock. The leading rank sends its time and the iterations' durations, and all ranks use them. See docs/design/clocks.md.
+Under tensor parallelism every rank runs a scheduler, and all must make the same plan. So the leading rank sends its
+time and the iterations' durations, and no rank plans by its own clock. See docs/design/clocks.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Sent at the beginning of a step: its time, and the durations of the iterations since the last tick."""
+    """A step's time, and the durations of the iterations since the last tick. Sent at the beginning of the step."""
 
     now_s: float
     durations_s: tuple[float, ...]
@@ -30,8 +30,8 @@ class StepClock:
         self.now_s = 0.0
         self._step_s = 0.0
         self._clock = clock
-        self._said_s = 0.0
-        self._looked_s = clock()
+        self._said_s = 0.0  # the last tick's time
+        self._looked_s = clock()  # this rank's own clock then
         self._durations_s: deque[float] = deque()
 
     @property
@@ -41,7 +41,7 @@ class StepClock:
 
     @property
     def received_s(self) -> float:
-        """When the requests of this step reached the engine, on average: SGLang reads them between steps only."""
+        """When this step's requests reached the engine, on average: SGLang reads requests between steps only."""
         return self.now_s - self._step_s / 2
 
     def measured(self, duration_s: float) -> None:
@@ -49,7 +49,7 @@ class StepClock:
         self._durations_s.append(duration_s)
 
     def tick(self, *, idle: bool) -> Tick | None:
-        """The tick to send with the next step; None when idle. It may be lost, but only on all ranks alike."""
+        """The tick to send with the next step; None when idle. If a tick is lost, it is lost on all ranks."""
         if idle:
             self._looked_s = self._clock()
             return None

@@ -12,7 +12,7 @@ import msgspec
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that a request is above, by its name in the configuration: `most` is allowed, and so much was `used`."""
+    """A limit that a request exceeds: its name in the configuration, the value allowed, and the value `used`."""
 
     limit: str
     most: float
@@ -22,19 +22,18 @@ class ReachedLimit(NamedTuple):
 class PlaitError(Exception):
     """The base class: a message that a user can act on, and the other fields of OpenAI's error object.
 
-    `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header. If not
-    `is_stored`, it tells of what should be stored and is not.
+    `param` names the field at fault, `code` is machine-readable, `retry_after_s` becomes a `Retry-After` header.
 
-    The log has a message only if it never `quotes` a request or an answer. A class whose messages have the gateway's
-    words and numbers only says so; an error of another class can, where it is raised.
+    The log gets a message only if the message does not quote a request or an answer. `quotes=False` says so, for a
+    class, or for one error where it is raised.
     """
 
     status: int = 500
     kind: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
-    is_stored: bool = True
+    is_stored: bool = True  # False: of a durable session, but the store could not record it; a header says so
     reached: ReachedLimit | None = None
-    """The limit that was reached, for operators; None if there is none."""
+    """The limit that was reached, for operators."""
 
     quotes: bool = True
     """Whether the message may have words of a prompt, a tool, a schema or an answer."""
@@ -42,7 +41,7 @@ class PlaitError(Exception):
     def __init_subclass__(
         cls, *, status: int = 0, kind: str = "", code: str | None = None, quotes: bool | None = None
     ) -> None:
-        """What a class says in its head; the rest is as in the class above."""
+        """Attributes given in a class's head. Attributes that are left out are inherited."""
         cls.status = status or cls.status
         cls.kind = kind or cls.kind
         cls.default_code = code or cls.default_code
@@ -74,7 +73,7 @@ class PlaitError(Exception):
 
     @property
     def shown_code(self) -> str:
-        """The code as metrics and the log have it: never empty."""
+        """The code for metrics and the log; never empty."""
         return self.code or self.kind
 
     @property
@@ -108,7 +107,7 @@ class ModelNotFoundError(NotFoundError, code="model_not_found"):
 
 
 class NoWebSocketError(CallerError, status=426, code="no_websocket", quotes=False):
-    """A client asks for a WebSocket where there is none; clients go on with HTTP then."""
+    """A client asks for a WebSocket where there is none. Clients then fall back to HTTP."""
 
     def __init__(self) -> None:
         super().__init__("There is no WebSocket here. Send POST requests and ask for a stream.")
@@ -119,7 +118,7 @@ class BodyTooLargeError(CallerError, status=413, code="body_too_large", quotes=F
 
 
 class EncodingNotSupportedError(CallerError, status=415, code="unsupported_content_encoding"):
-    """The request body is compressed in a way that is not known here. `taken` has those that are."""
+    """The request body has an unknown compression. `taken` lists the known ones."""
 
     def __init__(self, message: str, taken: str) -> None:
         super().__init__(message)

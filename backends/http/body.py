@@ -1,4 +1,4 @@
-"""The bodies of requests to engines: bytes, or what is read as it is sent."""
+"""The bodies of requests to engines: bytes, or a stored body that is read while it is sent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class StoredBody(Protocol):
     def __len__(self) -> int: ...
 
     def slices(self) -> Iterator[bytes]:
-        """All of it, from the beginning, in pieces of `SLICE_BYTES` at most."""
+        """The body from its beginning, in pieces of at most `SLICE_BYTES`."""
 
 
 Body = bytes | StoredBody
 
 
 def slices(body: Body) -> Iterator[bytes | memoryview]:
-    """A body in pieces. Those of bytes are not copied."""
+    """A body in pieces. Bytes are not copied."""
     if not isinstance(body, bytes):
         return body.slices()
     view = memoryview(body)

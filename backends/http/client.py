@@ -25,16 +25,16 @@ __all__ = ["HttpClient", "Response", "Timeouts"]
 IDLE_TTL_S = 4.0
 
 HEADER_LINE = b"%b: %b\r\n".__mod__
-"""Makes a line of a head from a header. It is called for each of them, without a function of ours."""
+"""Makes a header's line: a method of bytes, since a Python function for each header costs more."""
 
 
 class HttpClient:
     """Sends requests to the engine at `url` (`http://host:port`, or https, with an optional base path).
 
-    At most `max_idle` connections are kept between calls, each for `idle_ttl_s`. The number of busy connections is not
-    limited. `trust` checks the certificate of an https engine. Errors call the engine by its `name` (default: its URL).
-    A client belongs to the event loop that first uses it. Raises `ValueError` for any other URL, and `TrustError` for
-    an https one if there is nothing to check a certificate by.
+    At most `max_idle` connections stay open between calls, each for `idle_ttl_s`. The number of busy connections has no
+    limit. `trust` checks the certificate of an https engine. Errors call the engine by its `name` (default: its URL).
+    A client belongs to the event loop that first uses it. Raises `ValueError` for a malformed URL, and `TrustError` for
+    an https URL if there are no certificates to trust.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class HttpClient:
         self._timeouts = timeouts
         self._max_idle = max_idle
         self._closed = False
-        self._idle: dict[Connection, None] = {}  # a stack, the last used on top; any connection can leave it
+        self._idle: dict[Connection, None] = {}  # a stack, the last used on top, from which any can be removed
         self._open: set[Connection] = set()
         self._all_lost = asyncio.Event()
         self._new_connection = partial(Connection, self._name, timeouts, idle_ttl_s, self)
@@ -77,17 +77,17 @@ class HttpClient:
     async def request(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: Body = b""
     ) -> Response:
-        """Does what `begin` does, and returns the response once its head has arrived.
+        """As `begin`, but returns once the response's head has arrived. Cancellation closes the connection.
 
-        Raises `EngineUnreachableError`, `EngineTimeoutError` or `EngineError`, too. Cancellation closes the connection.
+        Also raises `EngineUnreachableError`, `EngineTimeoutError` or `EngineError`.
         """
         return await self.begin(method, path, headers, body).head()
 
     def begin(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: Body = b"") -> Response:
-        """Sends `body` to `path` (under the base path) and returns the response, of which nothing has arrived yet.
+        """Send `body` to `path` (under the base path) and return the response at once, before any of it has arrived.
 
         Host and Content-Length are added. Other headers are sent as given, so the caller leaves out hop-by-hop headers.
-        If a reused connection closes before the first byte of the response, the call is sent once more on a new one.
+        If a reused connection closes before the response's first byte, the request is sent once more, on a new one.
         Raises `EngineUnreachableError` after `close`, and `ValueError` for a newline in a header.
         """
         if self._closed:
@@ -101,7 +101,7 @@ class HttpClient:
         response = Response()
         while self._idle:
             kept, _ = self._idle.popitem()
-            if not kept.transport.is_closing():  # one that closes may still be in the pool
+            if not kept.transport.is_closing():  # a connection leaves the pool only after it has closed
                 kept.begin(response, head, body)
                 return response
         self.on_stale(response, head, body)
@@ -124,15 +124,15 @@ class HttpClient:
         return not self._open
 
     def lose(self, reason: str, *, waiting_only: bool) -> None:
-        """Ends the calls on this engine with `EngineLostError`; with `waiting_only`, those without a byte of a body.
+        """End the calls on this engine with `EngineLostError`; with `waiting_only`, only those without a byte of body.
 
-        New calls can begin.
+        The client stays usable for new calls.
         """
         for connection in list(self._open):
             connection.lose(EngineLostError(f"engine {self._name} was given up: {reason}"), waiting_only=waiting_only)
 
     async def aclose(self) -> None:
-        """Does what `close` does, then waits until the sockets are closed."""
+        """`close`, and wait until the sockets are closed."""
         self.close()
         if self._open:
             await self._all_lost.wait()
@@ -152,11 +152,11 @@ class HttpClient:
             self._all_lost.set()
 
     def on_stale(self, response: Response, head: bytes, body: Body) -> None:
-        """No idle connection can carry the request: it is sent once a new one is open."""
+        """Open a new connection and send the request on it."""
         response.source = _Opening(self.connect, response, head, body)
 
     async def connect(self) -> Connection:
-        """A new connection. Raises `EngineUnreachableError`; its cause has what each address of the host did."""
+        """A new connection. Raises `EngineUnreachableError`; its `__cause__` says how each address failed."""
         try:
             connection = await self._host.connect(self._connect_to, self._timeouts.connect_s)
         except UnreachableHostError as error:
@@ -212,7 +212,7 @@ class _Opening:
         self._task = asyncio.create_task(self._open(connect, head, body), name="connect")
 
     def resume(self) -> None:
-        """Nothing has come that would have to be read."""
+        """No effect: reading has not begun."""
 
     def fail(self, error: EngineError) -> None:
         self._task.cancel()

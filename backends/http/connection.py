@@ -1,8 +1,9 @@
 """One keep-alive connection to an engine, and the response to each call on it as it arrives.
 
-It writes a request, parses the response, and enforces the timeouts. httptools does the parsing. This is the hottest
-path of the gateway. For each chunk it only parses, appends, writes a number for the timer, and wakes the reader at most
-once.
+`Connection.begin` writes a request. Each read from the socket goes through httptools' parser, which appends the body's
+chunks to the `Response`. The reader is woken once a read, not once a chunk, because this is the gateway's hottest path.
+Above `HIGH_WATER_BYTES` of unread body the connection pauses reading (backpressure) until the reader has taken them.
+One `Deadline` serves as timer for the first byte, for silence, and for an idle connection.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import msgspec
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.backends.http.body import SLICE_BYTES, Body, slices
 
-CLOCK_STEP_S = 0.001  # the step of uvloop's clock and timers: a timer can fire this early
+CLOCK_STEP_S = 0.001  # the resolution of uvloop's clock and timers: a timer can fire this early
 
 
 class Deadline:
     """A timer that every read may move: calls `on_expiry` when the time set by the last `move` has passed.
 
-    A move to a later time only writes a number. The timer reads it on firing, and starts again if it fired early.
+    A move to a later time only writes a number, since re-arming a timer at each read would cost too much. A timer that
+    fires before that time starts again.
     """
 
     __slots__ = ("_armed_at_s", "_at_s", "_loop", "_on_expiry", "_timer")
@@ -70,14 +72,14 @@ class Deadline:
 
 
 HIGH_WATER_BYTES = 64 * 1024
-"""Reading pauses above this much unread body. It is asyncio's default for writing."""
+"""Reading pauses above this much unread body: asyncio's default for writing."""
 
 JOINED_BYTES = 2**20
-"""A longer body is gathered in place. To join it at its end would take twice its memory."""
+"""A longer body is gathered in one buffer. Joining pieces at the end would take twice its memory."""
 
 
 class Source(Protocol):
-    """The source of a response, as the response sees it."""
+    """What a response needs of its connection, or of the attempt to open one."""
 
     def resume(self) -> None:
         """Resumes reading if it was paused because more than `HIGH_WATER_BYTES` were unread."""
@@ -89,22 +91,19 @@ class Source(Protocol):
 class Response(msgspec.Struct, eq=False):
     """An engine's response to one call: its head, and its body in pieces as they arrive.
 
-    Its owner reads until `b""` or an error, or calls `abort`. Only one reader may read at a time. An owner that does
-    not wait sets `on_news`, which is called after each read, and takes what has come.
-
-    `status` and `headers` are complete when `head` returns. Header names are in lower case. 1xx responses and trailers
-    are left out. More may arrive while there is a `source`. Only the connection adds `pieces` and calls `finish`,
-    `fail` and `wake`. It calls `wake` once a read, not once a chunk.
+    The owner awaits `read_chunk` until `b""` or an error, or calls `abort`; one reader at a time. Or the owner sets
+    `on_news` and calls `take` there. Only the connection adds `pieces` and calls `finish`, `fail` and `wake`. 1xx
+    responses and trailers are left out.
     """
 
     source: Source | None = None  # None once the exchange has ended or failed
-    status: int = 0  # until its head is complete
-    headers: list[tuple[bytes, bytes]] = []
-    pieces: list[bytes] = []  # of the body, that are unread
-    unread_bytes: int = 0  # in these pieces
-    error: EngineError | None = None  # of a failed exchange
-    waiter: asyncio.Future[None] | None = None  # of the reader, while it waits
-    on_news: Callable[[], None] | None = None  # of an owner that does not wait
+    status: int = 0  # 0 until the head is complete
+    headers: list[tuple[bytes, bytes]] = []  # names in lower case
+    pieces: list[bytes] = []  # the unread body
+    unread_bytes: int = 0  # their sum
+    error: EngineError | None = None  # why the exchange failed
+    waiter: asyncio.Future[None] | None = None  # what the reader waits for
+    on_news: Callable[[], None] | None = None  # called after each read from the socket, instead of the reader
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "arriving" if self.source is not None else "complete"
@@ -112,12 +111,12 @@ class Response(msgspec.Struct, eq=False):
 
     @property
     def is_read(self) -> bool:
-        """Whether all has arrived, without a failure, and was read."""
+        """Whether the response has arrived without a failure and was read to its end."""
         return self.source is None and self.error is None and not self.pieces
 
     @property
     def is_small(self) -> bool:
-        """Whether all has arrived, without a failure, and little enough that reading was never paused."""
+        """Whether the response has arrived without a failure, and its unread body is below the high water mark."""
         return self.source is None and self.error is None and self.unread_bytes <= HIGH_WATER_BYTES
 
     async def head(self) -> Self:
@@ -129,7 +128,7 @@ class Response(msgspec.Struct, eq=False):
         return self
 
     def take(self) -> bytes:
-        """All of the body that has arrived and is unread, perhaps nothing."""
+        """The unread part of the body that has arrived; may be empty."""
         pieces, unread_bytes = self.pieces, self.unread_bytes
         self.pieces, self.unread_bytes = [], 0
         if unread_bytes > HIGH_WATER_BYTES and self.source is not None:
@@ -137,9 +136,9 @@ class Response(msgspec.Struct, eq=False):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read_chunk(self) -> bytes:
-        """All of the body that has arrived and is unread. After the end it is always `b""`.
+        """The unread part of the body, once there is some; `b""` at the end and ever after.
 
-        Raises `EngineError` (`EngineTimeoutError` for a silent engine) once everything before the failure is read.
+        Raises `EngineError` (`EngineTimeoutError` for a silent engine) once the body before the failure is read.
         Cancellation aborts the response.
         """
         while not self.pieces:
@@ -151,7 +150,7 @@ class Response(msgspec.Struct, eq=False):
         return self.take()
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
-        """The rest of the body, as `gather` has it."""
+        """As `gather`, in bytes."""
         return bytes(await self.gather(limit_bytes))
 
     async def gather(self, limit_bytes: int | None = None) -> bytes | bytearray:
@@ -164,7 +163,7 @@ class Response(msgspec.Struct, eq=False):
         return body.whole()
 
     def abort(self) -> None:
-        """Gives up the response. Unless it is complete, the connection closes, so that the engine aborts the call."""
+        """Close the connection, so that the engine aborts the call. No effect on a response that is complete."""
         if self.source is not None:
             self.source.fail(EngineError("the response was given up before its end"))
 
@@ -191,7 +190,7 @@ class Response(msgspec.Struct, eq=False):
         self.wake()
 
     def wake(self) -> None:
-        """Tells the owner, or wakes the waiting reader, if there is one."""
+        """Call `on_news`, or wake the waiting reader."""
         if self.on_news is not None:
             self.on_news()
         elif self.waiter is not None and not self.waiter.done():
@@ -199,7 +198,7 @@ class Response(msgspec.Struct, eq=False):
 
 
 class Gathered:
-    """A body that comes in pieces, in whole at its end, and at most `limit_bytes` of it."""
+    """Joins the pieces of a body that has at most `limit_bytes`."""
 
     __slots__ = ("_limit_bytes", "_long", "_pieces", "size")
 
@@ -210,7 +209,7 @@ class Gathered:
         self._long = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """A piece has come. Raises `EngineGarbledError` beyond the limit."""
+        """Append a piece. Raises `EngineGarbledError` beyond the limit."""
         self.size += len(piece)
         if self.size > self._limit_bytes:
             raise EngineGarbledError(f"the engine's answer is longer than {self._limit_bytes} bytes")
@@ -231,9 +230,8 @@ HEAD_LIMIT_BYTES = 64 * 1024  # uvicorn's limit for request heads; the parser ha
 class Timeouts:
     """How long an engine may keep a call waiting, in (finite) seconds.
 
-    `connect_s` limits connecting, TLS included. `first_byte_s` limits the time from then to the first byte of the
-    response's body, because engines send the head of a stream long before its first token. `idle_s` limits the time
-    between two pieces of the body.
+    `connect_s` limits connecting, TLS included. `first_byte_s` then limits the time to the first byte of the body, not
+    of the head: engines send a stream's head long before its first token. `idle_s` limits the time between two pieces.
     """
 
     connect_s: float = 5.0
@@ -242,7 +240,7 @@ class Timeouts:
 
 
 class Owner(Protocol):
-    """A connection's pool, as the connection sees it."""
+    """What a connection calls in its pool."""
 
     def on_idle(self, connection: Connection) -> None:
         """The connection can carry another request."""
@@ -257,8 +255,9 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """A connection to the engine called `engine` that carries one exchange at a time.
 
-    After an exchange it returns to `owner` if request and response are complete, the engine keeps the connection alive,
-    and nothing came after the response. An idle connection closes after `idle_ttl_s`, or when a byte or an end arrives.
+    After an exchange the connection returns to `owner` if request and response are complete, the engine keeps the
+    connection alive, and no byte came after the response. An idle connection closes after `idle_ttl_s`, or when a byte
+    or an EOF arrives.
     """
 
     __slots__ = (
@@ -287,7 +286,7 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
 
     def begin(self, response: Response, head: bytes, body: Body) -> None:
-        """Sends a request, whose `response` arrives from now on. The connection must be open and idle."""
+        """Send a request and begin to fill its `response`. The connection must be open and idle."""
         self._response = response
         response.source = self
         self._head_bytes = 0
@@ -312,9 +311,9 @@ class Connection(asyncio.Protocol):
             self.fail(error)
 
     def _send_more(self) -> None:
-        """Send a long body. The transport copies the bytes that the socket does not take, so it gets no more at once.
+        """Send a long body, slice by slice: the transport copies what the socket does not take at once.
 
-        An engine that answers early (a 413) may stop reading. The connection is not reused while some is unsent.
+        An engine that answers early (a 413) may stop reading. A connection with an unsent rest is not reused.
         """
         response = self._response
         while self._unsent is not None and response is not None and not self._writing_paused:
@@ -347,9 +346,9 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass, but has the methods
 
     def data_received(self, data: bytes) -> None:
-        """Parses one read, then handles the result once. After an exchange the connection becomes idle, or closes."""
+        """Parse one read, then act once. After an exchange the connection becomes idle, or closes."""
         response = self._response
-        if response is None:  # no request is open: the next exchange must not take this for its response
+        if response is None:  # bytes on an idle connection: the next exchange must not take them for its response
             self.close()
             return
         try:
@@ -422,14 +421,14 @@ class Connection(asyncio.Protocol):
             response.headers.clear()
 
     def on_body(self, body: bytes) -> None:
-        """A chunk of the body, or the part of a chunk that one read held."""
+        """A chunk of the body, or the part of a chunk that was in one read."""
         response = self._response
         if response is not None and not self._whole:
             response.pieces.append(body)
             response.unread_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """The response is complete. Only now does the parser know whether the connection stays alive."""
+        """The response is complete. The parser knows only now whether the engine keeps the connection alive."""
         if self._response is not None and self._response.status and not self._whole:
             self._whole = True
             self._reusable = self._parser.should_keep_alive()
@@ -452,7 +451,7 @@ class Connection(asyncio.Protocol):
         response.wake()
 
     def _end(self, exc: Exception | None) -> None:
-        """The connection has ended. The response is complete only if it ends with the connection."""
+        """The connection has ended: the end of a body without a length, a stale connection, or a failure."""
         response = self._response
         if response is not None and response.status and exc is None and _ends_with_connection(response):
             self._response = None

@@ -1,7 +1,7 @@
 """What is wrong with a TLS handshake, in words that an operator can act on.
 
-OpenSSL names its own checks. Which name a certificate is for, and whether a port speaks TLS at all, a second handshake
-shows. Nothing is sent on its connection.
+OpenSSL only names the check that failed. A second handshake, on a connection on which no request is sent, shows which
+names a certificate has, and whether a port speaks TLS at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OTHER_NAME: Final = frozenset((62, 64))
 
 SELF_SIGNED: Final = 18
 UNKNOWN_ISSUER: Final = frozenset((2, 7, 19, 20, 21))
-"""Among them is X509_V_ERR_CERT_SIGNATURE_FAILURE: an issuer that has kept its name and got another key."""
+"""7 is X509_V_ERR_CERT_SIGNATURE_FAILURE: an issuer with the name of a trusted one and another key."""
 
 _WORDS: Final[Mapping[int, str]] = {
     9: "has a certificate that is not yet valid: compare the clocks",
@@ -28,11 +28,11 @@ _WORDS: Final[Mapping[int, str]] = {
 }
 
 NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"))
-"""OpenSSL's reasons for an answer that is no TLS. Text such as `HTTP/1.1 400` reads as a record of an odd version."""
+"""OpenSSL's reasons for an answer without TLS. Text such as `HTTP/1.1 400` looks like a record of an odd version."""
 
 
 async def handshake_problem(error: OSError, address: str, port: int, name: str, trust: Trust) -> str:
-    """Why a handshake with the engine called `name` at an address failed: what the engine does, or what it has."""
+    """Why a handshake with the engine at an address failed. `name` is the host name that its certificate must have."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return await _certificate_problem(error, address, port, name, trust)
     if isinstance(error, ssl.SSLError) and error.reason in NO_TLS:
@@ -59,13 +59,13 @@ async def _certified_names(address: str, port: int, name: str, trust: Trust) -> 
     """The names in the engine's certificate, for people."""
     try:
         certificate = await _look(address, port, name, trust.any_name)
-    except (OSError, TrustError):  # engine or files have changed meanwhile
+    except (OSError, TrustError):  # the engine or the trusted files have changed since the first handshake
         return "names that could not be read"
     return ", ".join(value for _, value in certificate.get("subjectAltName", ())) or "no name"
 
 
 async def speaks_tls(host: str, port: int, within_s: float) -> bool:
-    """Whether an engine answers a TLS handshake in this time, with whatever certificate."""
+    """Whether an engine completes a TLS handshake in this time. Its certificate is not checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

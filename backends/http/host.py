@@ -1,8 +1,7 @@
-"""An engine's host: its addresses, and which of them a connection is made to.
+"""Connects to the first of a host's addresses that answers, after RFC 8305 (Happy Eyeballs).
 
-After RFC 8305 (Happy Eyeballs): if an address does not answer for a quarter of a second, the next one is tried beside
-it, and the first connection is taken. uvloop tries an address only after the one before has failed, so one that drops
-packets would use up the whole time.
+If an address does not answer within a quarter of a second, the next one is tried too, and the first connection wins.
+uvloop tries an address only after the one before has failed, so an address that drops packets would use up the timeout.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from itertools import chain, islice, zip_longest
 from typing import Any, Protocol, TypeVar
 
 STAGGER_S = 0.25
-"""How long an address has for itself: RFC 8305's Connection Attempt Delay."""
+"""When the next address is tried: RFC 8305's Connection Attempt Delay."""
 
 LATE_S = 60.0
-"""For so long, an address that has not answered in that time is tried after the others."""
+"""How long an address that did not answer within `STAGGER_S` comes after the others."""
 
 
 class AddressError(OSError):
-    """An address cannot be connected to. The text says what it does: "refused the connection"."""
+    """An address cannot be connected to. The text says what the address did, as in "refused the connection"."""
 
 
 class UnreachableHostError(OSError):
-    """No address of a host can be connected to. The text has each address, and what it did.
+    """No address of a host can be connected to. The text says what each address did.
 
-    `timed_out` says that the time was up before all had failed.
+    `timed_out` says that the time was up before all addresses had failed.
     """
 
     def __init__(self, text: str, *, timed_out: bool) -> None:
@@ -48,7 +47,7 @@ Attempt = Callable[[str], Coroutine[Any, Any, OpenT]]
 
 
 class Host:
-    """The host called `name`, which may be an address, and a port of it."""
+    """A host, whose `name` may be an address, and a port."""
 
     def __init__(self, name: str, port: int) -> None:
         self._name = name
@@ -75,10 +74,10 @@ class Host:
         return connection
 
     async def _addresses(self) -> Sequence[str]:
-        """The addresses in the order in which they are tried. Raises `UnreachableHostError` if there are none."""
+        """The addresses, in the order of attempts. Raises `UnreachableHostError` if there are none."""
         try:
             found = await addresses(self._name, self._port)
-        except (OSError, UnicodeError) as error:  # the latter for what cannot be a name
+        except (OSError, UnicodeError) as error:  # UnicodeError for a malformed name
             reason = isinstance(error, OSError) and error.strerror
             text = f"the name {self._name} was not resolved: {reason or error}"
             raise UnreachableHostError(text, timed_out=False) from error
@@ -92,7 +91,7 @@ class Host:
     ) -> OpenT | None:
         """The first connection of several attempts; None if all fail. `did` gets what each address did.
 
-        Each attempt begins once the one before has failed or is late.
+        An attempt begins once the one before has failed, or has not answered within `STAGGER_S`.
         """
         loop, untried = asyncio.get_running_loop(), iter(addresses)
         running: dict[asyncio.Task[OpenT | None], str] = {}
@@ -122,7 +121,7 @@ class Host:
 
 
 async def addresses(name: str, port: int) -> list[str]:
-    """The addresses of a host in the system's order of preference. Raises OSError, and UnicodeError for no name."""
+    """A host's addresses in the system's order of preference. Raises OSError, and UnicodeError for a malformed name."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -138,13 +137,13 @@ async def _try(address: str, attempt: Attempt[OpenT], did: dict[str, str], ends_
 
 
 def _close(attempt: asyncio.Task[OpenT | None]) -> None:
-    """Close the connection of an attempt that is not needed: it may have been opened just now."""
+    """Close the connection of a losing attempt, which may have opened before its cancellation took effect."""
     if not attempt.cancelled() and attempt.exception() is None and (connection := attempt.result()) is not None:
         connection.close()
 
 
 def _alternating(found: Sequence[str]) -> list[str]:
-    """The addresses by turns of each family, beginning with that of the first (RFC 8305, 4)."""
+    """The addresses, IPv4 and IPv6 by turns, in the family order of the first one (RFC 8305, 4)."""
     first = [address for address in found if is_ipv6(address) is is_ipv6(found[0])]
     others = [address for address in found if address not in first]
     return [address for address in chain.from_iterable(zip_longest(first, others)) if address is not None]

@@ -1,8 +1,8 @@
-"""The certificates that engines behind TLS are checked against: the system's, or those that the environment names.
+"""The certificates that engines' certificates are checked against: the system's, or those that the environment names.
 
-OpenSSL reads `SSL_CERT_FILE` and `SSL_CERT_DIR` once, when a context is made, and passes over a file that is not there.
-A gateway runs for months, in which an issuer gets a new certificate. So the files are read again at SIGHUP, and when an
-engine's certificate is refused after they have changed. Open connections go on.
+OpenSSL reads `SSL_CERT_FILE` and `SSL_CERT_DIR` once, when a context is made, and ignores a missing file. A gateway
+runs for months, in which an issuer's certificate is renewed. So the files are read again at SIGHUP, and when an
+engine's certificate is refused and the files have changed. Open connections stay open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DIRECTORIES: Final = "SSL_CERT_DIR"
 """The variables of the environment that OpenSSL knows. The second may name several, separated by colons."""
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Time of change, inode and size of each file and directory; None: it is not there."""
+"""Modification time (ns), inode and size of each file and directory; None for a missing one."""
 
 
 class TrustError(ValueError):
@@ -30,7 +30,7 @@ class Trust:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why the files could not be read the last time. What was read before is in use."""
+        """Why the files could not be read the last time. The certificates read before stay in use."""
         self._context: ssl.SSLContext | None = None
         self._any_name: ssl.SSLContext | None = None
         self._read: _Stamp = ()
@@ -44,7 +44,7 @@ class Trust:
 
     @property
     def any_name(self) -> ssl.SSLContext:
-        """Takes a certificate for another name, too: to look at it only. Raises `TrustError`."""
+        """For looking at a certificate: accepts one for another host name. Raises `TrustError`."""
         if self._any_name is None:
             self._any_name = _new_context()
             self._any_name.check_hostname = False
@@ -57,27 +57,21 @@ class Trust:
         return " and ".join(named) or f"the system; {FILE} names others"
 
     def load(self) -> None:
-        """Read the certificates, unless that was done. Raises `TrustError`.
-
-        Reading takes 40 ms, in which no call goes on.
-        """
+        """Read the certificates once, which blocks the event loop for 40 ms. Raises `TrustError`."""
         if self._context is None:
             self._read_files()
 
     def reload(self) -> bool:
-        """Read the certificates again; False if nobody has needed any so far.
-
-        Raises `TrustError`; the old ones stay then.
-        """
+        """Read the certificates again; False if they were never needed. On `TrustError` the old ones stay in use."""
         if self._context is None:
             return False
         self._read_files()
         return True
 
     def renew(self, used: ssl.SSLContext | None) -> bool:
-        """Read the certificates again if their files have changed since; whether there are others than those `used`.
+        """Read the certificates again if their files have changed. Returns whether they differ from those `used`.
 
-        What prevents it is kept as the `problem`, until the files change again.
+        An error is kept as the `problem` until the files change again.
         """
         if _stamp() != self._read:
             with suppress(TrustError):
@@ -85,7 +79,7 @@ class Trust:
         return self._context is not used
 
     def _read_files(self) -> None:
-        self._read = _stamp()  # before they are read: a change meanwhile is seen next time
+        self._read = _stamp()  # before the reading, so that a change during the reading is seen next time
         try:
             self._context, self._any_name = _new_context(), None
         except TrustError as error:
@@ -95,7 +89,7 @@ class Trust:
 
 
 SYSTEM_TRUST: Final = Trust()
-"""The trust of this process: its environment says which certificates."""
+"""The trust by this process's environment."""
 
 
 def _new_context() -> ssl.SSLContext:

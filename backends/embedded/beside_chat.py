@@ -1,4 +1,4 @@
-"""Vectors, scores, classes, images and audio, in vLLM's and OpenAI's shapes: small stand-ins, made at once."""
+"""Vectors, scores, classes, images and audio, in vLLM's and OpenAI's shapes: small stand-ins, without emulated time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import CompletionRequest, decode_body
 
 DIMENSIONS: Final = 1024
-"""Of a vector, unless a request asks for fewer: as many as current embedding models have."""
+"""The dimensions of a vector, unless a request asks for fewer: as many as current embedding models have."""
 
 PLACES: Final = 16
-"""Of a token in a vector."""
+"""How many components of a vector a token changes."""
 
 RATE: Final = 24_000
-"""Samples in a second of speech, of two bytes each."""
+"""Samples of two bytes in a second of speech."""
 
 CHARACTER_S: Final = 0.06
-"""What is spoken in that time."""
+"""How long a character is spoken."""
 
 PIECE_BYTES: Final = 16 * 1024
 MOST_IMAGES: Final = 10
@@ -66,9 +66,9 @@ _DECODER: Final = msgspec.json.Decoder(Asked)
 
 
 def embedding(token_ids: Sequence[int], dimensions: int = DIMENSIONS) -> list[float]:
-    """A vector of length 1; those of texts that share tokens are near each other.
+    """A vector of length 1. Texts that share tokens have vectors near each other.
 
-    Each token adds 1 or -1 in a few places, which its hash chooses (a sparse random projection of the bag of tokens).
+    Each token adds 1 or -1 in a few components, chosen by its hash: a sparse random projection of the bag of tokens.
     """
     vector = [0.0] * dimensions
     for token, count in Counter(token_ids).items():
@@ -209,7 +209,7 @@ def _scores(ones: list[list[int]], others: list[list[int]]) -> list[float]:
 
 
 def transcript(audio: bytes) -> str:
-    """The text of a recording: it names the bytes by their number and hash, so that a test sees which have come."""
+    """The text of a recording: the number and the hash of its bytes, by which a test recognises them."""
     return f"{len(audio)} bytes {blake2b(audio, digest_size=8).hexdigest()}"
 
 

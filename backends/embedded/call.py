@@ -12,30 +12,31 @@ from plait.policy.scheduling.plan import LocalCall
 
 @dataclass(slots=True, eq=False)
 class EmbeddedCall(LocalCall):
-    """A call in this engine: the hashes of its KV blocks and tree blocks, and the source of its output.
-
-    The call ends when it has generated `final_output_tokens`. The scheduler may only know its limit. `cached_tokens`
-    are the tokens that the first admission found in the cache, as in vLLM's `usage`. `received_s` is when the engine
-    received the call, which can be after its zero. `matched_blocks` is how many of its leading blocks were cached at
-    the last look-up, and `loadable_blocks` behind them were in lower tiers, from which `loaded_tokens` were brought
-    back. While the call waits, the blocks that are `kept` for it are not evicted. `handle` is the gateway's name for a
-    call whose objectives may change, `gateway` that of the gateway.
-    """
-
     chain: HashChain = field(kw_only=True)
+    """The hashes of the KV blocks."""
     tree_chain: HashChain = field(kw_only=True)
     final_output_tokens: int = field(kw_only=True)
+    """Where the output ends. The scheduler may only know the call's limit."""
     output: Iterator[int] = field(default_factory=lambda: repeat(0), kw_only=True)
     blocks: list[int] = field(default_factory=list, kw_only=True)
+    """The KV blocks while the call runs."""
     registered_blocks: int = field(default=0, kw_only=True)
+    """How many of them other calls can hit."""
     cached_tokens: int | None = field(default=None, kw_only=True)
+    """The hit at the first admission, as in vLLM's `usage`."""
     received_s: float | None = field(default=None, kw_only=True)
+    """When the engine received the call, which can be after its zero."""
     matched_blocks: int = field(default=0, kw_only=True)
+    """The leading blocks that were cached at the last look-up."""
     loadable_blocks: int = field(default=0, kw_only=True)
+    """The blocks after these that lower tiers had."""
     kept: list[int] = field(default_factory=list, kw_only=True)
+    """KV blocks that must not be evicted while the call waits."""
     loaded_tokens: int = field(default=0, kw_only=True)
     handle: str | None = field(default=None, kw_only=True)
+    """The gateway's name for a call whose objectives may change."""
     gateway: str = field(default="", kw_only=True)
+    """The id of the gateway that sent the call."""
 
     @property
     def queued_since_s(self) -> float:

@@ -13,14 +13,14 @@ from plait.backends.protocol.cache_state import CacheState
 OnOutput = Callable[[Output], None]
 
 MAX_LAG_S = 1.0
-"""The process may lag behind its accelerator by this many emulated seconds. A longer lag delays the iterations."""
+"""How many emulated seconds the process may lag behind its accelerator. A longer lag delays the iterations."""
 
 
 class EngineClock:
-    """Drives one engine core. `time_scale` emulated seconds pass in a real second: at 10 it is ten times as fast.
+    """Drives one engine core. `time_scale` emulated seconds pass in a real second.
 
-    An iteration begins when the last one ended, as on a busy accelerator, even if this process wakes up late. Then only
-    the tokens are late; the emulated time is right.
+    An iteration begins when the last one ended, as on a busy accelerator, even if this process wakes up late. The
+    emulated times are then still right; only the tokens come late.
     """
 
     def __init__(self, engine: Engine, time_scale: float = 1.0) -> None:
@@ -64,9 +64,9 @@ class EngineClock:
     async def cache_state(
         self, since: int | None, epoch: str | None, wait_s: float, gateway: str | None = None
     ) -> CacheState:
-        """The report since a cursor of `epoch`. Waits up to `wait_s` real seconds for news.
+        """The report since a cursor of `epoch`, without the calls of the `gateway` that asks.
 
-        The calls of the `gateway` that asks are left out.
+        Waits up to `wait_s` real seconds for a change.
         """
         if epoch is not None and epoch != self.engine.epoch:
             since = None
@@ -84,10 +84,10 @@ class EngineClock:
         ends_s: float | None = None
         while True:
             if self.engine.idle:
-                with suppress(TimeoutError):  # the next load is over
+                with suppress(TimeoutError):  # the next load has ended
                     async with asyncio.timeout_at(None if ends_s is None else self._real_s(ends_s)):
                         await self._added.wait()
-                self._added.clear()  # not before the wait: a call may have come before this task ran first
+                self._added.clear()  # only after the wait: a call may be added before this task first runs
                 now_s = self.now_s()
             elif ends_s is not None:
                 await asyncio.sleep(max(0.0, (ends_s - self.now_s()) / self._time_scale))
@@ -103,7 +103,7 @@ class EngineClock:
             self._tell()
 
     def _tell(self) -> None:
-        """Wake those who wait for a report if there is news."""
+        """Wake the requests that wait for a report if there is a change."""
         if self.engine.journal.cursor != self._cursor:
             self._cursor = self.engine.journal.cursor
             self._changed.set()

@@ -27,16 +27,16 @@ from plait.policy.types import Slo
 NATURAL_OUTPUT_TOKENS = (64, 256)
 """Without `ignore_eos`, a completion ends by itself within these bounds, around the means of public chat traces."""
 SHORT_PROMPT_TOKENS = 64
-"""A prompt with fewer tokens is a greeting or a short question."""
+"""A prompt with fewer tokens counts as a greeting or a short question."""
 SHORT_OUTPUT_TOKENS = (16, 40)
-"""The bounds for a short prompt without a limit. The demo's profile takes 20 ms a token: a "Hello" takes no second."""
+"""The bounds for a short prompt without a limit: at the demo's 20 ms a token, less than a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model that an engine emulates: name, tokenizer, and the most tokens of prompt and output together.
+    """The model that an engine emulates, and the most tokens of prompt and output together.
 
-    If it `varies`, a request without a seed gets another text each time.
+    With `varies`, a request without a seed gets a different text each time.
     """
 
     name: str
@@ -219,7 +219,7 @@ def _output(
 
 
 def _ends_in_word(tokenizer: Tokenizer, prompt: Sequence[int], request: Request) -> bool:
-    """Whether the answer goes on with a text that does not end with white space. Models write a space first then."""
+    """Whether the answer continues a text that ends in a word. Models then begin with a space."""
     if isinstance(request, ChatRequest) and not request.continue_final_message:
         return False
     return not tokenizer.decode(prompt[-1:])[-1:].isspace()

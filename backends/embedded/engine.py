@@ -1,9 +1,9 @@
 """The embedded engine's core: an iteration loop over a block cache, with time as an argument.
 
-`step(now)` ends the iteration in flight and begins the next one. The local scheduler reads the engine's facts and plans
-the iteration. Blocks are found or allocated. The cost model predicts how long an accelerator would take. A real-time
-server sleeps that long; the simulator advances its virtual clock. A block can be found once its computation is
-scheduled, as in vLLM, because only a later iteration reads it.
+Calls come by `add` and leave with their last token, or by `remove` or `abort`. `step(now)` ends the iteration in
+flight, returns its tokens and begins the next one: the local scheduler plans it from the engine's facts, blocks are
+found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps that long
+(`clock`); the simulator advances its virtual clock. At most one iteration is in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.policy.scheduling.preemption import WATERMARK_BLOCKS
 
 
 class EmbeddedFacts:
-    """The `EngineFacts` of one embedded engine. They read its `blocks`."""
+    """The `EngineFacts` of one embedded engine, read from its `blocks`."""
 
     def __init__(self, blocks: KvBlocks, *, max_batch_tokens: int, max_running_calls: int) -> None:
         self.max_batch_tokens = max_batch_tokens
@@ -36,9 +36,9 @@ class EmbeddedFacts:
         self.max_running_calls = max_running_calls
         """The most calls that may run at once."""
         self.shares_in_iteration = True
-        """A block can be found once its computation is scheduled."""
+        """Calls can hit a block once its computation is scheduled, as in vLLM: only a later iteration reads it."""
         self.loading: dict[LocalCall, Load] = {}
-        """The waiting calls whose blocks are being brought back from lower tiers."""
+        """The waiting calls whose blocks are being loaded from lower tiers."""
         self._cache = blocks.cache
         self._matched = blocks.matched
         self._loadable = blocks.loadable
@@ -51,13 +51,13 @@ class EmbeddedFacts:
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call are in some tier now. The last token is always computed."""
+        """How many tokens of a waiting call some tier has now. The engine always computes the last token."""
         assert isinstance(call, EmbeddedCall)
         blocks = self._matched(call) + self._loadable(call) if self._has_lower else self._matched(call)
         return blocks * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """How many free blocks `new_tokens` more of a call take, including cached blocks that no call uses yet."""
+        """How many free blocks `new_tokens` more of a call take. Cached blocks that no call uses yet count as free."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
@@ -90,25 +90,23 @@ class EmbeddedFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The settings of one emulated engine. `kv_tokens` is the KV cache's size, `max_batch_tokens` the token budget.
-
-    `scheduler` names the local scheduler in `plait.policy.scheduling.local_scheduler.SCHEDULERS`. `lower` are the tiers
-    below the KV cache, the fastest first.
-    """
-
     name: str
     model: str
     kv_tokens: int
+    """The KV cache's size."""
     block_tokens: int = 16
     max_batch_tokens: int = 2048
+    """The most new tokens of an iteration."""
     max_running_calls: int = 256
     scheduler: str = "slo"
+    """A name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`."""
     lower: tuple[TierSettings, ...] = ()
+    """The tiers below the KV cache, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outputs of the iteration that ended, and when the new one will end (None: the engine is idle)."""
+    """The tokens of the iteration that ended, and when to call `step` again (None: when a call is added)."""
 
     outputs: tuple[Output, ...]
     ends_s: float | None
@@ -116,16 +114,16 @@ class Step:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; `computed_prompt_tokens` includes recomputation after preemption.
-
-    `loaded_tokens` were brought back from lower tiers. At first admissions they count as cached.
-    """
+    """Totals since the start."""
 
     calls: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    """Found at calls' first admissions, including loaded tokens."""
     loaded_tokens: int = 0
+    """Brought back from lower tiers."""
     computed_prompt_tokens: int = 0
+    """With the prompts computed again after preemptions."""
     output_tokens: int = 0
     iterations: int = 0
     busy_s: float = 0.0
@@ -134,12 +132,9 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. `facts` is its local scheduler's input. `journal` has its cache's content. The objectives of
-    the calls in `refinable` may change.
+    """One emulated engine. `scheduler` replaces the scheduler in the settings. `tokenizer` is for its reports.
 
-    `cost_model` may be replaced: from then on the emulated accelerator is another one.
-
-    `scheduler` replaces the scheduler in the settings. `tokenizer` is reported.
+    A caller may replace `cost_model`, which makes the emulated accelerator faster or slower from then on.
     """
 
     def __init__(
@@ -179,15 +174,15 @@ class Engine:
         self._iterations = self._reporter.iterations
         self.refinable = self._reporter.refinable
         self._stepped_s = 0.0
-        """When the last iteration ended and its tokens came."""
+        """When the last iteration ended: the time of its tokens."""
 
     @property
     def idle(self) -> bool:
-        """Whether no iteration is in flight. Then a call that is added needs a `step` to begin one."""
+        """Whether no iteration is in flight, so that a new call needs a `step`."""
         return not self._computes
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether a call can run at all: its KV must fit into an otherwise empty cache."""
+        """Whether a call's KV fits into an otherwise empty cache."""
         return self._blocks.blocks_for(prompt_tokens + output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
@@ -238,7 +233,7 @@ class Engine:
         return Step(outputs, self._ends_s)
 
     def has_news(self, since: int, gateway: str | None = None) -> bool:
-        """Whether a report since a cursor would say anything to the `gateway` that asks."""
+        """Whether a report since a cursor would have a change for the `gateway` that asks."""
         return self._reporter.has_news(since, None, gateway)
 
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
@@ -255,7 +250,7 @@ class Engine:
         )
 
     def _begin(self, now_s: float) -> float | None:
-        """Plan and start the next iteration. Returns its end, or that of the next load; None if there is neither."""
+        """Plan and start the next iteration. Returns its end, or the end of the next load; None if there is neither."""
         plan = self._plan(now_s)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
@@ -282,7 +277,7 @@ class Engine:
         return now_s + duration_s
 
     def _plan(self, now_s: float) -> Plan:
-        """The next iteration's plan. A call that it would start waits first for the blocks that lower tiers have."""
+        """The next iteration's plan. A call whose blocks a lower tier has is loaded first, and left out of the plan."""
         waiting, running, facts = self.waiting, self.running, self.facts
         plan = self._scheduler.plan(now_s, waiting, running, facts)
         if not self._blocks.lower:
@@ -290,13 +285,13 @@ class Engine:
         while self._load_picked(plan, now_s):
             plan = self._scheduler.plan(now_s, waiting, running, facts)
         if not plan.picks and not facts.loading and any(call.kept for call in waiting):
-            for call in waiting:  # each keeps what another needs
+            for call in waiting:  # a deadlock: the blocks kept for each call leave no room for any
                 self._blocks.let_go(call)
             plan = self._scheduler.plan(now_s, waiting, running, facts)
         return plan
 
     def _load_picked(self, plan: Plan, now_s: float) -> bool:
-        """Bring back what lower tiers have of the calls that a plan starts. Returns whether there was anything."""
+        """Begin loads for the calls that a plan starts. Returns whether a load has begun."""
         before = len(self.facts.loading)
         for call, _ in plan.picks:
             if not cast("EmbeddedCall", call).blocks:
@@ -304,7 +299,7 @@ class Engine:
         return len(self.facts.loading) > before
 
     def _load(self, call: LocalCall, now_s: float) -> None:
-        """Bring a waiting call's blocks back if lower tiers have some, and that is sooner done than computing them."""
+        """Begin to load a waiting call's blocks if lower tiers have some, and loading is faster than computing."""
         assert isinstance(call, EmbeddedCall)
         load = self._blocks.load(call, now_s, self.cost_model.added_s)
         if load is None:
@@ -315,7 +310,7 @@ class Engine:
         self.counters.loaded_tokens += tokens
 
     def _load_ahead(self, plan: Plan, now_s: float) -> None:
-        """Bring back what the next calls need, while the cache has room beside the decodes."""
+        """Begin loads for the calls after the plan's, while the cache has room beside the decodes."""
         if self._blocks.lower and not plan.preempt:
             spare = WATERMARK_BLOCKS * len(self.running)
             for call in plan.backfill:
@@ -361,7 +356,7 @@ class Engine:
         return Output(call, token, finished)
 
     def _preempt(self, call: EmbeddedCall) -> None:
-        """Put a call back at the head of the queue. Its blocks stay cached until they are evicted, as in vLLM."""
+        """Put a call back at the head of the queue. The blocks stay cached until they are evicted, as in vLLM."""
         self.counters.preemptions += 1
         self.running.remove(call)
         self._blocks.take_back(call)

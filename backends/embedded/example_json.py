@@ -11,9 +11,9 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, decode_body
 
 MAX_LEVELS: Final = 32
-"""Schemas in each other. Behind it stands null: only a schema that needs itself goes on for ever."""
+"""How deep examples nest. Deeper values are null: only a recursive schema goes deeper."""
 MAX_VALUES: Final = 10_000
-"""Behind them stands null too: few levels of a schema that needs itself twice are more values than any memory holds."""
+"""How many values an example has. Further values are null: a schema that contains itself twice grows exponentially."""
 
 ANY_OBJECT: Final = '{"text":"emulated"}'
 
@@ -26,14 +26,14 @@ _FORMATS: Final = {
 def example_json(schema: object) -> str:
     """A value with each required property, as JSON.
 
-    Read are `$ref` within the schema, `const`, `enum`, `anyOf`, `oneOf`, `allOf`, `type`, `properties`, `required`,
-    `items`, `prefixItems`, `minItems`, `format`, the lengths of strings and the bounds of numbers. Others are ignored.
+    The keywords that count: `$ref` within the schema, `const`, `enum`, `anyOf`, `oneOf`, `allOf`, `type`, `properties`,
+    `required`, `items`, `prefixItems`, `minItems`, `format`, the lengths of strings and the bounds of numbers.
     """
     return msgspec.json.encode(_Examples(schema, iter(range(MAX_VALUES))).of(schema, 0)).decode()
 
 
 class _Examples(msgspec.Struct):
-    """The examples of one schema. References begin at its `root`; `values` are those that may still be made."""
+    """Makes examples of one schema. References begin at its `root`. `values` is how many more values may be made."""
 
     root: object
     values: Iterator[int]
@@ -106,7 +106,7 @@ def _text(schema: Mapping[str, Any]) -> str:
 
 
 def _number(schema: Mapping[str, Any]) -> float:
-    """1, or the number next to it that keeps to the bounds and is a multiple of what it has to be."""
+    """1, or else a number at the edge of the bounds; a multiple of `multipleOf` if there is one."""
     least, most, above, below, step = (
         value if isinstance(value := schema.get(key), int | float) and not isinstance(value, bool) else None
         for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -134,7 +134,7 @@ _SIMPLE: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
 
 
 class _Wishes(msgspec.Struct, frozen=True):
-    """The field of a body that says what its text has to be."""
+    """The field of a body that asks for a form of the text."""
 
     response_format: Any = None
 

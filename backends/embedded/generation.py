@@ -42,8 +42,8 @@ class EmulatedToken(NamedTuple):
 class TextSource(Iterator[EmulatedToken]):
     """The tokens of one call's output, without end.
 
-    If the tokenizer splits at spaces, encoding the text of the first n tokens gives their ids again. So the next turn
-    of a conversation finds the output in the cache. Text that goes on `behind_word` begins with a space.
+    With a tokenizer that splits at spaces, the text of the first n tokens is encoded to the same ids again. So the next
+    turn of a conversation finds the output in the cache. Text after a word (`behind_word`) begins with a space.
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int, *, behind_word: bool = False) -> None:
@@ -111,10 +111,10 @@ class Piece:
 
 
 class Generation:
-    """A call in the engine, and its text.
+    """A call in the engine, and its text. All times are emulated.
 
-    `prompt` has token ids; `root` is the hash before them. `source` gives the output's tokens. A completion ends by
-    itself after `natural_tokens` (None: never), at the latest after `limit`. All times are emulated.
+    `root` is the hash before the first block of `prompt`. The completion ends after `natural_tokens` (None: there is
+    no natural end), after `limit` tokens, or at a stop string, whichever comes first.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Generation:
             self._take_safe(text)
 
     def _take_safe(self, text: str) -> None:
-        """Send whole tokens. Hold back as many characters as the beginning of a stop string can have."""
+        """Send whole tokens, except the last characters, which may be the beginning of a stop string."""
         count, length = 0, 0
         while count < len(self._held) and length + len(self._held[count][1]) <= len(text) - self._held_chars:
             length += len(self._held[count][1])

@@ -1,6 +1,8 @@
-"""The embedded engine's KV blocks: the cache that holds them, and the tree blocks that they form in its reports.
+"""The embedded engine's KV blocks: their cache, and the tree blocks that they form in its reports.
 
-A block can be found once its computation is scheduled, as in vLLM, because only a later iteration reads it.
+`KvBlocks` follows a call: `load` and `loaded` (from lower tiers) while it waits, `admit`, `extend` in each iteration,
+then `release` or, when it is preempted, `take_back`. Other calls can hit a block once its computation is scheduled, as
+in vLLM, because only a later iteration reads it.
 """
 
 from __future__ import annotations
@@ -17,19 +19,17 @@ from plait.policy.prefix.block_hash import tree_block_tokens
 
 
 class BlockCache:
-    """A KV cache of reference-counted blocks, found by chained hash, evicted in LRU order.
+    """A KV cache of `total_blocks` reference-counted blocks, found by chained hash, evicted in LRU order.
 
-    A block that no call uses keeps its content until it is evicted. Calls release their last block first. So eviction
-    takes a prefix from its end (leaf first), as in vLLM. Each hash has one block: a call that computes the same content
-    again switches to the existing block.
-
-    It has `total_blocks` blocks, numbered from 0; `on_evict` gets the hash of each evicted block.
+    Calls release their last block first, so eviction takes a prefix from its end (leaf first), as in vLLM. Each hash
+    has one block: a call that computes the same content again switches to the existing block. `on_evict` gets the hash
+    of each evicted block.
     """
 
     def __init__(self, total_blocks: int, on_evict: Callable[[int], None]) -> None:
         self.total_blocks = total_blocks
         self.cached_blocks = 0
-        """Blocks that hold a prefix and that no call uses."""
+        """Blocks that have a prefix and that no call uses."""
         self._on_evict = on_evict
         self._references = [0] * total_blocks
         self._hashes: list[int | None] = [None] * total_blocks
@@ -45,9 +45,9 @@ class BlockCache:
         return block_hash in self._by_hash
 
     def match(self, hashes: Sequence[int], most: int | None = None, guess: int = 0) -> int:
-        """How many of a chain's leading blocks, `most` at most, are cached.
+        """How many of a chain's leading blocks are cached, at most `most`.
 
-        Eviction takes leaves first, so a bisection finds the number. If it is still `guess`, two look-ups suffice.
+        Eviction takes leaves first, so a bisection finds the number. Two look-ups confirm a `guess` that is right.
         """
         by_hash = self._by_hash
         low, high = 0, len(hashes)
@@ -66,7 +66,7 @@ class BlockCache:
         return low
 
     def idle(self, hashes: Sequence[int], most: int) -> int:
-        """How many of a chain's first `most` blocks no call uses. All must be cached. Acquiring them takes that many.
+        """How many of a chain's first `most` blocks, all of them cached, no call uses: the free blocks that they take.
 
         A call that uses a block uses all blocks before it. So a bisection finds the first block that no call uses.
         """
@@ -81,7 +81,7 @@ class BlockCache:
         return most - low
 
     def exclusive(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks only one call uses, so that its release frees them."""
+        """How many of a call's blocks no other call uses."""
         return sum(self._references[block] == 1 for block in blocks)
 
     def acquire(self, hashes: Sequence[int]) -> list[int]:
@@ -106,7 +106,7 @@ class BlockCache:
         return blocks
 
     def register(self, block: int, block_hash: int) -> int:
-        """`block` now holds this prefix. Returns the block to use from now on: an older one with it, if any."""
+        """`block` now has this prefix. Returns the block to use from now on: an older one with this prefix, if any."""
         existing = self._by_hash.get(block_hash)
         if existing is None:
             self._hashes[block] = block_hash
@@ -124,7 +124,7 @@ class BlockCache:
             if self._references[block] == 0:
                 self._free[block] = None
                 if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)  # it holds nothing, so it is allocated first
+                    self._free.move_to_end(block, last=False)  # without content, so allocated before any eviction
                 else:
                     self.cached_blocks += 1
 
@@ -138,7 +138,7 @@ class BlockCache:
 class Load(NamedTuple):
     """A call's wait for blocks from lower tiers, over at `ends_s`.
 
-    The call brings `blocks` back itself, for its chain from the position `first` on; none: another call brings them.
+    `blocks` receive the call's chain from position `first` on. Without `blocks`, the call waits for another's load.
     """
 
     ends_s: float
@@ -147,26 +147,23 @@ class Load(NamedTuple):
 
 
 class KvBlocks:
-    """A KV cache of `kv_tokens`. Only this class changes a call's blocks. `journal` has the tree blocks in `cache`.
-
-    `lower` has the tiers below it.
-    """
+    """A KV cache of `kv_tokens` and the tiers below. Only this class changes the blocks of a call."""
 
     def __init__(self, kv_tokens: int, block_tokens: int, lower: Sequence[TierSettings] = ()) -> None:
         self.block_tokens = block_tokens
         self.granularity_tokens = tree_block_tokens(block_tokens)
         self.journal = CacheJournal()
         self.cache = BlockCache(kv_tokens // block_tokens, self._evicted)
-        self._named: dict[int, TreeBlock] = {}
+        self._named: dict[int, TreeBlock] = {}  # by the hash of a tree block's last KV block
         self.lower = LowerTiers(lower, block_tokens, self.journal, self.cache.__contains__, self._named)
         self._on_the_way: dict[int, float] = {}
-        """When the blocks arrive that are being brought back, by hash."""
+        """When each block arrives that is being loaded, by hash."""
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
 
     def matched(self, call: EmbeddedCall) -> int:
-        """How many leading blocks of a waiting call are cached now. The last token is always computed."""
+        """How many leading blocks of a waiting call are cached now. The engine always computes the last token."""
         most = (call.prompt_tokens + call.output_tokens - 1) // self.block_tokens
         call.matched_blocks = self.cache.match(call.chain.hashes, most, call.matched_blocks)
         return call.matched_blocks
@@ -180,9 +177,9 @@ class KvBlocks:
         return call.loadable_blocks
 
     def load(self, call: EmbeddedCall, now_s: float, added_s: Callable[[int, int], tuple[float, float]]) -> Load | None:
-        """Begin to bring a waiting call's blocks back. It holds them, and those that are cached, from now on.
+        """Begin to load a waiting call's blocks. These and the call's cached blocks cannot be evicted from now on.
 
-        None if there is nothing to bring back, no room for it, or if computing it is sooner done, as `added_s` has it.
+        None if there is nothing to load, no room, or if computing (`added_s`) takes less time than loading.
         """
         matched, loadable = self.matched(call), self.loadable(call)
         if not loadable:
@@ -203,7 +200,7 @@ class KvBlocks:
         return Load(ends_s, matched, cache.allocate(loadable))
 
     def loaded(self, call: EmbeddedCall, load: Load) -> None:
-        """Blocks have been brought back. The call holds them until it is admitted."""
+        """A load has ended. The call keeps the blocks until it is admitted."""
         for index, block in enumerate(load.blocks, load.first):
             block_hash = call.chain.hashes[index]
             del self._on_the_way[block_hash]
@@ -211,19 +208,19 @@ class KvBlocks:
             self._stored(call, index)
 
     def give_up(self, call: EmbeddedCall, load: Load) -> None:
-        """A call ends while its blocks are brought back. The link has been busy for nothing."""
+        """A call ends during its load. The link stays busy until the load would have ended."""
         for index in range(load.first, load.first + len(load.blocks)):
             del self._on_the_way[call.chain.hashes[index]]
         self.cache.release(load.blocks)
         self.let_go(call)
 
     def let_go(self, call: EmbeddedCall) -> None:
-        """A waiting call holds no blocks any more."""
+        """Make the blocks kept for a waiting call evictable again."""
         self.cache.release(call.kept)
         call.kept = []
 
     def admit(self, call: EmbeddedCall) -> None:
-        """Give the call its cached blocks, and count their tokens as computed."""
+        """Start the call on its cached blocks, whose tokens count as computed."""
         matched = self.matched(call)
         call.blocks = self.cache.acquire(call.chain.hashes[:matched])
         if call.kept:
@@ -232,7 +229,7 @@ class KvBlocks:
         call.computed_tokens = matched * self.block_tokens
 
     def extend(self, call: EmbeddedCall, tokens: int) -> None:
-        """Give the call the blocks for `tokens` more. Blocks that are full now can be found from now on."""
+        """Give the call the blocks for `tokens` more. Other calls can hit those that are full then."""
         cache, blocks = self.cache, call.blocks
         call.computed_tokens += tokens
         whole, rest_tokens = divmod(call.computed_tokens, self.block_tokens)

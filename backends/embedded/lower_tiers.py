@@ -1,8 +1,8 @@
 """The tiers of an embedded engine below its accelerator: host memory and disk, each with its LRU and its link.
 
-A block that the accelerator evicts is written down to the fastest tier, and what that evicts for it to the next one. A
-block that is brought back stays where it was, so that it need not be written again. Writing takes no time: it goes the
-other way on the link, and ahead of need, as in vLLM and SGLang.
+A block that the accelerator evicts is written to the fastest tier; a block that this tier evicts for it is written to
+the next tier. A block that is loaded stays in its tier too, so that it need not be written again. Writing takes no
+time, because it uses the other direction of the link and happens ahead of need, as in vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TreeBlock = tuple[int, int | None]
 
 
 class LowerTiers:
-    """All of an engine's lower tiers, the fastest first. `above` is the engine's journal, with which theirs are told.
+    """All of an engine's lower tiers, the fastest first. Their journals share the changes of `above`, the engine's own.
 
-    `is_above` says whether the accelerator has a block. `named` has the tree blocks by their last KV block, as long as
-    any tier has that.
+    `is_above` says whether the accelerator has a block. `named` has the tree blocks by their last KV block, while some
+    tier has this block.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LowerTiers:
         self._is_above = is_above
         self._named = named
         self.told = [tier.told for tier in self._tiers]
-        """What reports say of each."""
+        """The tiers for the reports."""
 
     def __bool__(self) -> bool:
         return bool(self._tiers)
@@ -76,14 +76,14 @@ class LowerTiers:
         self._put(0, block_hash)
 
     def rise(self, block_hash: int) -> None:
-        """The accelerator has a block, computed or brought back."""
+        """The accelerator has a block, computed or loaded."""
         named = self._named.get(block_hash)
         if named is not None:
             for tier in self._tiers:
                 tier.told.journal.remove(named[0])
 
     def held(self, hashes: Sequence[int], start: int, end: int, guess: int = 0) -> int:
-        """How many of a chain's blocks from `start` to `end` are here without a gap; a guess saves look-ups."""
+        """How many of a chain's blocks from `start` to `end` are here without a gap. A right `guess` saves look-ups."""
         low, high = start, end
         if start < start + guess <= end and hashes[start + guess - 1] in self:
             low = start + guess
@@ -98,11 +98,11 @@ class LowerTiers:
         return low - start
 
     def load_s(self, hashes: Collection[int], now_s: float) -> float:
-        """When a load of these blocks would be over, in seconds from now."""
+        """How many seconds from now a load of these blocks would end, after the loads in progress."""
         return max((tier.queue.wait_s(now_s) + load_s for tier, load_s in self._loads(hashes)), default=0.0)
 
     def load(self, hashes: Sequence[int], now_s: float) -> float:
-        """Bring blocks of a chain back. They are used, the last ones first. Returns when the load is over."""
+        """Load blocks of a chain, which become the most recently used, the first block most. Returns when it ends."""
         ends_s = now_s
         for tier, load_s in self._loads(hashes):
             ends_s = max(ends_s, tier.queue.load(now_s, load_s))
@@ -133,7 +133,7 @@ class LowerTiers:
         return None
 
     def _put(self, index: int, block_hash: int) -> None:
-        """A tier gets a block. What it evicts for that goes to the next one, unless the accelerator has it."""
+        """Write a block to a tier. The block evicted for it goes to the next tier, unless the accelerator has it."""
         if index == len(self._tiers):
             if block_hash not in self:
                 self._named.pop(block_hash, None)
@@ -150,7 +150,7 @@ class LowerTiers:
                 self._put(index + 1, oldest)
 
     def _tell(self, block_hash: int, fastest: _Tier | None) -> None:
-        """A block's fastest copy is there from now on; None: no lower tier has one."""
+        """Journal the tier of a block's `fastest` lower copy; None: there is no such copy."""
         named = self._named.get(block_hash)
         if named is None:
             return

@@ -1,4 +1,4 @@
-"""The token ids of a chat on the embedded engine. A picture is text there: as many words as it would have tokens."""
+"""The token ids of a chat on the embedded engine, which replaces a picture by as many words as it would have tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 
 PICTURE_TOKENS: Final = 256
 """What vision models take for a picture of 448 x 448 pixels."""
-# A picture's digest in words of one letter, each of which is a token in the usual vocabularies. Another picture has
-# other words, so that no call finds its prompt cached behind another's picture.
+# A picture becomes its digest in words of one letter, each a token in the usual vocabularies. Another picture has
+# other words, so a call never hits blocks behind another picture.
 _WORDS: Final = str.maketrans("0123456789abcdef", "ABCDEFGHIJKLMNOP")
 _PICTURES: Final = ("image_url", "input_image")
 

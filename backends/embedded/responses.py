@@ -12,7 +12,7 @@ from plait.backends.embedded.generation import Piece
 Json = dict[str, Any]
 
 FINGERPRINT = "plait-embedded-emulated-text"
-"""Every response has it, so that nobody takes the text for a model's."""
+"""In every response, so that nobody takes the text for a model's."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Envelope:
 
 
 class ChatFormat:
-    """`chat.completion` and `chat.completion.chunk`. With `tool`, the text is the arguments of a call to that tool."""
+    """`chat.completion` and `chat.completion.chunk`. With `tool`, the text becomes the arguments of a call to it."""
 
     def __init__(self, request_id: str, model: str, *, tool: str | None = None, logprobs: bool = False) -> None:
         self._envelope = _Envelope(f"chatcmpl-{request_id}", model)

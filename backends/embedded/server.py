@@ -33,10 +33,10 @@ OF_OTHER_APIS = frozenset((*TRANSLATIONS, COUNT_TOKENS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes but those of `/health`.
+    """`time_scale` emulated seconds pass in a real one. `api_key` protects all routes except health and metrics.
 
-    A `stock` engine has no routes of Plait's: it stands for one without an adapter. One that is `chat_only` has neither
-    Responses nor Messages: it stands for engines that calls of those APIs are translated for.
+    A `stock` engine has no adapter's routes. A `chat_only` engine has neither Responses nor Messages, so that a gateway
+    has to translate them.
     """
 
     engine: EngineSettings

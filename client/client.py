@@ -68,11 +68,10 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         **kwargs: Any,
     ) -> Any:
-        """Call a function in a session of its own, and get what it returns: the program is one request.
+        """Call a function in a session of its own, as one request, and return its result with the variables' values.
 
-        It is a semantic function, or a function that calls some; in both, texts as arguments need no `on(session)`. It
-        returns variables, alone or in lists, tuples and dictionaries, and `run` returns the same with their values. The
-        session ends in the background.
+        `function` is a semantic function or calls some; plain texts as arguments need no `on(session)`. The result has
+        variables, alone or in lists, tuples and dictionaries. The session ends in the background.
         """
         with self.brief_session() as session, session.current():
             result = function(*args, **kwargs)
@@ -97,7 +96,7 @@ class Client:
             return with_values(result)
 
     def brief_session(self) -> Session:
-        """A session whose end nobody waits for: it is ended in the background when its block ends."""
+        """A session whose block does not wait for the session's end, which is sent in the background."""
         return Session(self._connection, None, None, is_brief=True)
 
     def close(self) -> None:

@@ -1,6 +1,9 @@
-"""What a session has collected and the gateway does not have yet, and the batches in which it leaves. No I/O.
+"""A session's entries (values, calls, native steps) from their collection until the gateway has them. No I/O.
 
-A session collects values, calls and native steps, each as it is sent, in parts that fit into a request.
+`set_value`, `call` and `expect` collect. `batches` hands out entries in parts that fit into a request, each after those
+whose outputs it takes. A batch ends in one of three ways: accepted (its entries are settled), refused (the entry at
+fault and all that need it are lost), or neither (its entries are sent again with the next batch). Requests may overtake
+each other, so a batch repeats the entries that it needs and that are under way; a gateway takes each entry once.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from plait.client.errors import AnswerError, ClientError, FailureCause, Variable
 from plait.client.variable import Text
 
 BATCH_CALLS = 1024
-"""The most calls and native steps of a request: what a gateway takes by default (`sessions.max_program_calls`)."""
+"""The most calls and native steps in a request: a gateway's default limit (`sessions.max_program_calls`)."""
 BATCH_BYTES = 16 * 2**20
-"""About the most bytes of a request: half of what a gateway takes by default (`server.max_body_bytes`)."""
+"""About the most bytes of a request: half of a gateway's default limit (`server.max_body_bytes`)."""
 
 Field = Literal["values", "calls", "natives"]
 """The field of a program that an entry is in."""
@@ -29,25 +32,26 @@ Field = Literal["values", "calls", "natives"]
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A value that is set, a call, or a native step. `what` is for people. `content` is its JSON text, the same
-    whenever it is sent.
-
-    `carriers` counts the requests that are under way with it. It is `settled` once the gateway has taken or refused it.
-    """
+    """A value that is set, a call, or a native step."""
 
     number: int
+    """The entry's place in the order of collection."""
     field: Field
     what: str
+    """The entry's name in messages."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     content: msgspec.Raw
+    """JSON, encoded once, so that it is the same each time the entry is sent."""
     carriers: int = 0
+    """How many requests with the entry are under way."""
     settled: bool = False
+    """Whether the gateway has taken or refused the entry."""
     was_sent: bool = False
 
 
 def parted(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """The entries in parts that fit into a request. An entry comes after those whose outputs it takes."""
+    """The entries, in the same order, in parts that fit into a request."""
     part: list[Entry] = []
     calls = size_bytes = 0
     for entry in entries:
@@ -64,11 +68,11 @@ def parted(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 _NAME_CHARACTERS = 55  # a name has at most 64; the rest is for a unique suffix
 _PLACE = re.compile(r"(?:(?P<field>calls|natives)\[(?P<index>\d+)\]|values\.(?P<value>\w+))")
 _OF_THE_PROGRAM = frozenset({400, 404, 409, 413, 424, 501})
-"""Statuses that the same program would get again."""
+"""Statuses that the same program would get if it were sent again."""
 
 
 class _Refusal(NamedTuple):
-    """Why a variable will not come: its own entry was refused, or else the entry `what` upstream was."""
+    """Why a variable will have no value: the entry `what` was refused, which is its own one or one upstream."""
 
     error: ClientError
     what: str
@@ -76,7 +80,7 @@ class _Refusal(NamedTuple):
 
 
 class Batch:
-    """The entries that travel in one request, and the variables among their inputs that others produce."""
+    """The entries in one request, and the `external` variables among their inputs: other clients produce these."""
 
     def __init__(self, collected: Collected, entries: Sequence[Entry], external: Iterable[str]) -> None:
         self.entries = tuple(entries)
@@ -93,9 +97,9 @@ class Batch:
 
     @contextmanager
     def sent(self) -> Iterator[Batch]:
-        """Send the request in this block. What is neither accepted nor refused in it will be sent again.
+        """Send the request in this block. Without `accept` or a refusal in it, the entries will be sent again.
 
-        An `AnswerError` before it has entered is a refusal; it names the function whose call was refused.
+        An `AnswerError` before `enter` is a refusal. It gets the name of the function whose call was refused.
         """
         try:
             yield self
@@ -109,11 +113,11 @@ class Batch:
                 self._collected.keep(self)
 
     def enter(self) -> None:
-        """The gateway has taken the entries. If its client leaves before the answer's end, it cancels their calls."""
+        """The gateway has taken the entries. It cancels their calls if the client leaves before the answer's end."""
         self._has_entered = True
 
     def accept(self) -> None:
-        """The gateway has taken the entries, and its answer has come to its end."""
+        """The gateway has taken the entries, and its answer has ended."""
         if self._is_open:
             self._is_open = False
             self._collected.settle(self.entries)
@@ -133,19 +137,19 @@ class Batch:
 
 
 class Collected:
-    """A session's entries from when the program makes them until the gateway has them. Several threads may use it."""
+    """One session's entries. Several threads may use the object."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._count = 0
         self._new: dict[int, Entry] = {}  # by number
-        self._producers: dict[str, Entry] = {}  # of each variable whose entry is not settled
+        self._producers: dict[str, Entry] = {}  # variable -> its entry, while that is not settled
         self._refused: dict[str, _Refusal] = {}
         self._external: set[str] = set()
         self._literals: dict[str, str] = {}  # text -> variable
 
     def set_value(self, name: str, value: str) -> None:
-        """Set a variable. Raises `ClientError` if this session's program sets or makes it already."""
+        """Set a variable. Raises `ClientError` if an entry sets or produces it already."""
         with self._lock:
             if name in self._producers:
                 raise ClientError(f"{name} has a value already; a variable is set once")
@@ -153,7 +157,7 @@ class Collected:
             self._add("values", f"variable {name}", (), (name,), value)
 
     def literal(self, text: str) -> str:
-        """The variable of a text that a program gives to a call: one for each distinct text, so that calls share it."""
+        """The variable of a text that is given to a call. Equal texts have one variable, so that calls share it."""
         with self._lock:
             name = self._literals.get(text)
             if name is None:
@@ -162,7 +166,7 @@ class Collected:
             return name
 
     def names(self, texts: Iterable[Text]) -> list[str]:
-        """The variables of texts. Equal texts are one variable, so that the gateway sees that calls share it."""
+        """The names of variables and of the variables of texts."""
         return [self.literal(text) if isinstance(text, str) else text.name for text in texts]
 
     def call(
@@ -173,9 +177,7 @@ class Collected:
         outputs: Sequence[str],
         field: Field = "calls",
     ) -> Entry | None:
-        """Add a call or a native step. If something that it needs was refused, its outputs fail and nothing will be
-        sent: then the result is None.
-        """
+        """Add a call or a native step. None if one of its inputs was refused: its outputs are then refused too."""
         inputs = tuple(dict.fromkeys(inputs))
         with self._lock:
             lost = next((self._refused[name] for name in inputs if name in self._refused), None)
@@ -185,16 +187,15 @@ class Collected:
             return None
 
     def expect(self, name: str) -> None:
-        """Others produce this variable, unless the program does."""
+        """Another client produces this variable, unless an entry does."""
         with self._lock:
             if name not in self._producers:
                 self._external.add(name)
 
     def batches(self, gets: Iterable[str] = ()) -> list[Batch]:
-        """What has to be sent before these variables can be got: at least one batch, to be sent one after the other.
+        """The batches to send, one after the other, the last one with `gets`. There is at least one.
 
-        They have all that was not sent before. They also have what `gets` and the new calls need, if it is under way
-        and not known to have arrived: requests may overtake each other, and a gateway takes each entry once.
+        They have all new entries, and those under way that `gets` or the new entries need.
         """
         with self._lock:
             named = list(gets)
@@ -218,7 +219,7 @@ class Collected:
             return [entry.what for entry in self._new.values() if entry.field != "values" and not entry.was_sent]
 
     def refusal(self, name: str) -> ClientError | None:
-        """The error of a variable that will not come because a call was refused."""
+        """The error of a variable that will have no value because an entry was refused."""
         with self._lock:
             refusal = self._refused.get(name)
         if refusal is None or refusal.is_own:
@@ -229,13 +230,13 @@ class Collected:
         return error
 
     def check(self, name: str) -> None:
-        """Raise the error of a variable that will not come because a call was refused."""
+        """Raise the error of `refusal`, if there is one."""
         refusal = self.refusal(name)
         if refusal is not None:
             raise refusal
 
     def settle(self, entries: Iterable[Entry]) -> None:
-        """The gateway has these entries."""
+        """The gateway has taken or refused these entries."""
         with self._lock:
             for entry in entries:
                 entry.settled = True
@@ -263,12 +264,12 @@ class Collected:
                 error.name_function(fault.what)
                 self._lose(fault, _Refusal(error, fault.what, is_own=True))
             elif error.status in _OF_THE_PROGRAM and not (error.param or "").startswith("gets"):
-                for entry in reversed(batch.entries):  # each has this error itself, not because of one before it
+                for entry in reversed(batch.entries):  # the last first, so that each has this error as its own
                     self._lose(entry, _Refusal(error, entry.what, is_own=True))
             self.keep(batch)
 
     def _lose(self, entry: Entry, refusal: _Refusal) -> None:
-        """Forget an entry, and what needs it."""
+        """Refuse an entry's outputs, and all entries that need them."""
         lost = {} if entry.settled else dict.fromkeys(entry.outputs, refusal)
         others = sorted(dict.fromkeys(self._producers.values()), key=lambda one: one.number)
         for one in others:

@@ -1,4 +1,4 @@
-"""The connection to a gateway, which all sessions of a client share, and ends those that it made for itself."""
+"""The connection to a gateway that all sessions of a client share, and the requests that end brief sessions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from plait.client.native_steps import NativeRunner
 from plait.client.transport import AsyncTransport, BlockingTransport
 
 _THREADS = 8
-"""At 250 ms a request they end 32 sessions a second, more than one program of a thread after the other makes."""
+"""Enough for 32 ends a second at 250 ms each, more than a thread makes that runs programs one after the other."""
 
 
 class Endings:
-    """Ends sessions while the program goes on: requests whose answers nobody waits for, until the client closes.
+    """Ends sessions in the background. Only the client's end waits for these requests.
 
-    One that fails is not reported: the gateway forgets an idle session by itself.
+    A failure is not reported, because the gateway ends an idle session by itself.
     """
 
     def __init__(self, blocking: BlockingTransport, asynchronous: AsyncTransport) -> None:

@@ -1,4 +1,4 @@
-"""A session's program on its way to the gateway: the requests that enter what was collected and get its values."""
+"""The requests that send a session's collected entries to the gateway and get the values of variables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Sends what a session has collected. `session` are the fields that name the session.
+    """Sends a session's entries. `session` has the body's fields that name the session.
 
     `failures` has the exceptions of native functions, by their outputs. `ended` is set when the session has ended.
     """
@@ -41,9 +41,9 @@ class Delivery:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def delivered(self, gets: Mapping[str, object], timeout_s: float) -> Flow[dict[str, Result]]:
-        """Enter all that was collected, and get variables. `gets` has the criteria of each.
+        """Send all entries, and get variables. `gets` has the criteria of each.
 
-        One request, unless there is more than fits into it or the values take longer than `POLL_S`. Raises
+        This takes one request, unless the entries do not fit into one or the values take longer than `POLL_S`. Raises
         `AnswerError` if the gateway refuses the program, `ConnectionFailedError` if it does not answer.
         """
         ends_s = time.monotonic() + timeout_s
@@ -67,7 +67,7 @@ class Delivery:
                 batch = Batch(self.collected, (), batch.external)
 
     def opened(self, gets: Iterable[str]) -> Flow[Batch]:
-        """The last batch of what was collected, with which `gets` go. The others are entered first."""
+        """Send all batches but the last one, which is returned: the `gets` go with it."""
         left = deque(self.collected.batches(gets))
         try:
             while len(left) > 1:
@@ -106,7 +106,7 @@ def raised(result: Result) -> str:
 
 
 def _answer(response: httpx.Response) -> _Answer | None:
-    """The gateway's answer to a program that it has entered. It may have the status of its first error."""
+    """The gateway's answer to a program that it has taken, which may have the status of the first failed get."""
     try:
         return msgspec.json.decode(response.content, type=_Answer)
     except msgspec.MsgspecError:

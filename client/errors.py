@@ -9,19 +9,19 @@ import msgspec
 
 
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of a chain of causes. Fields that the gateway does not know are None.
-
-    `call` is the id of the call that failed. `engine` is the engine at fault. `transform` is the transform that refused
-    the call's text. `variable` is an output that failed with the call. `message` is for people. `transient` is True if
-    the same call may succeed when it is sent again.
-    """
+    """One link of a chain of causes. None stands for what the gateway does not know."""
 
     call: str | None = None
+    """The id of the call that failed."""
     engine: str | None = None
+    """The engine at fault."""
     transform: str | None = None
+    """The transform that refused the call's text."""
     variable: str | None = None
+    """An output that failed with the call."""
     message: str
     transient: bool = False
+    """Whether the same call may succeed when it is sent again."""
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"
@@ -76,7 +76,7 @@ class AnswerError(ClientError):
         self.function: str | None = None
 
     def name_function(self, function: str) -> None:
-        """The error is about a call of this function, and its message begins with the name."""
+        """Note that the error is about a call of this function, and put its name before the message."""
         self.function = function
         self.args = (f"{function}: {self}",)
 
@@ -84,8 +84,8 @@ class AnswerError(ClientError):
 class VariableFailedError(ClientError):
     """A variable will never have a value. `causes` goes from its producer back to the root.
 
-    The gateway leaves out the middle of a long chain. `__cause__` is the exception of a native function of this session
-    among them, if there is one.
+    The gateway leaves out the middle of a long chain. If a native function of this session is among the causes,
+    `__cause__` is the exception that it raised.
     """
 
     _verb = "has failed"

@@ -1,7 +1,7 @@
 """Requests and their retries as generators, without a socket. The two transports drive them.
 
-A flow yields requests and pauses. The transport sends each answer into the flow, or throws its own error into it. In
-the end the flow returns its result. So retries and long waits are written once, for blocking and asynchronous use.
+A flow yields requests and pauses. The transport sends each answer into the flow, or throws httpx's error into it. The
+flow returns the result. So retries and long waits are written once, for blocking and asynchronous use.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NO_VALUE: Mapping[str, type[VariableFailedError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request below the base URL. Its answer may take `wait_s` longer than the client's time-out.
+    """One HTTP request below the base URL. The answer may take `wait_s` longer than the client's time-out.
 
-    It may be sent again if its answer was lost: the gateway knows a repeated program by its names, a session by its id.
+    Every request may be sent again: the gateway recognises a repeated program by its names, a session by its id.
     """
 
     method: str
@@ -68,7 +68,7 @@ class Retries:
     first_pause_s: float = 0.25
 
     def pause_s(self, attempt: int, asked_s: float | None = None) -> float:
-        """Seconds to wait after attempt number `attempt`, from 0. If the gateway asks for `asked_s`, it counts instead.
+        """Seconds to wait after attempt number `attempt`, from 0, or else the `asked_s` of the gateway's retry-after.
 
         At most `LONGEST_PAUSE_S`.
         """

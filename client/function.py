@@ -72,10 +72,10 @@ R = TypeVar("R")
 
 
 class SemanticFunction(Generic[P, R]):
-    """Calling it collects a call and returns at once: the variable of its output, or a tuple of several outputs.
+    """A function that collects a call and at once returns the variable of its output, or a tuple of several.
 
-    The call belongs to the session of the variables among its arguments. Without such a variable, `on` names the
-    session, or it is the session of `Client.run`.
+    The call belongs to the session of the variables among its arguments. Without such a variable, it belongs to the
+    session given to `on`, or to that of `Client.run`.
     """
 
     def __init__(self, function: Callable[P, R], prompt: Prompt, signature: Signature) -> None:
@@ -84,12 +84,12 @@ class SemanticFunction(Generic[P, R]):
         self._signature = signature
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Collect the call. Raises `TemplateError` for arguments that it cannot take."""
+        """Collect a call. Raises `TemplateError` for wrong arguments."""
         arguments = self._signature.bind(args, kwargs)
         return self._submitted(self._signature.session_of(arguments), arguments)
 
     def on(self, session: Scope) -> Callable[P, R]:
-        """The function bound to a session, so that all arguments may be strings."""
+        """The function, bound to a session, so that all arguments may be plain strings."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return self._submitted(session, self._signature.bind(args, kwargs))
@@ -97,9 +97,9 @@ class SemanticFunction(Generic[P, R]):
         return call
 
     def when(self, condition: Condition) -> Callable[P, R]:
-        """The function in the session of the condition's variable. Its call is skipped if the condition does not hold.
+        """The function, whose call is skipped if the condition does not hold, in the session of its variable.
 
-        A get of a skipped call's output raises `SkippedError`. So does a get of what needs that output.
+        A get of a skipped call's output raises `SkippedError`, and so does a get of a variable that needs the output.
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -131,11 +131,11 @@ def semantic_function(
 ) -> Callable[[Callable[P, R]], SemanticFunction[P, R]]:
     """Decorate a function whose docstring is the prompt. The function's body never runs.
 
-    In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: text is
-    generated there. Every parameter must occur. An `Output` in the result's annotation has the settings of one output.
-    Sampling fields are for all outputs. The default of `model` is the client's. `objective`, the SLO (in milliseconds,
-    or as `slo`) and `priority` annotate the call itself and override the gateway's deductions. `system` is a message
-    before the prompt; it may have inputs too. `chat` and `separator` are as in `Prompt`.
+    In the docstring, `{{name}}` is an input if the function has a parameter `name`, and otherwise an output: the model
+    generates text there. Every parameter must occur. Sampling fields are for all outputs; an `Output` in the result's
+    annotation has the settings of one. `model` defaults to the client's. `objective`, the SLO (in milliseconds, or as
+    `slo`) and `priority` override the objectives that the gateway deduces for the call. `system` is a message before
+    the prompt, which may have inputs too. `chat` and `separator` are as in `Prompt`.
 
     Raises `TemplateError` for a function that breaks these rules.
     """
@@ -208,15 +208,14 @@ def _result_annotation(function: Callable[..., object]) -> object:
         raise TemplateError(f"the annotation of the result cannot be evaluated: {error}") from error
 
 
-_LONGEST_S = 86_400.0  # what the gateway takes
+_LONGEST_S = 86_400.0  # the gateway's limit
 
 
 class NativeFunction:
-    """Calling it collects a native step and returns the variable of its result at once.
+    """A function that collects a native step and at once returns the variable of its result.
 
-    The function runs when its inputs have values, after the step was sent. An argument is a text, or a list of texts,
-    which the function gets as a list of strings. The step belongs to the session of the variables among its arguments.
-    Without such a variable, `on` names the session, or it is the session of `Client.run`.
+    The Python function runs in the client, once the step was sent and its inputs have values. An argument is a text, or
+    a list of texts, which the function gets as a list of strings. The session is found as for `SemanticFunction`.
     """
 
     def __init__(self, native: Native, signature: Signature) -> None:
@@ -225,12 +224,12 @@ class NativeFunction:
         self._signature = signature
 
     def __call__(self, *args: Argument, **kwargs: Argument) -> SemanticVariable:
-        """Collect the step. Raises `TemplateError` for arguments that it cannot take."""
+        """Collect a step. Raises `TemplateError` for wrong arguments."""
         arguments = self._signature.bind(args, kwargs, with_defaults=False)
         return self._signature.session_of(arguments).compute(self.native, arguments)
 
     def on(self, session: Scope) -> Callable[..., SemanticVariable]:
-        """The function bound to a session, so that all arguments may be strings."""
+        """The function, bound to a session, so that all arguments may be plain strings."""
 
         def call(*args: Argument, **kwargs: Argument) -> SemanticVariable:
             return session.compute(self.native, self._signature.bind(args, kwargs, with_defaults=False))
@@ -252,12 +251,11 @@ def native_function(*, seconds: float | None = None) -> Callable[[Function], Nat
 def native_function(
     function: Function | None = None, /, *, seconds: float | None = None
 ) -> NativeFunction | Callable[[Function], NativeFunction]:
-    """Decorate a function of strings whose result is a str. It may be a coroutine function.
+    """Decorate a function, or a coroutine function, from strings to a string.
 
-    `seconds` is the time that it takes: a JCT is divided among the calls without it.
+    `seconds` is how long the function takes. The gateway divides a JCT among the calls without this time.
 
-    Raises `TemplateError` for a function whose parameters cannot be passed by name, or for a time that the gateway does
-    not take.
+    Raises `TemplateError` for parameters that cannot be passed by name, and for a time beyond the gateway's limit.
     """
     if seconds is not None and not 0 <= seconds <= _LONGEST_S:
         raise TemplateError(f"seconds is {seconds}; expected 0 to {_LONGEST_S:,.0f}")

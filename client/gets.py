@@ -1,4 +1,6 @@
-"""The gets of variables: several awaited at once, one streamed piece by piece, those of tasks joined in a request."""
+"""Three ways to get variables: several at once (`Awaited`), one in pieces (`StreamedValue`), and the gets of concurrent
+tasks joined into one request (`JoinedGets`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from plait.client.variable import SemanticVariable
 
 
 class News(NamedTuple):
-    """What a stream says of the variable `name`: a further `piece` of its text, its whole `value`, or its `error`."""
+    """An event of a stream about the variable `name`: a further `piece` of its text, its `value`, or its `error`."""
 
     name: str
     piece: str | None = None
@@ -42,9 +44,9 @@ class ProgramStream:
         self._timeout_s = timeout_s
 
     def feed(self, line: str) -> News | None:
-        """The news in a line; most lines have none. Raises `AnswerError` if the stream as a whole has failed."""
+        """The event that a line has, if any. Raises `AnswerError` if the stream as a whole has failed."""
         if not line.startswith("data:"):
-            return None  # an event's kind, which its fields tell as well; a comment; the blank line after an event
+            return None  # the event's kind, which its fields show too; a comment; the blank line after an event
         data = msgspec.json.decode(line.removeprefix("data:"), type=_Data)
         error = None if data.error is None else ErrorBody(data.error).exception()
         if data.name is None:
@@ -124,7 +126,7 @@ class StreamedValue:
         if news is None:
             return ""
         if news.error is not None:
-            # Raised at the end of the stream: its connection can be used again.
+            # Raised at the end of the stream, so that its connection can be used again.
             self._error = self._delivery.explained(news.error)
         piece = news.piece or ""
         if news.value is not None:
@@ -142,7 +144,7 @@ class StreamedValue:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Gets with the same time-out: the criteria of each variable, and who waits for it."""
+    """Gets with the same time-out: each variable's criteria, and the futures that wait for it."""
 
     timeout_s: float
     criteria: dict[str, object] = field(default_factory=dict)
@@ -164,16 +166,16 @@ class _Group:
 
     @property
     def open(self) -> Mapping[str, object]:
-        """The criteria of the gets that somebody still waits for."""
+        """The criteria of the gets that a task still waits for."""
         wanted = {name for name, futures in self.waiting.items() if not all(future.done() for future in futures)}
         return {name: criteria for name, criteria in self.criteria.items() if name in wanted}
 
 
 class JoinedGets:
-    """The gets of a session's tasks. Those of one turn of the event loop are one request with all that was collected.
+    """Joins the gets that a session's tasks begin in one turn of the event loop into one request.
 
-    A request for one variable has one answer. A request for several is a stream, since a task goes on as soon as its
-    own value is there.
+    The request also sends all that was collected. A request for several variables is streamed, so that each task gets
+    its value as soon as the gateway has it.
     """
 
     def __init__(self, transport: AsyncTransport, delivery: Delivery) -> None:
@@ -210,7 +212,7 @@ class JoinedGets:
                 group.task.add_done_callback(partial(self._ended, group))
 
     def _ended(self, group: _Group, task: asyncio.Task[None]) -> None:
-        """No get waits for a request that has ended, in whatever way."""
+        """A request has ended: end the gets that still wait for it."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         for future in (future for futures in group.waiting.values() for future in futures if not future.done()):
@@ -227,7 +229,7 @@ class JoinedGets:
                 self._refused(group, error)
 
     def _refused(self, group: _Group, error: ClientError) -> None:
-        """End the gets that need what was refused; all, if none does. The others are asked again."""
+        """End the gets whose variables were refused, or all if none was. The other gets are sent again."""
         refused = {name: self._delivery.collected.refusal(name) for name in group.waiting}
         if not any(refused.values()):
             group.fail(error)

@@ -1,6 +1,8 @@
-"""The native steps of a session, from when the program makes them until they run in the background.
+"""The native steps of a session: collected (`NativeSteps`), watched until their inputs have values, then run.
 
-They run in threads of blocking programs, in tasks of asynchronous ones.
+An `InputWatch` has a stream from the gateway that brings inputs. A `NativeRunner` reads the streams and runs functions,
+in threads for a blocking program and in tasks for an asynchronous one. The function's result goes to the gateway in a
+request of its own.
 """
 
 from __future__ import annotations
@@ -27,17 +29,12 @@ from plait.client.variable import Argument, Scope, Text, own_texts
 _VARIABLES = "/variables"
 _LONGEST_ERROR = 2000  # characters; what the gateway takes
 _IN_VAIN = frozenset({404, 409, 410})
-"""Statuses of a value that nobody waits for any more: its session has ended, or it has a value."""
+"""Statuses for a value that comes too late: the session has ended, or the variable has a value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeStep:
-    """A native function with its arguments, and the variable of its result.
-
-    The step's variables are `inputs` and `output`. `entry` is how it was collected.
-
-    `arguments` has a text, or several for a list, for each parameter.
-    """
+    """A native function with a text, or several for a list, for each parameter. `entry` declares the step."""
 
     native: Native
     arguments: Mapping[str, Text | tuple[Text, ...]]
@@ -46,7 +43,7 @@ class NativeStep:
     entry: Entry
 
     def given(self, values: Mapping[str, str]) -> dict[str, str | list[str]]:
-        """What the function gets: a text for a text, a list for a list."""
+        """The function's arguments: a string for a text, a list of strings for several."""
 
         def value(text: Text) -> str:
             return text if isinstance(text, str) else values[text.name]
@@ -57,9 +54,9 @@ class NativeStep:
         }
 
     def reported(self, result: str | Failure, delivery: Delivery) -> Flow[None]:
-        """Gives the gateway the value, or the reason why there is none. What needs the output fails for that reason.
+        """Send the gateway the value, or an error, which fails the output and all that needs it.
 
-        The gateway may refuse a value, such as one that is too large. Then that is the reason.
+        A value that the gateway refuses, such as one that is too large, becomes an error too.
         """
         variable = {"session_id": delivery.session["session"], "semantic_var_id": self.output}
         if isinstance(result, str):
@@ -77,23 +74,23 @@ class NativeStep:
 
 
 STREAM_S = 600.0
-"""How long a stream waits before the next one."""
+"""How long one stream waits for inputs. Then the next one begins."""
 
 
 class Job(NamedTuple):
-    """A step that can be computed, with what its function gets."""
+    """A step whose inputs have values, with the function's arguments."""
 
     step: NativeStep
     given: dict[str, str | list[str]]
 
 
 class InputWatch:
-    """Steps that were sent at the same time, or are under way, and the streams that bring their inputs. No I/O.
+    """The steps of one program, and the streams that bring their inputs. No I/O.
 
-    Its streams declare the steps too. So they may overtake the program, and a value is never set before its step is
-    declared: a gateway takes each step once. `give_back` gets the steps that are left if the gateway does not answer.
+    A stream declares the steps too, because it may overtake the program, and a value must not come before its step. A
+    gateway takes each step once. `give_back` gets the steps that are left if the gateway does not answer.
 
-    When no step waits any more, the stream is at its end. `last` are the jobs to begin then: their values can go over
+    Once no step waits, the stream ends. `last` has the jobs that begin after its end, so that their values can go over
     the stream's connection.
     """
 
@@ -126,9 +123,9 @@ class InputWatch:
         return Request("POST", PATH, body, POLL_S)  # the gateway's comments come more often
 
     def feed(self, line: str) -> list[Job]:
-        """The jobs to begin after a stream's line. Raises `AnswerError` if the stream as a whole has failed.
+        """The jobs to begin after a line of the stream. Raises `AnswerError` if the stream as a whole has failed.
 
-        A step one of whose inputs has failed or was skipped never runs: the gateway has failed its output.
+        A step with a failed or skipped input never runs: the gateway has already failed the step's output.
         """
         news = self._stream.feed(line)
         if news is None:
@@ -148,9 +145,9 @@ class InputWatch:
         return []
 
     def pause_after(self, error: ClientError | None) -> float | None:
-        """The seconds until the next stream, after one that has ended or failed. None if there is nothing to wait for.
+        """The seconds until the next stream, after one that has ended or failed. None if no stream is needed.
 
-        The gateway's refusal is final: the program is refused too, and says why.
+        A refusal is final: the gateway refuses the program for the same reason.
         """
         is_refused = isinstance(error, AnswerError) and error.status is not None and error.status not in MAY_PASS
         is_given_up = is_refused or self.delivery.ended.is_set() or self._failures > self.delivery.retries.most
@@ -163,16 +160,13 @@ class InputWatch:
 
 
 _THREADS = 32
-"""The most functions of a client that run in threads at once: most of a thread's time is the request for its value."""
+"""How many functions of a client run in threads at once. A thread mostly waits for the request that sends its value."""
 _LAST_S = 5.0
-"""How long a closing client waits for a stream to end. The end of a session ends its streams at once."""
+"""How long a closing client waits for a stream's end. A session's end ends its streams at once."""
 
 
 class NativeRunner:
-    """Runs native steps: one thread or task for each watch, and one for each function that runs.
-
-    Threads that run functions are shared.
-    """
+    """Runs native steps: a thread or task for each watch, and tasks or a pool of threads for functions."""
 
     def __init__(self, blocking: BlockingTransport, asynchronous: AsyncTransport) -> None:
         self._blocking = blocking
@@ -206,7 +200,7 @@ class NativeRunner:
                 pause_s = watch.pause_after(error)
 
     def close(self) -> None:
-        """Wait for the functions that run. Those that have not begun do not run."""
+        """Wait for the functions that run, and drop those that have not begun."""
         self._closed.set()
         for thread in list(self._watches):
             thread.join(_LAST_S)
@@ -256,8 +250,8 @@ class NativeSteps:
     def add(self, session: Scope, native: Native, arguments: Mapping[str, Argument]) -> str:
         """Collect a step; returns its output.
 
-        Texts go to the function, not to the gateway, unless there is no variable to wait for. Raises `TemplateError`
-        for arguments that are not texts of this session.
+        Constant texts do not go to the gateway. But without any variable, they become the inputs to wait for. Raises
+        `TemplateError` for arguments that are not texts of this session.
         """
         collected = self._delivery.collected
         lists = {name: own_texts(session, given, f"{native.name}: {name}") for name, given in arguments.items()}
@@ -287,7 +281,7 @@ class NativeSteps:
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """The session ends: no function begins any more in a thread, and what runs in tasks is cancelled."""
+        """The session ends: no further function begins in a thread, and tasks are cancelled."""
         self._delivery.ended.set()
         for task in list(self._tasks):
             if not task.get_loop().is_closed():
@@ -306,7 +300,7 @@ class NativeSteps:
         """The new steps that were not refused, in parts that fit into a request."""
         steps: list[NativeStep] = []
         with suppress(IndexError):
-            while True:  # other threads may take some too
+            while True:  # until empty: other threads take steps at the same time
                 steps.append(self._new.popleft())
         steps = [step for step in steps if self._delivery.collected.refusal(step.output) is None]
         for first in range(0, len(steps), BATCH_CALLS):

@@ -1,4 +1,4 @@
-"""What a program returns: variables, alone or in lists, tuples and dictionaries, to be replaced by their values."""
+"""A program's result: variables, alone or in lists, tuples and dictionaries, to be replaced by their values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def variables_in(result: Any) -> Iterator[SemanticVariable]:
 
 
 def with_values(result: Any) -> Any:
-    """The result with each variable's value in its place. The variables have their values."""
+    """The result with each variable replaced by its value, which was got before."""
     if isinstance(result, SemanticVariable | ParsedVariable):
         return result.get()
     if isinstance(result, dict):

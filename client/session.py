@@ -26,11 +26,11 @@ _HAS_ENDED = (404, 410)  # nothing was sent, it has expired, or an earlier reque
 
 
 class Session:
-    """The variables and calls of one run of a program. At its end the gateway cancels its unfinished calls.
+    """The variables and calls of one run of a program. At the session's end the gateway cancels unfinished calls.
 
-    It collects values, calls and native steps without sending them. The first `get` (or `aget`, `str`, `stream`, `run`)
-    sends all of them as one program, in the same request, and raises the gateway's refusal. Later ones send what is
-    new.
+    A session collects values, calls and native steps without sending them. The first `get` (or `aget`, `str`, `stream`,
+    `run`) sends all of them as one program, in its own request, and raises the gateway's refusal. Later gets send the
+    new ones.
 
     Several threads may use a blocking session, and the tasks of one event loop an asynchronous one.
     """
@@ -87,16 +87,14 @@ class Session:
         return tuple(SemanticVariable(self, name) for name in outputs)
 
     def compute(self, native: Native, arguments: Mapping[str, Argument]) -> SemanticVariable:
-        """Collect a native step; returns the variable of its result. Raises `TemplateError` for arguments that it
-        cannot take.
-        """
+        """Collect a native step; returns the variable of its result. Raises `TemplateError` for wrong arguments."""
         self._check_open()
         return SemanticVariable(self, self._natives.add(self, native, arguments))
 
     def run(
         self, *variables: SemanticVariable, objective: Wanted = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[str, ...]:
-        """Send what was collected, and wait for the values of these variables. Without variables it does not wait.
+        """Send all that was collected, and wait for the values of these variables. Without variables, only send.
 
         Raises the error of the first variable that has none, as `SemanticVariable.get` does, or the gateway's refusal.
         """
@@ -165,7 +163,7 @@ class Session:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """In this block, semantic functions that get texts only belong to this session."""
+        """In this block, functions whose arguments are all plain texts belong to this session."""
         token = RUNNING.set(self)
         try:
             yield
@@ -180,7 +178,7 @@ class Session:
                 raise
 
     def _leave(self, error: BaseException | None) -> None:
-        """Collect nothing more. Warn of calls that were never sent, as Python does of what is never awaited."""
+        """Collect nothing more. Warn of calls that were never sent, as Python warns of coroutines never awaited."""
         self._is_open = False
         unsent = self._collected.unsent()
         if error is None and unsent:
@@ -197,7 +195,7 @@ class Session:
             raise RuntimeError("the session is not open: use it in `with client.session() as session:`")
 
     def _blocking_transport(self) -> BlockingTransport:
-        """Raises `RuntimeError` in an asynchronous session: it would block the event loop."""
+        """Raises `RuntimeError` in an asynchronous session, whose event loop it would block."""
         if self._is_async:
             raise RuntimeError(
                 "this session was entered with `async with`: use `await variable.aget(...)`, astream or arun"

@@ -49,13 +49,14 @@ RUNNING: ContextVar[Scope | None] = ContextVar("plait_session", default=None)
 
 
 class SemanticVariable:
-    """A future of a text. It can be an argument of further semantic functions before it has a value.
+    """A future of a text, which can be an argument of further semantic functions before it has a value.
 
-    `name` is the variable's id in its `session`. Other clients can use it in header annotations. A value never changes.
-    Once got, the value is kept here, even after the session's end.
+    `name` is the variable's id in its `session`; other clients can use the id in header annotations. A value never
+    changes. Once got, the value is kept here, even after the session's end.
 
-    The methods that wait send what the session has collected. They raise `AnswerError` if the gateway refuses it,
-    `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes, and `ConnectionFailedError`.
+    The methods that wait first send all that the session has collected. They raise `AnswerError` if the gateway refuses
+    the program, `GetTimeoutError` after `timeout_s`, `VariableFailedError` with the chain of causes, and
+    `ConnectionFailedError`.
     """
 
     __slots__ = ("_session", "_value", "name")
@@ -67,16 +68,15 @@ class SemanticVariable:
 
     @property
     def session(self) -> Scope:
-        """The session of the variable."""
         return self._session
 
     @property
     def value(self) -> str | None:
-        """The value if it was got before, or given; None otherwise."""
+        """The value, if it was given or got before; None otherwise."""
         return self._value
 
     def keep(self, value: str) -> str:
-        """Keep the value that was got; returns it."""
+        """Keep a value that was got; returns it."""
         self._value = value
         return value
 
@@ -123,7 +123,7 @@ class SemanticVariable:
         return self.get()
 
     def __format__(self, spec: str) -> str:
-        """The value once it was got. A text that is made of one would hide from the gateway where it comes from."""
+        """The value, only after a get: formatting it into a text hides from the gateway where the text comes from."""
         if self._value is None:
             raise TypeError(f"{self!r} has no text yet: call get() first, or make it an input of a semantic function")
         return format(self._value, spec)
@@ -134,9 +134,9 @@ class SemanticVariable:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A comparison of a variable's value with a text, for `SemanticFunction.when`. The gateway makes it.
+    """A comparison of a variable's value with a text, for `SemanticFunction.when`. The gateway compares.
 
-    Upper and lower case differ. Raises `TemplateError` for what is not a text, and for an empty text with `contains`.
+    Upper and lower case differ. Raises `TemplateError` if `text` is not a string, or is empty with `contains`.
     """
 
     variable: SemanticVariable
@@ -150,7 +150,7 @@ class Condition:
             raise TemplateError("each value contains an empty text; give the condition another text")
 
     def __bool__(self) -> bool:
-        """Nobody knows yet: raises `TypeError`, since `if condition:` would take one side always."""
+        """Raises `TypeError`: the value is not known yet, and `if condition:` would always take the same branch."""
         raise TypeError(f"{self} is decided in the gateway: pass it to `when`, or compare {self.variable.name}.get()")
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ def texts_of(given: Argument) -> tuple[Text, ...]:
 
 
 def own_texts(session: Scope, given: Argument, what: str) -> tuple[Text, ...]:
-    """`texts_of`, whose variables are all of this session. Raises `TemplateError` that names `what` if one is not."""
+    """As `texts_of`. Also raises `TemplateError`, with `what` in it, for a variable of another session."""
     texts = texts_of(given)
     if any(text.session is not session for text in texts if not isinstance(text, str)):
         raise TemplateError(f"{what} is a variable of another session; get it, and pass its text")

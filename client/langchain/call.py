@@ -1,4 +1,4 @@
-"""The steps of a chain that has become a program: a call, which returns a variable, and one that waits for values."""
+"""The steps of a chain that has become a program: `SemanticCall` returns a variable, `Values` waits for values."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Values(Runnable[Any, Any]):
         return list(await asyncio.gather(*gets, return_exceptions=return_exceptions))
 
     def _outcome(self, given: Any, config: RunnableConfig) -> Any:
-        """The values, or why there are none. Values that came before are not got again."""
+        """The values, or the error if there are none. Values that were got before are not got again."""
         try:
             return self.invoke(given, config)
         except _FAILURES as error:

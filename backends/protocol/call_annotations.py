@@ -1,6 +1,6 @@
-"""The gateway's annotations of a call for an engine: flat, optional `plait_*` keys among the body's extra parameters.
+"""Writes and reads the gateway's annotations of a call for an engine: flat, optional `plait_*` keys.
 
-This module writes and reads them. vLLM takes them in `vllm_xargs`, SGLang in `custom_params`. No annotation is a time
+The annotations are among the body's extra parameters: vLLM's `vllm_xargs`, SGLang's `custom_params`. None is a time
 stamp, because clocks differ. A bad value is ignored and counted, so an annotation never fails a call.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from plait.policy.types import NO_SLO, Objective, Slo
 
 _log = logging.getLogger("vllm.plait")
-"""A child of vLLM's logger, so that vLLM's handlers print it. In other engines the root's handlers do."""
+"""A child of vLLM's logger, because vLLM prints only such records. SGLang prints those of any logger."""
 
 
 _PREFIX = "plait_"
@@ -37,8 +37,8 @@ MAX_HANDLE = 128
 class EngineAnnotations:
     """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached.
 
-    `handle` names the call in later messages to the engine: its objectives may change (`call_objectives`). `gateway` is
-    the id of the gateway that sent it: in its reports the engine says whose its calls are.
+    `handle` names the call in later changes of its objectives (`call_objectives`). `gateway` is the id of the sending
+    gateway, which the engine repeats in its reports.
     """
 
     age_s: float = 0.0
@@ -78,7 +78,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
 
 
 def is_annotation(key: str) -> bool:
-    """Whether a key among the extra parameters is Plait's. Clients may not set these: they would speak for Plait."""
+    """Whether a key among the extra parameters is Plait's, and so must not be set by clients."""
     return key.startswith(_PREFIX)
 
 

@@ -1,8 +1,8 @@
-"""`POST /call_objectives`: the gateway tells an engine that the objectives of calls which it has were changed.
+"""`POST /call_objectives`: the gateway changes the objectives of calls that an engine has.
 
-The body is a JSON list. Each item has the call's handle (`plait_handle`) and its new objectives, in the keys of
-`call_annotations`. They replace the old ones; those that an item lacks are gone. Times count from the call's zero, as
-before. The answer says how many items named a call that the engine has.
+The body is a JSON list. Each item has a call's handle (`plait_handle`) and all of its new objectives, in the keys of
+`call_annotations`; an objective that an item lacks is removed. Times count from the call's zero, as before. The answer
+has the number of items whose call the engine has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CHANGES: Final = 1_024
 """The most changes of one request."""
 
 MAX_BODY_BYTES: Final = 1_024 * MAX_CHANGES
-"""Far more than as many changes take."""
+"""Far more than `MAX_CHANGES` changes take."""
 
 
 class ChangesAnswer(msgspec.Struct, frozen=True):

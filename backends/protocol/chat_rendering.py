@@ -1,8 +1,7 @@
-"""What an engine says of how it renders chats, beside the chat template: only then can a gateway render the same.
+"""An engine's report on how it prepares chats for the chat template, by which a gateway knows that it does the same.
 
 Engines bring a client's messages and tools into a form of their own before the template gets them, and the form changes
-between versions. So an engine has its own code prepare a few chats, once, and reports the digest of what became of
-them.
+between versions. So an engine's own code prepares a few chats once, and the report has the digest of the results.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ REQUESTED: Final[tuple[tuple[Messages, Messages | None], ...]] = (
 class ChatRendering(msgspec.Struct, frozen=True):
     """A part of the cache-state report. `version` is the engine's.
 
-    `requested` is the digest of the texts that clients' chats are rendered to in SGLang's form; empty: another kind of
-    engine, or one that has no one form for all chats. `drops_tools`: tools are left out for `tool_choice: none`.
+    `requested` is the digest of the texts of `REQUESTED`, rendered in SGLang's form. Empty: the engine is another, or
+    treats some chats in a special way. `drops_tools`: the template gets no tools for `tool_choice: none`.
     """
 
     version: str = ""
@@ -52,15 +51,15 @@ class Renderer(Protocol):
     """What the digest needs of a tokenizer."""
 
     def render_requested(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
-        """A client's chat with a generation prompt: its messages and tools get SGLang's form first. None: refused.
+        """A client's chat in SGLang's form, rendered with a generation prompt; None if it is refused.
 
-        `variables` replace the template's own of these names. Raises NotImplementedError where there is no such form.
+        `variables` replace the template's own of these names. Raises NotImplementedError without such a form.
         """
         ...
 
 
 def requested_digest(renderer: Renderer) -> str:
-    """The digest of `REQUESTED`; empty if there is no form, or if all of them are refused."""
+    """The digest of `REQUESTED`; empty without SGLang's form, or if all its chats are refused."""
     try:
         texts = [renderer.render_requested(*chat, PROBE_VARIABLES) for chat in REQUESTED]
     except NotImplementedError:

@@ -1,4 +1,4 @@
-"""Bodies of clients that cannot be decoded as they are, although it is plain what they mean."""
+"""Repairs bodies of clients that cannot be decoded, although their meaning is clear."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def mended(decode: Callable[[bytes, KindT], BodyT], body: bytes, kind: KindT) -> tuple[BodyT, bytes]:
-    """What `decode` makes of a body, and the body as an engine can read it: itself, if it can be decoded.
+    """The decoded body, and the body for the engine: unchanged if it can be decoded.
 
-    Else half a surrogate pair becomes U+FFFD, and a `model` of null is left out. Raises as `decode` does.
+    Otherwise half a surrogate pair becomes U+FFFD, and a `model` of null is removed. Raises the errors of `decode`.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What engines say of a request that is longer than the model's context."""
+"""Recognises an engine's refusal of a request that is longer than the model's context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOO_LONG: Final = re.compile(
     r"supports at most \d+ completion tokens",
     re.IGNORECASE,
 )
-"""A wrong match costs one more refusal.
+"""The engines' words. A wrong match costs one more refusal.
 
 - The code of OpenAI's API: "context_length_exceeded".
 - vLLM: "This model's maximum context length is 2000 tokens. However, ...", "Input length (2100) exceeds model's maximum
@@ -30,16 +30,16 @@ _LIMIT: Final = re.compile(
 _QUOTED: Final = re.compile(r"'[^'\n]{0,200}'|`[^`\n]{0,200}`|\"[^\"\n]{0,200}\"")
 _NUMBER: Final = re.compile(r"\d{1,12}")
 LOOKED_AT: Final = 4_000
-"""Characters of a message: an engine may repeat what a client has sent."""
+"""How many characters of a message are searched: an engine may repeat a client's input in it."""
 
 
 def is_overflow(text: str) -> bool:
-    """Whether an engine's refusal is of a request that is too long."""
+    """Whether an engine's refusal means that the request is too long."""
     return _TOO_LONG.search(text, 0, LOOKED_AT) is not None
 
 
 def overflow_error(message: str, param: str | None = None) -> ContextLengthError:
-    text = _QUOTED.sub("", message[:LOOKED_AT])  # names of models have numbers, too
+    text = _QUOTED.sub("", message[:LOOKED_AT])  # quoted names of models have numbers too
     limit = _LIMIT.search(text)
     context = None if limit is None else int(limit[1])
     more = [number for number in map(int, _NUMBER.findall(text)) if context is not None and number > context]

@@ -1,8 +1,8 @@
-"""One row for each kind of engine: where its annotations and token ids go, what it counts, and how it is started.
+"""One row for each kind of engine: where its annotations and token ids go, where it counts, and how it is started.
 
-An engine with Plait's adapter says its kind in each cache-state report. Any other is recognised by what it answers: the
-owner of its models, a route that only this kind has, the names in its sizes or metrics. Such an engine gets no token
-ids. A third adapter is its folder in `backends/` and a row here.
+An engine with Plait's adapter names its kind in each cache-state report. Any other engine is recognised by its answers:
+the owner of its models, a route that only this kind has, the names in its sizes or metrics. Engines without an adapter
+get no token ids. To add an adapter, add a folder in `backends/` and a row here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 ChatForm = Literal["vllm", "sglang"]
-"""Whose form messages and tools get before the chat template sees them."""
+"""The engine in whose form the chat template gets messages and tools."""
 
 
 class Figure(StrEnum):
-    """What a sample in an engine's metrics says."""
+    """The meaning of a sample in an engine's metrics."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -26,7 +26,7 @@ class Figure(StrEnum):
     KV_BLOCKS = "kv_blocks"
     BLOCK_TOKENS = "block_tokens"
     BLOCKS_IN_LABELS = "blocks_in_labels"
-    """Its labels `num_gpu_blocks` and `block_size` say how large the KV cache is."""
+    """The labels `num_gpu_blocks` and `block_size` have the size of the KV cache."""
 
     SLOTS = "slots"
     """Calls that the engine runs at a time."""
@@ -38,12 +38,12 @@ class Figure(StrEnum):
 
 
 class SizesRoute(NamedTuple):
-    """A route whose JSON says how large an engine is. A dot leads into an object: `settings.n_ctx`."""
+    """A route whose JSON has an engine's sizes, and their names. A dot leads into an object: `settings.n_ctx`."""
 
     path: str
 
     marks: tuple[str, ...]
-    """What each answer has, and no other kind's answer."""
+    """Fields that each answer has, and no answer of another kind of engine."""
 
     kv_tokens: str | None = None
     """The KV cache in tokens."""
@@ -62,10 +62,10 @@ class Launcher(NamedTuple):
     """How `plait KIND -- ARGUMENTS` starts an engine with the adapter: by `backends/KIND/launch.py`."""
 
     package: str
-    """What the engine's own folder may import."""
+    """The engine's package, which the adapter's folder may import."""
 
     arguments: str
-    """What its arguments are called."""
+    """The name of the arguments, for usage messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,50 +74,50 @@ class Dialect:
 
     kind: str
     title: str
-    """Its name for people."""
+    """The name for people."""
 
     parameters: str | None = None
     """The field of a body that takes the annotations, as extra parameters; None: there is no adapter."""
 
     annotates_all: bool = False
-    """Whether its other routes take that field, too, beside completions and chats."""
+    """Whether routes other than completions and chats take that field too."""
 
     chat_ids: str | None = None
-    """The field of a chat that takes the prompt's ids beside the messages, which are not rendered then; None: none."""
+    """The field of a chat for the prompt's ids, which then replace the rendering of messages; None: there is none."""
 
     chat_form: ChatForm = "vllm"
-    """The form in which it gives messages and tools to the chat template."""
+    """The form in which the engine gives messages and tools to the chat template."""
 
     priority_sign: Literal[1, -1] = 1
-    """1: it serves calls of a lower `priority` first, as clients mean it. -1: those of a higher one."""
+    """1: a lower `priority` goes first, as clients mean it. -1: a higher one."""
 
     takes_stream_interval: bool = False
-    """Whether it sends so many tokens in an event of a stream as `stream_interval` of a body says."""
+    """Whether `stream_interval` in a body sets the number of tokens in an event of the stream."""
 
     launcher: Launcher | None = None
 
     owners: frozenset[str] = frozenset()
-    """Its models are listed with one of these as `owned_by`."""
+    """Values of `owned_by` in the list of models, by which an engine is recognised."""
 
     routes: frozenset[str] = frozenset()
-    """An engine that describes one of these is of this kind."""
+    """Routes in the engine's description by which an engine is recognised."""
 
     metrics: str | None = "/metrics"
-    """The path of its metrics, in Prometheus' format; None: it has none."""
+    """The path of the metrics, in Prometheus' format; None: there are none."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
-    """What the samples there say, by their names. Without the adapter, an engine counts its calls so."""
+    """The meaning of the metrics' samples, by name: the source of an engine's counts without the adapter."""
 
     slots_path: str | None = None
-    """Where it lists its slots, and which are busy, for when it has no metrics."""
+    """The path of a list of slots that says which are busy, for an engine started without metrics."""
 
     sizes: SizesRoute | None = None
 
     fills_context: bool = False
-    """Whether it takes a call whose output limit has no room beside the prompt, and ends it where the context ends."""
+    """Whether the engine takes a call whose prompt and output limit exceed the context, and ends it at the context."""
 
     truncates: bool = False
-    """Whether it cuts a prompt that is longer than the context, and answers as if nothing were wrong."""
+    """Whether the engine silently cuts a prompt that is longer than the context."""
 
 
 def _by_kind(*rows: Dialect) -> Mapping[str, Dialect]:
@@ -227,9 +227,9 @@ DIALECTS: Final = _by_kind(
 """Every kind, by its name."""
 
 METRICS_PATHS: Final = sorted({row.metrics for row in DIALECTS.values() if row.metrics}, key="/metrics".__eq__)
-"""Where an engine of an unknown kind may have metrics. `/metrics` is the last: TensorRT-LLM's is no exposition but a
-queue, which loses what is read.
+"""Where an engine of an unknown kind may have metrics. `/metrics` comes last, because TensorRT-LLM's is a queue that a
+reader empties.
 """
 
 ADAPTED: Final = frozenset(kind for kind, row in DIALECTS.items() if row.parameters is not None)
-"""The kinds that report: there is an adapter."""
+"""The kinds with an adapter, which report."""

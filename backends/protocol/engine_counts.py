@@ -1,4 +1,4 @@
-"""What an engine without Plait's adapter says of itself, as its row of `dialects` names it: calls and sizes."""
+"""Reads the calls and sizes of an engine without Plait's adapter, from the places that its row of `dialects` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.backends.protocol.dialects import Dialect, Figure, SizesRoute
 
 MOST_CALLS: Final = 100_000
 MOST_TOKENS: Final = 2**28
-"""More than any engine has, of calls, and of tokens in a KV cache or a context."""
+"""An upper bound of calls, and of tokens in a KV cache or a context. Larger numbers are not believed."""
 
 Body = bytes | bytearray
 
@@ -23,46 +23,44 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class EngineCounts(NamedTuple):
-    """The calls in an engine, as it counts them itself."""
+    """An engine's own counts of its calls. None: the engine does not report the number."""
 
     running: int
 
     waiting: int | None
-    """None: it does not say."""
-
     kv_tokens: int | None
-    """Its KV cache; None: it does not say."""
+    """The size of the KV cache."""
 
     work: float = 0.0
-    """A number that changes whenever it computes."""
+    """A number that changes whenever the engine computes."""
 
     slots: int | None = None
-    """Calls that it runs at a time; None: it does not say."""
+    """How many calls run at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """How large an engine is, as it says. None: it does not."""
+    """An engine's sizes. None: the engine does not report the size."""
 
     kv_tokens: int | None = None
-    """Its KV cache."""
+    """The size of the KV cache."""
 
     slots: int | None = None
-    """Calls that it runs at a time."""
+    """How many calls run at a time."""
 
     context_tokens: int | None = None
-    """The longest context of any of its models."""
+    """The longest context of any model."""
 
     contexts: Mapping[str, int] = field(default_factory=dict[str, int])
     """The longest context of each model that is loaded."""
 
     def context(self, model: str) -> int | None:
-        """The longest context of a model, in tokens. Ollama's models are called so, or by their tag, too."""
+        """The longest context of a model, in tokens. Ollama's names may have a tag that clients leave out."""
         return self.contexts.get(model, self.contexts.get(f"{model}:latest", self.context_tokens))
 
 
 NO_SIZES: Final = EngineSizes()
-"""Those of an engine that has not said any."""
+"""The sizes of an engine that has reported none."""
 
 _VALUE: Final = rb"[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?"
 _BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
@@ -70,14 +68,14 @@ _BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
 
 @cache
 def _samples(dialect: Dialect) -> re.Pattern[bytes]:
-    """The samples in an exposition that the row names."""
+    """A pattern of the samples that the row names."""
     names = b"|".join(re.escape(name.encode()) for name in dialect.figures)
     pattern = rb"^(?P<name>%b)(?:\{(?P<labels>[^}\n]*)\})? (?P<value>%b)$" % (names, _VALUE)
     return re.compile(pattern, re.MULTILINE)
 
 
 def read_counts(dialect: Dialect, text: Body) -> EngineCounts | None:
-    """The counts in an exposition of metrics, summed over an engine's cores; None if there are none."""
+    """The counts in metrics, summed over the engine's data-parallel cores; None if there are none."""
     if not dialect.figures:
         return None
     totals: defaultdict[Figure, float] = defaultdict(float)
@@ -104,7 +102,7 @@ class _Slot(msgspec.Struct):
 
 
 def read_slots(body: Body) -> EngineCounts | None:
-    """The counts in a list of slots; None if it is none. Waiting calls are not in it."""
+    """The counts in a list of slots, which has no waiting calls; None if the body is no such list."""
     try:
         slots = msgspec.json.decode(body, type=list[_Slot])
     except _UNREADABLE:
@@ -114,7 +112,7 @@ def read_slots(body: Body) -> EngineCounts | None:
 
 
 def read_sizes(route: SizesRoute, body: Body) -> EngineSizes | None:
-    """The sizes in the answer of a route; None if it is not an answer of this kind of engine."""
+    """The sizes in a route's answer; None if another kind of engine has answered."""
     try:
         answer = msgspec.json.decode(body)
     except _UNREADABLE:
@@ -154,13 +152,13 @@ def _contexts(entries: Any, context: str | None) -> Iterator[tuple[str, int]]:
 
 
 def _size(answer: Any, name: str | None, most: int) -> int | None:
-    """A whole number from 1 to `most`; None for anything else: it is not known then."""
+    """A whole number from 1 to `most`; None for anything else."""
     value = None if name is None else _at(answer, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most else None
 
 
 def _at(answer: Any, name: str) -> Any:
-    """What a decoded answer has under a name, with dots between the names of objects; None if it lacks it."""
+    """The value at a dotted path in a decoded answer; None if it is missing."""
     for part in name.split("."):
         answer = answer.get(part) if isinstance(answer, dict) else None
     return answer

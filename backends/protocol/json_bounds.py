@@ -1,7 +1,7 @@
 """Bounds on JSON documents, judged from their bytes: how deep they nest, and how many values they have.
 
-Decoding takes time for each value, and nothing else runs meanwhile. So a document that nests too deep or has too many
-values is refused before it is decoded.
+Decoding takes time for each value and blocks the event loop. So a document that nests too deep or has too many values
+is refused before it is decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 MAX_JSON_LEVELS: Final = 100
-"""Arrays and objects in each other. A tool's JSON schema has some 20; each level is a frame on Python's stack."""
+"""How deep arrays and objects nest. A tool's JSON schema has some 20 levels; each is a frame on Python's stack."""
 MAX_CONTAINERS: Final = 50_000
 """Arrays and objects, some 2 microseconds each. 10,000 messages with parts and tool calls have 40,000."""
 MAX_STRINGS: Final = 200_000
@@ -24,21 +24,21 @@ MAX_VALUES: Final = 1_000_000
 """Commas, some 0.1 microseconds for each number. They are the token ids of a prompt: a context has at most as many."""
 
 PART_BYTES: Final = 256 * 1024
-"""Looked at in some 5 ms. A document that has too many values shows it in its first parts."""
+"""How much is scanned at a time, in some 5 ms. A document with too many values is found out in its first parts."""
 
 _TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[{",'))
 _MARKS: Final = (b'"', b"[", b"]", b"{", b"}")
 _STRING: Final = re.compile(rb'"(?:[^"]*+"(?<=\\"))*+[^"]*+(?:"|\Z)')
-"""A string, or what there is of one at the end. No quote in it has two backslashes before it."""
+"""A string, or the beginning of one at the document's end. Escaped backslashes must have been removed before."""
 
 _END: Final = b"\0"  # which no JSON has outside strings
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")
-"""Each bracket becomes the step of the depth that it makes, as a signed byte."""
+"""Each bracket becomes its change of the depth, +1 or -1, as a signed byte."""
 
 _SHORT_BYTES: Final = 8_192
-"""Counting is the shortest way up to here."""
+"""Counting is the fastest check of documents up to this length."""
 
 
 class Excess(StrEnum):
@@ -49,10 +49,10 @@ class Excess(StrEnum):
 
 
 def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Excess | None:
-    """What is too much: more than `levels` arrays and objects in each other, or more values than the bounds above.
+    """The bound that a document exceeds: `levels` of nesting, or the counts above. None if it exceeds none.
 
-    The document need not be valid JSON. One that is not found to be within the bounds at once is looked at in parts of
-    `part_bytes`, up to the first that is too much.
+    The document need not be valid JSON. Unless a quick check finds it within the bounds, it is scanned in parts of
+    `part_bytes`, up to the part that exceeds one.
     """
     if len(document) <= _SHORT_BYTES and document.count(b"[") + document.count(b"{") <= levels:
         return None
@@ -69,7 +69,7 @@ def excess_of(document: bytes, levels: int, part_bytes: int = PART_BYTES) -> Exc
 
 
 def _is_within(document: bytes, levels: int, part_bytes: int) -> bool:
-    """Whether a document is within the bounds. False also for one that may be: no JSON, or many marks in strings."""
+    """Whether a quick check finds a document within the bounds. A False may be wrong, if strings have many marks."""
     opens_few = _opens_few(document, levels)
     short_bytes = 2 * (MAX_STRINGS if opens_few else MAX_CONTAINERS)  # each has two bytes or more
     if len(document) > short_bytes and not _has_few_marks(document, part_bytes):
@@ -78,7 +78,7 @@ def _is_within(document: bytes, levels: int, part_bytes: int) -> bool:
 
 
 def _opens_few(document: bytes, most: int) -> bool:
-    """Whether at most so many arrays and objects begin, also counting within strings. In prose, hardly any does."""
+    """Whether at most `most` brackets open, counted in strings too, since prose has hardly any."""
     for bracket in (b"[", b"{"):
         at = document.find(bracket)
         while at >= 0:
@@ -90,7 +90,7 @@ def _opens_few(document: bytes, most: int) -> bool:
 
 
 def _has_few_marks(document: bytes, part_bytes: int) -> bool:
-    """Whether the values are not too many, also counting within strings."""
+    """Whether brackets, quotes and commas are within the bounds, counted in strings too."""
     opened = quotes = commas = 0
     for begin in range(0, len(document), part_bytes):
         marks = document[begin : begin + part_bytes].translate(None, _NO_MARKS)
@@ -104,9 +104,9 @@ def _has_few_marks(document: bytes, part_bytes: int) -> bool:
 
 @lru_cache(maxsize=16)
 def _nested(levels: int) -> Any:
-    """The pattern of documents with at most so many levels: strings, other bytes, and brackets around one level less.
+    """The pattern of documents with at most `levels`: strings, other bytes, and brackets around one level less.
 
-    RE2 matches it with a finite automaton, in some 2 ns for each byte whatever they are.
+    RE2 matches with a finite automaton, in some 2 ns for each byte whatever the document is.
     """
     import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - few servers get documents that need it
 
@@ -121,7 +121,7 @@ def _nested(levels: int) -> Any:
 
 
 class _Scan:
-    """Counts what was seen so far, outside strings. `deepest` is right as long as the containers are not too many."""
+    """Counts marks outside strings, part by part. `deepest` is right while the containers are within their bound."""
 
     def __init__(self) -> None:
         self.containers = self.strings = self.commas = self.deepest = 0
@@ -129,7 +129,7 @@ class _Scan:
         self._in_string = False
 
     def add(self, part: bytes) -> None:
-        """Go on with the next part of the document. No part ends within an escape."""
+        """Scan the next part of the document. No part ends within an escape."""
         if not any(mark in part for mark in _MARKS):  # inside a long string, or an array of numbers
             self.commas += 0 if self._in_string else part.count(b",")
             return

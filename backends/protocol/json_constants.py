@@ -1,6 +1,6 @@
-"""Numbers that JSON lacks, which Python's own encoder writes nevertheless: `NaN`, `Infinity` and `-Infinity`.
+"""Replaces numbers that JSON lacks and Python's encoder still writes: `NaN`, `Infinity` and `-Infinity`.
 
-Engines send them as the logprob of what is impossible. Decoders refuse the whole document because of it.
+Engines send them as the logprob of an impossible token. Decoders refuse the whole document because of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 _CONSTANTS: Final = (b"NaN", b"Infinity")
 _NUMBERS: Final = {"-Infinity": -9999.0}
-"""OpenAI's logprob of what is impossible. The other constants become null."""
+"""OpenAI's logprob of an impossible token. The other constants become null."""
 
 
 def without_constants(document: bytes | bytearray) -> bytes | None:

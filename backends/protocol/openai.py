@@ -1,7 +1,7 @@
 """The part of OpenAI's request bodies that Plait reads; every other field passes through to the engine untouched.
 
-The gateway decodes a body to place the call: what placement does not need, the engine judges (`parse_request`). The
-embedded engine decodes it to answer it, so it judges all that it reads (`check_request`). A body that nests too deep or
+The gateway decodes a body only to place the call (`parse_request`), and leaves all other checks to the engine. The
+embedded engine answers the body, so it checks all fields that it reads (`check_request`). A body that nests too deep or
 has too many values is refused before it is decoded (`json_bounds`).
 """
 
@@ -25,13 +25,13 @@ from plait.backends.protocol.json_bounds import (
 )
 
 MAX_MODEL_CHARACTERS = 256
-"""Of a model's name. vLLM's longest are paths; a file system takes 255 bytes for a part of one."""
+"""The longest name of a model. vLLM's longest names are paths, and a file's name has at most 255 bytes."""
 ANY_MODEL = "default"
-"""The name that SGLang's users send for the model that is served."""
+"""The name that SGLang's users send for whatever model is served."""
 MAX_CHOICES = 128
-"""Of one prompt, as in OpenAI's API."""
+"""The most choices (`n`) of one prompt, as in OpenAI's API."""
 MAX_TEMPLATE_OPTIONS_BYTES = 16 * 1024
-"""Of `chat_template_kwargs` as JSON. They are switches such as `enable_thinking`."""
+"""The most JSON in `chat_template_kwargs`, which has switches such as `enable_thinking`."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -47,8 +47,7 @@ _FREE_CHOICES: Final = (None, "auto", "none")
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chat and text completions share; names and meanings are OpenAI's and vLLM's.
 
-    A field of type Any is judged by the engine. An empty `model` was not given. The prompt comes from the field
-    `prompt_field`.
+    The engine checks the fields of type Any. An empty `model` was not given. `prompt_field` names the prompt's field.
     """
 
     prompt_field: ClassVar[str] = "prompt"
@@ -89,20 +88,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """How many completions of each prompt are requested; 1 for a number that engines refuse."""
+        """How many completions of each prompt are requested; 1 for an invalid number, which the engine will refuse."""
         count = None if self.n is None else whole_number(self.n)
         return count if count is not None and 1 <= count <= MAX_CHOICES else 1
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens a completion may have; None if the request sets no limit, or one that engines refuse."""
+        """The most tokens of a completion; None if the request sets no limit, or an invalid one."""
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         limit = given if type(given) is int else whole_number(given)  # nearly always, and no bool
         return limit if limit is not None and limit >= 1 else None
 
     @property
     def has_grammar(self) -> bool:
-        """Whether the answer follows a grammar, which the engine may have to compile before the first token."""
+        """Whether the answer has to follow a grammar, which the engine may compile before the first token."""
         given = self.response_format
         if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
             return True
@@ -227,7 +226,7 @@ def _too_much(excess: Excess) -> CallerError:
 
 
 def check_request(request: Request) -> None:
-    """Judge a request as an engine does; raises `CallerError` that names the field at fault."""
+    """Check a request as an engine does; raises `CallerError` that names the field at fault."""
     if request.n is not None:
         _check_whole("n", request.n, 1, MAX_CHOICES)
     limit = request.output_limit_field
@@ -280,15 +279,15 @@ def _check_template_options(options: dict[str, Any]) -> None:
 
 
 def _are_tokens(value: object) -> bool:
-    """Whether it is a list of token ids. It may be a million, so nothing here is done one by one in Python."""
+    """Whether `value` is a list of token ids. It may have a million, so there is no loop in Python."""
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32
 
 
 def check_unicode(document: bytes | bytearray, part_bytes: int = PART_BYTES) -> None:
-    """Raises `UnicodeDecodeError` for bytes that are not UTF-8, also where a decoder would not look: in unread keys."""
+    """Raises `UnicodeDecodeError` for bytes that are not UTF-8, even in fields that a decoder skips."""
     if document.isascii():
         return
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for begin in range(0, len(document), part_bytes):  # as one text it could take four times its size
+    for begin in range(0, len(document), part_bytes):  # decoded at once, it could take four times its size
         decoder.decode(document[begin : begin + part_bytes])
     decoder.decode(b"", final=True)

@@ -1,7 +1,7 @@
-r"""Halves of surrogate pairs in JSON, which become U+FFFD.
+r"""Replaces lone halves of surrogate pairs in JSON by U+FFFD.
 
 Programs whose strings are UTF-16 cut texts between the halves of a pair, and write each half as an escape, such as
-`\ud83d`. Such a half is no character: decoders refuse the whole document because of it.
+`\ud83d`. A lone half is no character, so decoders refuse the whole document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 """The escape of a half, with or without the other."""
 
 _ENCODED_HALF: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""A half in the bytes of UTF-8, where it is not allowed either."""
+"""A half in UTF-8, which does not allow it either."""
 
 _ESCAPED: Final = rb"\\"
 _HIDDEN: Final = b"\xff\xff"  # no UTF-8 has it
@@ -36,7 +36,7 @@ _PARTED: Final = re.compile(
 def has_half(document: bytes | bytearray) -> bool:
     """Whether a document may hold half a pair. One with an escaped backslash may, if it has any escape of a half."""
     if document.find(b"\\") >= 0:
-        half = _HALF if document.find(_ESCAPED) < 0 else _ANY_HALF  # what looks like a pair may begin with a text
+        half = _HALF if document.find(_ESCAPED) < 0 else _ANY_HALF  # `_HALF` cannot tell `\\` before an escape
         if half.search(document) is not None:
             return True
     return not document.isascii() and _ENCODED_HALF.search(document) is not None

@@ -1,7 +1,7 @@
-"""`GET /plait/tokenizer`: the files of an engine's tokenizer, so that a gateway need not be given them.
+"""`GET /plait/tokenizer`: the files of an engine's tokenizer, so that an operator need not give them to the gateway.
 
-The answer is msgpack. The files are data: a gateway never runs code of an engine, and checks what it loaded against the
-fingerprint that the engine reports.
+The answer is msgpack. The files are data: a gateway never runs an engine's code, and compares the tokenizer that it
+loads from them with the fingerprint that the engine reports.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 NAMES: Final = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", TEMPLATE_FILE
 )  # fmt: skip
-"""The names that an offer may have. It has the first."""
+"""The names of files in an offer. Only the first must be there."""
 MAX_BYTES: Final = 64 * 2**20
-"""Of all files together. The largest published tokenizers have some 35 MB."""
+"""The most bytes of all files together. The largest published tokenizers have some 35 MB."""
 MAX_TEMPLATE_BYTES: Final = 2**20
 
 
@@ -31,9 +31,9 @@ class Saved(Protocol):
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True):
-    """An offer: each file's bytes by its name. `fingerprint` is of the tokenizer that the engine uses.
+    """An offer: each file's bytes by its name, and the fingerprint of the tokenizer that the engine uses.
 
-    `template_kwargs` are what the engine gives the chat template by default.
+    `template_kwargs` are the variables that the engine gives to every chat template.
     """
 
     fingerprint: TokenizerFingerprint
@@ -55,7 +55,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
 
 
 def saved_files(tokenizer: Saved, chat_template: str | None = None) -> dict[str, bytes]:
-    """The files of a tokenizer. `chat_template` replaces its own."""
+    """A tokenizer's files. `chat_template` replaces the tokenizer's own template."""
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files = read_files(Path(folder))

@@ -1,8 +1,8 @@
-"""The fingerprint of a tokenizer: tells whether two processes give the same texts and chats the same token ids.
+"""The fingerprint of a tokenizer, by which two processes find out whether they encode texts and chats alike.
 
-An engine reports the fingerprint of its tokenizer, and the gateway compares it with its own. The tokenizers may be
-objects of different libraries, so the fingerprint has only what each of them can say. It is made once, at the start.
-Tokenizers are told apart by the texts and chats of the probe.
+An engine reports the fingerprint of its tokenizer, made once at the start, and the gateway compares it with its own.
+The two tokenizers may be of different libraries, so the fingerprint only uses what every library offers: tokens with
+ids, the ids of probe texts, and rendered probe chats.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ CHATS: Final[tuple[tuple[Messages, Messages | None], ...]] = (
 DIGEST_BYTES: Final = 16
 
 PROBED_TOKENS: Final = 4_096
-"""So many tokens of the vocabulary are probed, at even distances: some 25 kB of text, twice, in 10 to 50 ms."""
+"""How many tokens of the vocabulary are probed, at even distances: some 25 kB of text, twice, in 10 to 50 ms."""
 TOKENS_A_TEXT: Final = 64
-"""A probe text of them stays below any model's context: beyond it, transformers warns."""
+"""How many of them a probe text has: below any model's context, beyond which transformers warns."""
 
 MARK: Final = "\u0301"
 """An accent: whether it belongs to the word before it is the smallest difference between published patterns."""
 
 DATE: Final = "29 Feb 2024"
-"""What templates get that ask for the date: two processes render them at different times."""
+"""The date for templates that ask for one, because two processes render at different times."""
 
 PROBE_VARIABLES: Final[Mapping[str, Any]] = {"strftime_now": lambda _format: DATE}
 
 SHOWN_CHARACTERS: Final = 256
-"""Of a tokenizer's name, which may be a long path."""
+"""How much of a tokenizer's name is shown, since the name may be a long path."""
 
 
 class Fingerprinted(Protocol):
-    """What the fingerprint needs of a tokenizer. `name` is the folder, or whatever else it was loaded by."""
+    """What the fingerprint needs of a tokenizer. `name` is the folder or name that it was loaded by."""
 
     name: str
 
@@ -91,22 +91,22 @@ class Fingerprinted(Protocol):
     def added_tokens(self) -> Iterable[str]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """The ids of a text, as those of a plain prompt or without what is put around that."""
+        """The ids of a text, with or without the special tokens around a plain prompt."""
         ...
 
     def render_probe(self, messages: Messages, tools: Messages | None, variables: Mapping[str, Any]) -> str | None:
-        """A chat of the template that chats get by default, with a generation prompt; None if it refuses the chat.
+        """A chat by the default template, with a generation prompt; None if the template refuses the chat.
 
-        The messages are given to the template as they are. `variables` replace the template's own of these names.
+        The template gets the messages unchanged. `variables` replace the template's own of these names.
         """
         ...
 
 
 class TokenizerFingerprint(msgspec.Struct, frozen=True):
-    """Digests that are equal where tokenizers are. `name` is for messages only.
+    """Digests that are equal for equal tokenizers. `name` is for messages only.
 
-    `vocabulary` is of all tokens with their ids, `ids` of the ids that probe texts have, `prompt_ids` of their ids as
-    plain prompts, with a BOS for example, and `chats` of the texts that probe chats are rendered to.
+    `vocabulary` covers all tokens with their ids, `ids` the ids of probe texts, `prompt_ids` the ids of the same texts
+    as plain prompts (with a BOS, for example), and `chats` the rendered probe chats.
     """
 
     name: str
@@ -117,7 +117,7 @@ class TokenizerFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def is_none(self) -> bool:
-        """Whether this stands for no tokenizer: the engine takes token ids only."""
+        """Whether the engine has no tokenizer, and so takes token ids only."""
         return not self.vocabulary
 
 
@@ -139,7 +139,7 @@ def fingerprint(tokenizer: Fingerprinted) -> TokenizerFingerprint:
 
 
 def probe_texts(vocabulary: Mapping[str, int], added: Iterable[str]) -> list[str]:
-    """Texts that two tokenizers with this vocabulary and these added tokens encode alike if any are."""
+    """Texts by which tokenizers with this vocabulary and these added tokens are compared."""
     return [*TEXTS, *_texts_of(_by_id(vocabulary)), *_texts_around(sorted(added))]
 
 
@@ -148,7 +148,7 @@ def _by_id(vocabulary: Mapping[str, int]) -> list[tuple[int, str]]:
 
 
 def _texts_of(vocabulary: Sequence[tuple[int, str | bytes]]) -> Iterator[str]:
-    """Texts of tokens in the vocabulary: any two tokenizers with the same vocabulary have the same texts here."""
+    """Texts made of the vocabulary's tokens; the same for any two tokenizers with the same vocabulary."""
     step = max(1, len(vocabulary) // PROBED_TOKENS)
     words = [_surface(token) for _, token in vocabulary[::step]]
     for begin in range(0, len(words), TOKENS_A_TEXT):
@@ -164,7 +164,7 @@ def _texts_around(added: Sequence[str]) -> Iterator[str]:
 
 
 def _surface(token: str | bytes) -> str:
-    """About the text of a token: vocabularies write a space, and byte-level ones a line break, by another character."""
+    """About a token's text: vocabularies write a space, and byte-level ones a line break, as another character."""
     text = token.decode(errors="replace") if isinstance(token, bytes) else token
     return text.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
 

@@ -1,7 +1,8 @@
-"""The translator of one answer: reads chat completions, lets the API's turn grow, and writes what the turn says.
+"""Translates one answer: reads chat completions into parts, adds the parts to the API's turn, writes the turn's events.
 
-Whole answers and chunks become the parts that an assistant's turn is made of. A stream's parts are told in the order of
-the grammar that `docs/translation.md` has as a table.
+A `Turn` is the state of an assistant's message in one API: `begin`, then `take` for each part, then `end` or `fail`. A
+whole answer is the object that the turn has become, so it cannot differ from a stream. `docs/translation.md` has the
+grammar of each API's events.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from plait.backends.translation.tool_calls import ToolCall, ToolCalls
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`key` makes the ids of an answer and of its parts. `created_s` is the Unix time."""
+    """The `key` from which the ids of an answer and of its parts are made, and the answer's Unix time."""
 
     key: str
     created_s: int
 
 
 def new_identity() -> Identity:
-    """A key that no other answer has, and the present. It is the only place of this room that is not pure."""
+    """A random key and the present time: the only function of this room that is not pure."""
     return Identity(uuid.uuid4().hex, int(time.time()))
 
 
@@ -48,7 +49,7 @@ Event = Mapping[str, Any]
 
 
 def read_events(events: bytes) -> Iterator[tuple[list[bytes], bytes | None]]:
-    """The comments and the data of each event. The data is None if the event has none, or an empty one."""
+    """The comments and the data of each event. Empty data is None."""
     lines = events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     for event in lines.split(b"\n\n"):
         comments, data = list[bytes](), list[bytes]()
@@ -78,41 +79,41 @@ DONE = b"[DONE]"
 
 
 class Turn(Protocol):
-    """An assistant's turn in one API. Each method returns the events that tell a client of the change."""
+    """An assistant's turn in one API. Each method returns the events of its change for the client."""
 
     def begin(self, model: str, usage: Usage) -> Iterable[Event]:
-        """The turn's first events. `model` is the one that the engine names, `usage` what is known so far."""
+        """Begin. `model` is the engine's name for the model, `usage` the counts known so far."""
         ...
 
     def wait(self) -> Iterable[Event]:
-        """Tell that the turn goes on, although nothing comes. The turn may not have begun."""
+        """A keep-alive event. The turn may not have begun."""
         ...
 
     def take(self, part: Part) -> Iterable[Event]:
-        """Add a part. A call is complete."""
+        """Add a part. A call comes only once it is complete."""
         ...
 
     def end(self, finish_reason: str, stop: str | None, usage: Usage) -> Iterable[Event]:
-        """End the turn. `finish_reason` is OpenAI's, or empty; `stop` is the stop string that was found."""
+        """End. `finish_reason` is OpenAI's, or empty; `stop` is the stop string that was found."""
         ...
 
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
-        """End the turn with OpenAI's error object. The turn may not have begun."""
+        """End with OpenAI's error object. The turn may not have begun."""
         ...
 
     def answer(self) -> dict[str, Any]:
-        """The answer's object, as far as the turn has come."""
+        """The API's object for the turn so far."""
         ...
 
 
 SIGN_CHARACTERS: Final = 512
-"""A client gets a sign of life for so much of calls that waits here: at 20 tokens/s, some 6 s."""
+"""How much of a call's arguments is held before a keep-alive event: some 6 s at 20 tokens/s."""
 
 
 class TurnTranslator:
     """Implements AnswerTranslator over a turn.
 
-    Text goes on as it comes. Calls wait for the end of the answer, which alone says that they are complete.
+    Text is passed on at once. Calls are held until the answer's end, because only then are they known to be complete.
     """
 
     def __init__(self, turn: Turn) -> None:
@@ -126,11 +127,9 @@ class TurnTranslator:
         self._usage = Usage()
 
     def expect(self, usage: Usage) -> None:
-        """Take these counts until the engine tells its own."""
         self._usage = usage
 
     def whole(self, answer: bytes) -> bytes:
-        """The answer's object for a `chat.completion`. Raises EngineGarbledError if it is none."""
         read = read_answer(answer)
         if not read.choices:
             raise EngineGarbledError("The engine's answer is not a chat completion: it has no choices.")
@@ -139,7 +138,6 @@ class TurnTranslator:
         return msgspec.json.encode(self._turn.answer())
 
     def feed(self, events: bytes) -> bytes:
-        """The turn's events for whole events of a chat stream."""
         written = bytearray()
         for comments, data in read_events(events):
             written += write_comments(comments)

@@ -1,7 +1,7 @@
-"""A response in the background: its events can be told again, from any number on, also when it has ended.
+"""A response in the background, whose events can be replayed from any number on, even after the response has ended.
 
-So they do not depend on how the engine cuts its stream: a text is told in pieces of equal length, or by token if the
-client wants logprobs. A response that is generated again has the same events if the model says the same.
+So the events must not depend on how the engine cuts its stream: text comes in deltas of equal length, or token by token
+if the client wants logprobs. A response that is generated again has the same events if the text is the same.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plait.backends.translation.responses import CallItem, ResponseTurn, error_e
 from plait.backends.translation.responses_tools import CALL_ITEMS, TOOL_KINDS
 
 PREFIX: Final = "resp_"
-"""Begins the id of a response. The key of its identity follows."""
+"""The beginning of a response's id, before the key of its identity."""
 
 PIECE_CHARACTERS: Final = 8
-"""The length of a delta: about two tokens, so that there are fewer events than tokens."""
+"""The length of a delta: about two tokens, so there are fewer events than tokens."""
 
 _IN_PROGRESS: Final = frozenset(("queued", "in_progress"))
 _OF_THE_END: Final = ("status", "error", "incomplete_details", "usage")
@@ -28,7 +28,7 @@ _HEAD: Final = frozenset(("id", "type", "call_id", "status"))
 
 
 class BackgroundTurn(ResponseTurn):
-    """A turn that begins with `queue`. No event is a sign of life: these would be numbered, too."""
+    """A turn that begins with `queue`. It has no keep-alive events, because they would be numbered too."""
 
     def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
         super().__init__({name: value for name, value in fields.items() if name != "input"}, identity)
@@ -45,7 +45,7 @@ class BackgroundTurn(ResponseTurn):
         return [self._lifecycle("created"), self._lifecycle("queued")]
 
     def begin(self, model: str, usage: Usage) -> list[Event]:  # noqa: ARG002 - a Turn
-        """`response.in_progress`, once. The model is called what the client calls it."""
+        """`response.in_progress`, once. The response keeps the client's name for the model."""
         if self._response["status"] != "queued":
             return []
         self._response["status"] = "in_progress"
@@ -55,7 +55,7 @@ class BackgroundTurn(ResponseTurn):
         return ()
 
     def take(self, part: Part) -> Iterable[Event]:
-        """The pieces of a text that are whole by now, or all of a call."""
+        """The deltas that are full by now, or all of a call."""
         if not isinstance(part, Reasoning | Text | Refusal):
             return [*self._flush(), *super().take(part)]
         if isinstance(part, Text) and part.logprobs and self._logprobs:
@@ -75,11 +75,11 @@ class BackgroundTurn(ResponseTurn):
         return [*self._flush(), *super().end(finish_reason, stop, usage)]
 
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
-        """What is left of a text, `response.failed` and an `error` event."""
+        """The rest of a text, `response.failed` and an `error` event."""
         return [*self.begin("", Usage()), *self._flush(), *super().fail(error)]
 
     def cancel(self) -> list[Event]:
-        """What is left of a text, and the end of its item. OpenAI has no event for a response that was cancelled."""
+        """The rest of a text, and its item's end. OpenAI has no event for a cancelled response."""
         events = [*self.begin("", Usage()), *self._flush(), *self._close("incomplete")]
         self._response["status"] = "cancelled"
         return events
@@ -117,13 +117,13 @@ class BackgroundTurn(ResponseTurn):
 
 
 def replayed(response: Mapping[str, Any]) -> list[Event]:
-    """The events of a response in the background that has ended, with the numbers that they had."""
+    """The events of a background response that has ended, with the same numbers as before."""
     identity = Identity(str(response["id"]).removeprefix(PREFIX), response["created_at"])
     return list(BackgroundTurn(response, identity).repeat(response))
 
 
 def _tokens(part: Text) -> list[Text]:
-    """The tokens of a text; all of it as one if they are not the text, such as with a part of a character."""
+    """A text token by token; in one piece if the tokens do not add up to it, as when one has a part of a character."""
     tokens = [token.get("token") for token in part.logprobs]
     if "".join(token for token in tokens if isinstance(token, str)) != part.text:
         return [part]

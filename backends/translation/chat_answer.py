@@ -1,7 +1,7 @@
-"""What an engine answers to a chat completion, whole or as the chunks of a stream: read tolerantly.
+"""Reads an engine's chat completion, whole or as the chunks of a stream, tolerantly.
 
-Engines differ in every field. A field of another type than OpenAI's gives what can be taken from it, and a field that
-nobody needs is never an error. Only the first choice is read, since the other APIs have no choices.
+Engines differ in every field. A field of another type than OpenAI's is read as far as possible, and a field that is not
+needed is never an error. Only the first choice is read, since the other APIs have no choices.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model thought."""
+    """Text of the model's thinking."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text for the user. `logprobs` are OpenAI's objects, one a token; none if they were not requested."""
+    """Text for the user. `logprobs` has one of OpenAI's objects for each token, if they were requested."""
 
     text: str
     logprobs: tuple[dict[str, Any], ...] = ()
@@ -42,7 +42,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of a call to a tool. `index` is None, and id, name and arguments are empty, where the engine has none."""
+    """A piece of a call to a tool. `index` is None, or a text is empty, if the engine leaves it out."""
 
     index: int | None
     call_id: str
@@ -55,7 +55,7 @@ Piece = Reasoning | Text | Refusal | CallPiece
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts. The prompt's tokens include the cached ones, the output's include those of reasoning."""
+    """Token counts. Prompt tokens include the cached ones, output tokens the reasoning."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -64,7 +64,7 @@ class Usage:
 
 
 class ChatAnswer(msgspec.Struct):
-    """A `chat.completion`, or one of its chunks, as it came. `error` is OpenAI's error object, or a text."""
+    """A `chat.completion` or one of its chunks, unchecked. `error` is OpenAI's error object, or a text."""
 
     model_name: Any = msgspec.field(default=None, name="model")
     choices: list[Any] | None = None
@@ -99,7 +99,7 @@ class ChatAnswer(msgspec.Struct):
 
 
 def content_text(content: object) -> str:
-    """The text of a message's content, without the thoughts in it."""
+    """The text of a message's content, without parts of thinking."""
     return _text([part for part in content if not _is_thought(part)] if isinstance(content, list) else content)
 
 
@@ -116,7 +116,7 @@ def stop_string(choice: Object) -> str | None:
 
 
 def pieces(choice: Object) -> Iterator[Piece]:
-    """What the choice adds, in the order reasoning, text, calls. An engine may repeat itself in `message`."""
+    """The choice's reasoning, text, refusal and calls, in this order. An engine may repeat a `delta` in `message`."""
     delta = choice.get("delta")
     message = delta if isinstance(delta, dict) else _object(choice.get("message"))
     if not message:

@@ -1,4 +1,4 @@
-"""The history of a chat in the order that all templates take: one system message first, and results behind calls."""
+"""Puts a chat's history into the order that all templates accept: one system message first, results after calls."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from plait.backends.translation.fields import Json, one_or_parts
 SYSTEM_ROLES: Final = ("system", "developer")
 
 NOTE_CHARACTERS: Final = 2_000
-"""How much of what chat completions cannot express is told to the model."""
+"""The longest note to the model in the place of what chat completions cannot express."""
 
 NOTE_LEVELS: Final = 6
-"""How deep it is looked into."""
+"""How deep a value is searched for the text of its note."""
 
 _UNTOLD: Final = frozenset((
     "id", "type", "status", "role", "cache_control", "encrypted_content", "encrypted_stdout", "encrypted_index", "data",
     "file_data", "image_url", "result", "signature", "caller", "created_by", "page_age",
 ))  # fmt: skip
-"""Keys of what says nothing to a model."""
+"""Keys whose values mean nothing to a model."""
 
 
 def note(kind: object, value: Mapping[str, Any]) -> str:
-    """What stands for an item or a part that no chat can have: its type and what it says, as far as that is text."""
+    """The note for an item or part that chats do not have: its type and its texts."""
     said = _told(value, NOTE_LEVELS)
     text = f": {msgspec.json.encode(said).decode()}" if said else ""
     shown = text if len(text) <= NOTE_CHARACTERS else f"{text[:NOTE_CHARACTERS]}..."
@@ -33,7 +33,7 @@ def note(kind: object, value: Mapping[str, Any]) -> str:
 
 
 def _told(value: Any, levels: int) -> Any:
-    """What the value says down to so many levels; None for what is deeper."""
+    """The texts in a value, down to `levels`; None in the place of deeper ones."""
     if isinstance(value, Mapping | list) and not levels:
         return None
     if isinstance(value, Mapping):
@@ -47,10 +47,10 @@ def text_part(text: str) -> Json:
 
 
 def ordered(messages: list[Json]) -> list[Json]:
-    """The messages, with those of the system at their beginning as one, and each result behind its call.
+    """The messages, with the leading system messages joined into one, and each result after its call.
 
-    Many templates refuse a system message behind the first. A later one becomes a part of the user's turn at its place,
-    so that the prefix before it is cached still.
+    Many templates refuse a later system message. It becomes a part of the user's turn at its place instead of moving to
+    the front, so that the prefix before it stays cached.
     """
     begin = next((at for at, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES), len(messages))
     turns: list[list[Json]] = []

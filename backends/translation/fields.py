@@ -10,7 +10,7 @@ from plait.backends.errors import CallerError
 Json = dict[str, Any]
 
 ENGINE_SPEAKS_CHAT: Final = "the engine speaks chat completions only"
-"""Why most requests are translated."""
+"""The usual reason for a translation."""
 
 
 def wrong(where: str, what: str) -> CallerError:
@@ -18,7 +18,7 @@ def wrong(where: str, what: str) -> CallerError:
 
 
 class InexpressibleError(CallerError):
-    """Chat completions cannot express a valid field. `what` is what it asks for, `reason` why it must be a chat."""
+    """Chat completions cannot express a valid field. `what` is the feature, `reason` why the request is translated."""
 
     def __init__(self, where: str, what: str, reason: str = ENGINE_SPEAKS_CHAT) -> None:
         super().__init__(f"'{where}': {what} is not supported here, because {reason}.", param=where)
@@ -29,12 +29,12 @@ class InexpressibleError(CallerError):
 
 
 def unsupported(where: str, what: str) -> CallerError:
-    """The error that chat completions cannot express a valid field. `what` is what it asks for."""
+    """The error for a valid field that chat completions cannot express. `what` is the feature."""
     return InexpressibleError(where, what)
 
 
 def an_object(value: object, where: str) -> Mapping[str, Any]:
-    """The value as an object. It was decoded from JSON, and asking for a `Mapping` takes ten times as long."""
+    """The value as an object. After JSON it is a dict; a check for `Mapping` takes ten times as long."""
     if not isinstance(value, dict):
         raise wrong(where, "must be an object")
     return value
@@ -82,7 +82,7 @@ def without_nones(**fields: Any) -> Json:
 
 
 def streamed(fields: Mapping[str, Any], known: Mapping[str, Any]) -> Json:
-    """The fields of a stream that ends with its usage; no fields without a stream. `known` are stream options."""
+    """The fields that request a stream with its usage, if `fields` do. `known` are further stream options."""
     if not fields.get("stream"):
         return {}
     return {"stream": True, "stream_options": {**known, "include_usage": True}}

@@ -1,6 +1,6 @@
 """Anthropic's Messages API (`POST /v1/messages`, `POST /v1/messages/count_tokens`) over chat completions.
 
-An assistant's turn is a `message` object, and the events that let it grow.
+An assistant's turn is a `message` object and the events of its growth.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class MessageTurn:
         return {**self._message, "content": [block.body() for block in self._blocks]}
 
     def begin(self, model: str, usage: Usage) -> Iterable[Event]:
-        """`message_start`, with what is known of the usage."""
+        """`message_start`, with the usage known so far."""
         if model:
             self._message["model"] = model
         self._message["usage"] = _usage(usage)
         return [{"type": "message_start", "message": self.answer()}]
 
     def wait(self) -> Iterable[Event]:
-        """Anthropic's own sign of life, which may come before `message_start`."""
+        """Anthropic's own keep-alive event, which may come before `message_start`."""
         return [{"type": "ping"}]
 
     def take(self, part: Part) -> Iterable[Event]:
-        """A new block where the part does not continue the last one, and the part's delta."""
+        """The part's delta, in a new block if the part does not continue the last block."""
         block, events = self._block_for(part)
         text = block.add(part)
         if text:
@@ -184,7 +184,7 @@ class _Thinking(_TextBlock):
 
 
 class _ToolUse(_Block):
-    """A call. Arguments that are cut off, or no object, become an empty object."""
+    """A call. Arguments that are cut off or not an object become an empty object."""
 
     delta, delta_key = "input_json_delta", "partial_json"
 
@@ -211,7 +211,7 @@ def error_event(kind: str, message: str) -> Event:
 
 
 def _usage(usage: Usage) -> Json:
-    """Anthropic's counts. Its input tokens are those that were not cached."""
+    """Anthropic's counts, whose input tokens leave out the cached ones."""
     counts: Json = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
@@ -262,7 +262,7 @@ class MessagesTranslation:
         return msgspec.json.encode(_error(error))
 
     def error_event(self, error: PlaitError) -> bytes:
-        """An `error` event. It needs nothing of the stream before it."""
+        """An `error` event, whatever came before it in the stream."""
         return write_event(_error(error))
 
 
@@ -274,7 +274,7 @@ def _error(error: PlaitError) -> Event:
 
 
 def _too_long(error: ContextLengthError) -> str:
-    """Anthropic's words, at which its clients shorten the conversation, with the numbers if they are known."""
+    """Anthropic's message, by which its clients know to shorten the conversation, with the numbers if known."""
     if error.needed_tokens is None or error.context_tokens is None:
         return f"prompt is too long: {error.message}"
     return f"prompt is too long: {error.needed_tokens} tokens > {error.context_tokens} maximum"

@@ -1,4 +1,4 @@
-"""Anthropic's content blocks as parts of a chat's messages. What no chat can have becomes a note in its place."""
+"""Anthropic's content blocks as parts of a chat's messages. A block that chats do not have becomes a note."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _image(block: Mapping[str, Any], where: str) -> Json:
 
 
 def _document(block: Mapping[str, Any], where: str) -> Iterator[Json]:
-    """Its text; a note for one that is no text, such as a PDF, which engines do not read."""
+    """A document's text; a note for other documents, such as a PDF, which engines do not read."""
     source = an_object(block.get("source"), where)
     head = _titled(block.get("title"), block.get("context"))
     if head:
@@ -76,7 +76,7 @@ def _document(block: Mapping[str, Any], where: str) -> Iterator[Json]:
 
 
 def _plain(source: Mapping[str, Any]) -> str | None:
-    """The text of a base64 document that is one."""
+    """The text of a base64 document; None if it is not text."""
     if not str(source.get("media_type")).startswith("text/") or not isinstance(source.get("data"), str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A request to `/v1/messages`, as one to chat completions. Its messages are made of content blocks."""
+"""Translates a request to `/v1/messages`, whose messages are made of content blocks, to one to chat completions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from plait.backends.translation.fields import (
 from plait.backends.translation.messages_blocks import Block, blocks_of, parts_of, text_of
 from plait.backends.translation.messages_tools import tool_fields
 
-# Claude Code begins its system prompt with a block that differs in each call. No call could find another's prompt
-# in the engine's cache behind it.
+# Claude Code begins its system prompt with a block that differs in each call, so no call would hit another's prompt in
+# the engine's cache. The block is left out.
 BILLING_LINE: Final = "x-anthropic-billing-header"
 
 
@@ -36,7 +36,7 @@ def system_messages(system: object) -> list[Json]:
 
 
 def chat_messages(messages: object) -> list[Json]:
-    """The messages for Anthropic's. Raises CallerError for malformed blocks."""
+    """Anthropic's messages as a chat's. Raises CallerError for malformed blocks."""
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "must be a non-empty list")
     return [chat for message, where in objects(messages, "messages") for chat in _chat(message, where)]
@@ -77,7 +77,7 @@ def _tool_result(block: Mapping[str, Any], where: str) -> Json:
     content = block.get("content")
     blocks = [] if content is None else blocks_of(content, f"{where}.content")
     parts = [part for inner, place in blocks for part in parts_of(inner, place)]
-    if block.get("is_error"):  # a `tool` message has no such mark
+    if block.get("is_error"):  # a `tool` message has no such field
         parts.insert(0, text_part("Error:"))
         parts = _joined(parts)
     call_id = a_text(block.get("tool_use_id"), f"{where}.tool_use_id")
@@ -92,7 +92,7 @@ def _joined(parts: list[Json]) -> list[Json]:
 
 
 def _assistant(blocks: Iterable[Block]) -> Json:
-    """One message. Thoughts that are redacted are left out, since only Anthropic's models can read them."""
+    """One message. Redacted thinking is left out, since only Anthropic's models can read it."""
     thought, parts, calls = "", list[Json](), list[Json]()
     for block, where in blocks:
         kind = block.get("type")
@@ -116,7 +116,7 @@ def _call(block: Mapping[str, Any], where: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# What is translated, or without a meaning for an engine. Everything else stays as it is.
+# Fields that are translated, or meaningless for an engine. All other fields are passed on.
 _OWN_FIELDS: Final = frozenset({
     "betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "max_tokens",
     "mcp_servers", "messages", "metadata", "output_config", "service_tier", "speed", "stop_sequences", "stream",
@@ -126,7 +126,7 @@ _REFUSED: Final = {"container": "a container"}
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body. Raises CallerError for what they cannot express."""
+    """The fields of a chat-completions body. Raises CallerError for fields that it cannot express."""
     if fields.get("max_tokens") is None:
         raise wrong("max_tokens", "is required: the most tokens that the answer may have")
     return {
@@ -138,9 +138,9 @@ def chat_request(fields: Mapping[str, Any]) -> Json:
 
 
 def prompt_request(fields: Mapping[str, Any]) -> Json:
-    """Those fields of a chat-completions body that its prompt depends on, and those that Anthropic's API lacks.
+    """The fields of a chat-completions body that its prompt depends on, and those that Anthropic's API lacks.
 
-    The body of `/v1/messages/count_tokens` has no others. Raises CallerError.
+    A body of `/v1/messages/count_tokens` has no other fields. Raises CallerError.
     """
     for name, what in _REFUSED.items():
         if fields.get(name):
@@ -153,7 +153,7 @@ def prompt_request(fields: Mapping[str, Any]) -> Json:
 
 
 def _prefill(messages: list[Json]) -> Json:
-    """The model continues a last message of its own, as Anthropic's do."""
+    """Make the model continue a last message of the assistant, as Anthropic's models do."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last or not last["content"]:
         return {}
@@ -161,7 +161,7 @@ def _prefill(messages: list[Json]) -> Json:
 
 
 def _thinking(fields: Mapping[str, Any]) -> Json:
-    """The switch that chat templates have for thinking, and the effort. A budget of tokens has no counterpart."""
+    """The chat templates' switch for thinking, and the effort. A budget of tokens has no counterpart."""
     kind = an_object_or_none(fields.get("thinking"), "thinking").get("type")
     chat = without_nones(reasoning_effort=_output(fields).get("effort"))
     if kind in ("enabled", "disabled"):
@@ -183,7 +183,7 @@ def _sampling(fields: Mapping[str, Any]) -> Json:
 
 
 def _format(fields: Mapping[str, Any]) -> Json | None:
-    """`output_config.format`, as `response_format`. Anthropic's has no name, which OpenAI's needs."""
+    """`output_config.format`, as `response_format`, with the name that OpenAI requires and Anthropic lacks."""
     wanted = _output(fields).get("format")
     if wanted is None:
         return None

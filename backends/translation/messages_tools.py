@@ -1,4 +1,4 @@
-"""The tools of a message. Those that Anthropic's servers run are left out; the others are functions to an engine."""
+"""The tools of a message. Tools that Anthropic's servers run are left out. All others become functions."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _CLIENTS: Final[Mapping[str, tuple[str, Json]]] = {
         ),
     ),
 }  # fmt: skip
-"""Tools that clients run and that only Anthropic's models know. The type ends with a date: description and schema."""
+"""Tools that clients run and only Anthropic's models know: type without its date -> (description, schema)."""
 
 
 def tool_fields(fields: Fields) -> Json:
-    """Tools and their choice. Engines refuse a choice without tools, so it is left out there."""
+    """Tools and their choice. Without tools, the choice is left out, since engines refuse it then."""
     given = fields.get("tools")
     tools = [_tool(tool, where) for tool, where in objects(given, "tools") if not _is_hosted(tool, where)]
     choice = an_object_or_none(fields.get("tool_choice"), "tool_choice")

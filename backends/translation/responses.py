@@ -1,7 +1,7 @@
 """OpenAI's Responses API (`POST /v1/responses`) over chat completions.
 
-An assistant's turn is a `response` object, and the events that let it grow. The items of its output are what the model
-thought, said and called.
+An assistant's turn is a `response` object and the events of its growth. Its output has items: messages, reasoning and
+calls.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _ContentItem:
 
 
 class MessageItem(_ContentItem):
-    """What the model said. `logprobs` says whether the client wants them."""
+    """A message of the model. `logprobs` says whether the client wants them."""
 
     def __init__(self, item_id: str, position: int, logprobs: bool) -> None:
         super().__init__(item_id, position)
@@ -102,8 +102,6 @@ class MessageItem(_ContentItem):
 
 
 class ReasoningItem(_ContentItem):
-    """What the model thought."""
-
     def continues(self, part: Part) -> bool:
         return isinstance(part, Reasoning)
 
@@ -122,7 +120,7 @@ class ReasoningItem(_ContentItem):
 
 
 class CallItem:
-    """A call, which is complete when it is added. `fields` are those that only its type has."""
+    """A call, which is complete when it is added. `fields` are those that only this type of call has."""
 
     def __init__(self, key: str, position: int, call_id: str, kind: ToolKind, fields: Json) -> None:
         self._position, self._kind, self._fields = position, kind, fields
@@ -130,11 +128,11 @@ class CallItem:
         self._status = "in_progress"
 
     def continues(self, part: Part) -> bool:  # noqa: ARG002
-        """Never: nothing of a call comes later."""
+        """Never, since a call is added whole."""
         return False
 
     def opening(self) -> Iterable[Event]:
-        """The events that announce the item. What a delta tells is empty still."""
+        """The events that announce the item, with an empty value for the field that a delta fills."""
         told = {} if self._kind.delta is None else {self._kind.delta[1]: ""}
         item = {**self.body(), **told}
         return [{"type": "response.output_item.added", "output_index": self._position, "item": item}]
@@ -222,7 +220,7 @@ def _without_bytes(token: Json) -> Json:
 
 
 OVERFLOW: Final = ContextLengthError.default_code
-"""OpenAI's code for a request that is too long, at which clients shorten the conversation."""
+"""OpenAI's code for a request that is too long. Clients then shorten the conversation."""
 
 # finish reason -> why the response is incomplete
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -271,11 +269,11 @@ class ResponseTurn:
         return [] if self._number else [self._lifecycle("created"), self._lifecycle("in_progress")]
 
     def wait(self) -> Iterable[Event]:
-        """OpenAI's own sign of life. The first event of a stream has to be `response.created`."""
+        """OpenAI's own keep-alive event. The first event of a stream has to be `response.created`."""
         return self._numbered([{"type": "keepalive"}]) if self._number else self.begin("", Usage())
 
     def take(self, part: Part) -> Iterable[Event]:
-        """A new item where the part does not continue the last one, and the part's delta."""
+        """The part's delta, in a new item if the part does not continue the last item."""
         item, events = self._item_for(part)
         return [*events, *self._numbered(item.add(part))]
 
@@ -340,7 +338,7 @@ class ResponseTurn:
 
 
 def error_event(error: Mapping[str, Any], number: int) -> Event:
-    """An `error` event for OpenAI's error object. `error` in it lets OpenAI's SDKs raise."""
+    """An `error` event for OpenAI's error object. OpenAI's SDKs raise at its field `error`."""
     code, message = error.get("code"), str(error.get("message") or "The engine has failed.")
     if is_overflow(message):
         code = OVERFLOW

@@ -1,4 +1,4 @@
-"""A request to `/v1/responses`, as one to chat completions. Its input is made of items."""
+"""Translates a request to `/v1/responses`, whose input is made of items, to one to chat completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROLES = frozenset({"user", "assistant", "system", "developer"})
 def messages_of(value: object, tools: ResponseTools) -> list[Json]:
     """The messages for `input`, a text or a list of items. Raises CallerError.
 
-    What the assistant said and called in a row is one message, as chat completions have it.
+    Consecutive texts and calls of the assistant become one message, as in chat completions.
     """
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -46,13 +46,13 @@ def messages_of(value: object, tools: ResponseTools) -> list[Json]:
 
 
 class _Messages:
-    """The messages so far. `_thought` waits for the message or the call that it led to."""
+    """The messages so far. `_thought` is the reasoning for the next message or call."""
 
     def __init__(self, tools: ResponseTools) -> None:
         self.messages: list[Json] = []
         self._tools = tools
         self._thought = ""
-        self._call_ids: dict[str, str] = {}  # by the item's id, which some results have instead
+        self._call_ids: dict[str, str] = {}  # by the call item's id, which some results name instead
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
         kind = item.get("type") or "message"
@@ -67,7 +67,7 @@ class _Messages:
         elif kind == "reasoning":
             self._thought += _thought(item, where)
         elif kind == "item_reference":
-            if not str(item.get("id")).startswith("rs_"):  # a thought that is missed by nobody
+            if not str(item.get("id")).startswith("rs_"):  # reasoning may be left out without a note
                 self._note("[an item that is not stored any more]")
         elif kind not in _SILENT:
             self._note(note(kind, item))
@@ -101,7 +101,7 @@ class _Messages:
         call_id = item.get("call_id") or self._call_ids.get(str(item.get("id"))) or item.get("id")
         content = output_of(item, where, _content)
         if call_id is None and item["type"] == "tool_search_output":
-            return  # of a search that the vendor ran
+            return  # the result of a search that the vendor ran
         self.messages.append({"role": "tool", "tool_call_id": a_text(call_id, f"{where}.call_id"), "content": content})
 
     def _note(self, text: str) -> None:
@@ -128,7 +128,7 @@ _RESULTS: Final = frozenset((
     "apply_patch_call_output", "tool_search_output",
 ))  # fmt: skip
 _SILENT: Final = frozenset(("additional_tools", "mcp_list_tools", "compaction_trigger"))
-"""Items that say nothing to the model."""
+"""Items without a meaning for the model."""
 
 
 def _thought(item: Mapping[str, Any], where: str) -> str:
@@ -164,7 +164,7 @@ def _parts(part: Mapping[str, Any], where: str) -> Iterator[Json]:
         raise wrong(f"{where}.type", "must be a string")
 
 
-# What is translated, echoed in the answer, or without a meaning for an engine. Everything else stays as it is.
+# Fields that are translated, echoed in the answer, or meaningless for an engine. All other fields are passed on.
 _OWN_FIELDS: Final = frozenset({
     "access_programs", "background", "context_management", "conversation", "image", "include", "input", "instructions",
     "max_output_tokens", "max_tool_calls", "metadata", "moderation", "parallel_tool_calls", "previous_response_id",
@@ -184,7 +184,7 @@ def wants_logprobs(fields: Mapping[str, Any]) -> bool:
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body. Raises CallerError for what they cannot express."""
+    """The fields of a chat-completions body. Raises CallerError for fields that it cannot express."""
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise unsupported(name, what)

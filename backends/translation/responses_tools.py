@@ -1,6 +1,6 @@
-"""The tools of a response. Each is a function to the engine; its calls come back as items of the tool's own type.
+"""The tools of a response. The engine gets a function for each tool, and its calls become items of the tool's own type.
 
-A tool that its vendor runs has no function, and is left out. `TOOL_KINDS` has the others.
+A tool that its vendor runs is left out. `TOOL_KINDS` has all others.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """One type of tools. `item` is the type of the item that a call of it is; `prefix` begins that item's id."""
+    """One type of tools. `item` is the type of its call's items, `prefix` the beginning of their ids."""
 
     item: str
     prefix: str
 
     function: Callable[[Fields, str], Json]
-    """The function that stands for a tool, which is at this place in the body."""
+    """The function for a tool at a place in the body."""
 
     fields: Callable[[ToolCall], Json]
-    """The fields of an item that only this type has."""
+    """The fields of a call's item that only this type has."""
 
     arguments: Callable[[Fields, str], str]
-    """The function's arguments for an item at this place in the body."""
+    """The function's arguments for a call's item at a place in the body."""
 
     delta: tuple[str, str] | None = None
-    """The event that tells the call, and the item's field that it tells; None: the item alone tells it."""
+    """The event that streams a field of the item, and that field; None: the call is in the item alone."""
 
     has_name: bool = False
-    """Whether each tool has a name of its own. Else the type is the name."""
+    """Whether each tool has a name of its own, instead of the type's."""
 
 
 def _schema(required: Iterable[str], **properties: Json) -> Json:
@@ -72,7 +72,7 @@ def _function_arguments(item: Fields, where: str) -> str:
 
 
 def _custom(tool: Fields, where: str) -> Json:
-    """A function with one text. An engine is told a grammar in words only."""
+    """A function with one text. The tool's grammar is only described in words."""
     said, form = [tool.get("description")], tool.get("format")
     if isinstance(form, Mapping) and form.get("definition"):
         said.append(f"The input follows this grammar ({form.get('syntax')}):\n{form['definition']}")
@@ -82,7 +82,7 @@ def _custom(tool: Fields, where: str) -> Json:
 
 
 def _custom_input(call: ToolCall) -> Json:
-    """The one text of the arguments, whatever the model calls it; else the arguments as they are."""
+    """The text of the arguments' only field, whatever its name; otherwise the arguments as they are."""
     texts = [value for value in (call.values or {}).values() if isinstance(value, str)]
     return {"input": texts[0] if len(texts) == 1 else call.arguments}
 
@@ -192,7 +192,7 @@ CALL_ITEMS: Final[Mapping[str, str]] = {kind.item: name for name, kind in TOOL_K
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of a request. `function` is OpenAI's object, under the name that the engine knows."""
+    """A tool of a request. `function` is OpenAI's object, with the name that the engine gets."""
 
     kind: str
     name: str
@@ -204,9 +204,9 @@ FUNCTION: Final = TOOL_KINDS["function"]
 
 
 class ResponseTools:
-    """The tools of one request, from its `tools` and from items that bring more. Raises `CallerError`.
+    """The tools of one request, from its `tools` and from items that add tools. Raises `CallerError`.
 
-    `ignored` names those that are left out, as in `tools[8]:web_search`.
+    `ignored` names the tools that are left out, as in `tools[8]:web_search`.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -229,7 +229,7 @@ class ResponseTools:
     def item(self, call: ToolCall) -> tuple[ToolKind, Json]:
         """The type of a call, and the fields of its item without those that all items have."""
         tool = self._tools.get(call.name)
-        if tool is None:  # the model has made it up
+        if tool is None:  # a name that the model has made up
             return FUNCTION, {"name": call.name, **FUNCTION.fields(call)}
         kind = TOOL_KINDS[tool.kind]
         named = without_nones(name=tool.name, namespace=tool.namespace) if kind.has_name else {}
@@ -272,7 +272,7 @@ class ResponseTools:
 
 
 def _given(fields: Fields) -> Iterator[tuple[Fields, str]]:
-    """All tools with their places. What a search has found, and what an item adds, is in the input."""
+    """All tools with their places: in `tools`, and in items of the input that add tools or are results of searches."""
     yield from objects(fields.get("tools"), "tools")
     given = fields.get("input")
     for number, item in enumerate(given if isinstance(given, list) else ()):
@@ -290,11 +290,11 @@ def _placed(tool: Fields, where: str) -> str:
 
 
 def _is_ignored(tool: Fields) -> bool:
-    """Whether no function can stand for a tool, as its vendor runs it."""
+    """Whether the vendor runs the tool, so that no function can replace it."""
     kind = tool.get("type")
     if kind in ("function", "namespace"):
         return False
-    if kind == "tool_search":  # whatever it could find, the engine has at once
+    if kind == "tool_search":  # not needed: the engine gets all tools at once
         return tool.get("execution") != "client"
     environment = tool.get("environment")
     if kind == "shell" and isinstance(environment, Mapping):
@@ -309,7 +309,7 @@ def _flat(name: str, namespace: str | None) -> str:
 
 
 def tool_fields(fields: Fields, tools: ResponseTools) -> Json:
-    """Tools and their choice. Engines refuse a choice without tools, so 'auto' and 'none' are left out there."""
+    """Tools and their choice. Without tools, 'auto' and 'none' are left out, since engines refuse them then."""
     choice, functions = fields.get("tool_choice"), tools.functions
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         named = [tools.chosen(one, place) for one, place in objects(choice.get("tools"), "tool_choice.tools")]
@@ -340,7 +340,7 @@ def _choice(choice: object, tools: ResponseTools) -> str | Json | None:
 
 
 def output_of(item: Fields, where: str, content: Callable[[object, str], str | list[Json]]) -> str | list[Json]:
-    """What a tool's result says. `content` reads a text or parts."""
+    """The content of a tool's result. `content` reads a text or parts."""
     kind, output = item.get("type"), item.get("output")
     if kind == "tool_search_output":
         names = [str(tool.get("name")) for tool, _ in objects(item.get("tools"), f"{where}.tools")]

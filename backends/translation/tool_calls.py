@@ -1,7 +1,7 @@
 """A turn's calls to tools, put together from their pieces.
 
-Engines cut calls in many ways: calls alternate, a name comes late or again, an index or an id is missing or wrong. A
-call is complete when the answer ends, and not when the next call begins.
+Engines cut calls in many ways: pieces of several calls alternate, a name comes late or again, an index or an id is
+missing or wrong. So a call is known to be complete only when the answer ends, not when the next call begins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, object] | None:
-        """The arguments as an object; None if they are cut off or no object. No arguments are an empty object."""
+        """The arguments as an object, empty for no arguments; None if they are cut off or not an object."""
         if not self.arguments.strip():
             return {}
         try:
@@ -36,7 +36,7 @@ class ToolCall:
 
     @property
     def json(self) -> bytes:
-        """The arguments as they came, but for halves of surrogate pairs."""
+        """The arguments, with U+FFFD for lone halves of surrogate pairs."""
         return bytes(with_whole_pairs(self.arguments.encode()))
 
 
@@ -49,7 +49,7 @@ class _GrowingCall:
 
     def add(self, piece: CallPiece) -> None:
         if len(self.arguments) == 1 and self.arguments[0].strip() == "{}" and piece.arguments.lstrip().startswith("{"):
-            self.arguments.clear()  # they held the place of these
+            self.arguments.clear()  # a placeholder, which the real arguments replace
         is_repeated = bool(piece.name) and piece.name == self.name and self.is_whole
         self.call_id = self.call_id or piece.call_id
         if not self.name:
@@ -61,7 +61,7 @@ class _GrowingCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its arguments are an object, which nothing can follow."""
+        """Whether the arguments are a complete object, after which no more can come."""
         return bool(self.arguments) and self.arguments[-1].rstrip()[-1:] == "}" and self.call.values is not None
 
     @property
@@ -86,10 +86,10 @@ class ToolCalls:
         call.add(piece)
 
     def complete(self) -> Iterator[ToolCall]:
-        """The calls in the order of their indexes. One without a name is left out: no client could run it.
+        """The calls in the order of their indexes. A call without a name is left out: no client could run it.
 
-        A call without arguments behind one of its name at its index is left out, too: where every piece has an id and a
-        name, the last piece is empty. An id that an earlier call has is dropped: clients know a result's call by it.
+        So is a call without arguments after a call with the same index and name: engines that repeat id and name in
+        every piece send an empty last piece. An id of an earlier call is dropped: clients match results to calls by id.
         """
         told, last = set[str](), None
         for call in sorted(self._calls, key=lambda call: call.index):
@@ -117,9 +117,9 @@ class ToolCalls:
 
 
 def _begins_another(call: _GrowingCall, piece: CallPiece) -> bool:
-    """Whether a piece at the place of a call begins another: some engines give every call the index 0, or none.
+    """Whether a piece with the index of `call` begins another call: some engines give every call index 0, or none.
 
-    A new id alone does not say so, since some engines give every piece a new one, nor does a name that comes again.
+    A new id alone is no proof, since some engines give every piece a new id. Nor is a name that comes again.
     """
     has_new_id = bool(piece.call_id and call.call_id) and piece.call_id != call.call_id
     if piece.call_id and not has_new_id and call.call_id:

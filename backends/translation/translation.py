@@ -1,7 +1,7 @@
-"""What translates an API to chat completions and back. `TRANSLATIONS` has one for each path.
+"""The translation of other APIs to chat completions and back. `TRANSLATIONS` has one for each path.
 
-`to_chat` makes a chat-completions body of a request. The engine answers it, and `answer` makes this API's answer of the
-engine's. Nothing here does I/O. An answer's id and its time are taken once, by `new_identity`.
+`to_chat` makes a chat-completions body of a request. The engine answers that body, and an `AnswerTranslator` turns the
+engine's answer into the API's, whole or event by event. The room has no I/O. Only `new_identity` is not pure.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from plait.backends.translation.responses import ResponsesTranslation
 
 
 class AnswerTranslator(Protocol):
-    """The answer to one request. Use either `whole`, once, or `feed`, for one stream from its first event on."""
+    """Translates the answer to one request: `whole` once, or `feed` for a stream from its first event on."""
 
     def expect(self, usage: Usage) -> None:
-        """Take these counts until the engine tells its own. A stream's first event may have them."""
+        """Use these counts until the engine reports its own: a stream's first event may need some."""
         ...
 
     def whole(self, answer: bytes) -> bytes:
-        """The API's object for a `chat.completion`. Raises EngineGarbledError if it is none."""
+        """The API's object for a `chat.completion`. Raises EngineGarbledError for anything else."""
         ...
 
     def feed(self, events: bytes) -> bytes:
-        """The API's events for whole events of a chat stream. The bytes do not depend on how the stream is cut.
+        """The API's events for whole events of a chat stream, however the stream is cut into calls of `feed`.
 
-        Comments stay comments, and a comment alone becomes the API's own sign of life, too. An error event becomes the
-        API's error event; what comes after it is dropped. `[DONE]` becomes the stream's ending. No bytes if the events
-        mean nothing in the API.
+        Comments stay comments; one alone also becomes the API's own keep-alive event. An error event becomes the API's
+        error event and ends the stream. `[DONE]` becomes the stream's last events. Empty if the API has no counterpart.
         """
         ...
 
@@ -46,21 +45,21 @@ class Translation(Protocol):
         ...
 
     def to_chat(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a chat-completions body for a decoded body. `fields` stay unchanged.
+        """The fields of a chat-completions body for those of a decoded body, which stay unchanged.
 
-        Fields that the API does not know stay as they are, such as `top_k`. A stream asks for its usage. Raises
-        CallerError, with `param`, for malformed fields and for what chat completions cannot express.
+        Fields that the API does not know, such as `top_k`, are passed on. A stream requests its usage. Raises
+        CallerError, with `param`, for malformed fields and for fields that chat completions cannot express.
         """
         ...
 
     def to_count(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a chat-completions body whose prompt's tokens are counted. Raises CallerError as `to_chat`."""
+        """As `to_chat`, for a request to count the prompt's tokens."""
         ...
 
     def counted(self, input_tokens: int) -> bytes: ...
 
     def ignored(self, fields: Mapping[str, Any]) -> list[str]:
-        """What of a request that `to_chat` took is left out, each with its place, as in `tools[8]:web_search`."""
+        """The parts of a request that `to_chat` leaves out, each with its place, as in `tools[8]:web_search`."""
         ...
 
     def answer(self, fields: Mapping[str, Any]) -> AnswerTranslator: ...
@@ -68,7 +67,7 @@ class Translation(Protocol):
     def error(self, error: PlaitError) -> bytes: ...
 
     def error_event(self, error: PlaitError) -> bytes:
-        """An error as the event of a stream. Where a translator has fed the stream, feed it OpenAI's error event."""
+        """An error as an event, for a stream without a translator. A translator is fed OpenAI's error event instead."""
         ...
 
 

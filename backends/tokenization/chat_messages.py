@@ -78,7 +78,7 @@ def _content(role: str, content: object, where: str, as_parts: bool) -> str | li
 
 
 def _add_fields_of_role(ready: dict[str, Any], message: Mapping[str, Any], where: str) -> None:
-    """Add what a message of its role has besides content. `where` names the calls of its tools."""
+    """Add the fields that a message of its role has besides content. `where` is the place of its tool calls."""
     role = ready["role"]
     if role == "assistant":
         ready |= _assistant_fields(message, where)

@@ -1,8 +1,8 @@
-"""Chat templates, in Jinja: rendered as transformers does, which options one reads, which form of messages it expects.
+"""Chat templates in Jinja: renders them as transformers does, and finds the options and the message form of each.
 
-Transformers renders a chat in a new copy of all messages and tools, and Jinja's sandbox checks each attribute that a
-template reads. `render` does without the copy, as a request's JSON is plain data, and without the checks of attributes
-that are known to be safe. docs/design/chat-templates.md has the reasons.
+Transformers copies all messages and tools for each rendering, and Jinja's sandbox checks each attribute that a template
+reads. `render` needs no copy, because a request's JSON is plain data, and skips the checks of attributes that are known
+to be safe. docs/design/chat-templates.md has the reasons.
 
 `CHATML` is the template that is shipped, for tokenizers without one of their own.
 """
@@ -98,13 +98,13 @@ _SAFE: Final[Mapping[type, frozenset[str]]] = {
         {"first", "last", "index", "index0", "length", "revindex", "revindex0", "depth", "depth0"}
     ),
 }  # fmt: skip
-"""Attributes that the sandbox lets through for any object of a type. It replaces the two left out."""
+"""Attributes that the sandbox allows for any object of a type. `format` and `format_map` it replaces by its own."""
 _NONE: Final[frozenset[str]] = frozenset()
 _PLAIN: Final = frozenset({str, int, float, bool, list, dict, type(None)})
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox as transformers sets it up, with shorter ways to what a request's JSON has."""
+    """Jinja's sandbox as transformers sets it up, with fast paths for the values of a request's JSON."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
@@ -114,7 +114,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         }  # fmt: skip
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Of Jinja: `obj.attribute`."""
+        """Jinja's `obj.attribute`."""
         kind = type(obj)
         if kind is dict:
             if attribute in obj and attribute not in _OF_DICTS:
@@ -128,7 +128,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Of Jinja: `function(...)`."""
+        """Jinja's `function(...)`."""
         if type(function) is BuiltinMethodType and type(function.__self__) is str:
             kwargs.pop("_loop_vars", None)  # what jinja passes to functions that take the context
             kwargs.pop("_block_vars", None)
@@ -142,14 +142,14 @@ _to_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 def _json_filter(
     x: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike Jinja's own, it escapes no HTML. The names of its arguments are those that templates give."""
+    """Unlike Jinja's own filter, escapes no HTML. Templates pass these arguments by name."""
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
         return _to_json(x)
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def now(form: str) -> str:
-    """The time, as a template asks for it."""
+    """The local time in strftime's `form`."""
     return datetime.now().strftime(form)  # noqa: DTZ005 - the local time, as in transformers
 
 
@@ -180,7 +180,7 @@ def render(
 
 
 def _as_transformers_gives_it(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without keys of no value. What it reasoned goes by another name, too."""
+    """A message without keys of None, and with its `reasoning_content` as `thinking` too."""
     given = {key: value for key, value in message.items() if value is not None}
     reasoning = given.get("reasoning_content")
     return given if reasoning is None else {"thinking": reasoning, **given}
@@ -194,7 +194,7 @@ def _compiled(template: str) -> Template:
 
 
 def globals_apart(compiled: Template) -> dict[str, Any]:
-    """A template's globals as one dict: each rendering copies them, and of a chain of maps that takes 5 us."""
+    """A template's globals as one dict: each rendering copies them, and copying Jinja's chain of maps takes 5 us."""
     return dict(compiled.globals)
 
 
@@ -256,7 +256,7 @@ def loops_over_content(template: str) -> bool:
 
 
 def _aliases(tree: nodes.Template, name: str) -> set[str]:
-    """The variables that hold `name` or a part of it, directly or through other variables."""
+    """The variables with the value of `name` or a part of it, directly or through other variables."""
     names = {name}
     assigned = list(_assignments(tree))
     while found := {target for target, value in assigned if target not in names and _reads(value, names)}:
@@ -352,8 +352,8 @@ def render_as_transformers(
 ) -> str:
     """The text of a chat, by transformers if it is installed, else by `render`.
 
-    Raises what templates raise, such as `jinja2.TemplateError`, and `UnsupportedError` for what `render` leaves to a
-    transformers that is not there.
+    Raises what templates raise, such as `jinja2.TemplateError`, and `UnsupportedError` for features that only
+    transformers has.
     """
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other")

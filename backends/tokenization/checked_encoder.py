@@ -1,8 +1,8 @@
-"""Encodes texts with fastokens, which takes a tenth of the time, as long as its ids are those of `tokenizers`.
+"""Encodes texts with fastokens, which takes a tenth of the time of `tokenizers`, while both give the same ids.
 
-The engines encode with `tokenizers`, so its ids are the right ones. A tokenizer's native encoder is compared with it on
-probe texts at the start, on the first PROVING_PROMPTS prompts, whose ids are those of `tokenizers`, and then on one
-prompt in EACH. The first difference ends its use in this process. docs/design/native-encoder.md has the reasons.
+The engines encode with `tokenizers`, so its ids are the right ones. The native encoder is compared on probe texts at
+the start, then on the first PROVING_PROMPTS prompts, which still get the ids of `tokenizers`, and then on one prompt in
+EACH. The first difference ends its use in this process. docs/design/native-encoder.md has the reasons.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgspec
 import structlog
 
 PROVING_PROMPTS: Final = 10_000
-"""Prompts that are encoded in both ways before the native encoder's ids are used."""
+"""How many prompts both encode before the native encoder's ids are used."""
 
 EACH: Final = 1_000
-"""One prompt in so many is encoded in both ways later on: a few microseconds a prompt."""
+"""Later, both encode one prompt in this many, which costs a few microseconds a prompt."""
 
 EDGES: Final = (
     "\0", "a\0b", " " * 5_000, "\n" * 300, "\r\n \r\n\t" * 100, "a" * 5_000, "7" * 5_000, "\u0301" * 300, "\u200d" * 40,
@@ -39,17 +39,17 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 Encode = Callable[[Sequence[str]], "list[array[int]]"]
-"""The ids of each text, without other tokens."""
+"""The ids of each text, without special tokens around it."""
 
 NativeEncode = Callable[[Sequence[str]], "list[array[int]] | None"]
-"""The same; None for texts that it cannot encode."""
+"""As `Encode`, or None for texts that it cannot encode."""
 
 
 class CheckedEncoder:
     """The ids of texts as `reference` gives them, by `native` while that is trusted; safe to call from several threads.
 
-    `equal` is how many prompts had the same ids in both ways. `differences` is 1 once `native` has given other ids:
-    those that it gave before may be wrong, too. `name` is the tokenizer's, for the log.
+    `equal` is how many prompts had the same ids by both. `differences` is 1 once a prompt had not: then earlier ids of
+    `native` may be wrong too. `name` is the tokenizer's, for the log.
     """
 
     def __init__(self, name: str, reference: Encode, native: NativeEncode | None) -> None:
@@ -71,11 +71,11 @@ class CheckedEncoder:
 
     @property
     def has_proved_itself(self) -> bool:
-        """Whether ids are those of the native encoder by now."""
+        """Whether the native encoder's ids are used by now."""
         return self._native is not None and self.equal >= PROVING_PROMPTS
 
     def probe(self, texts: Iterable[str]) -> None:
-        """Compare the ways on each text, twice: the second time, the native encoder may have kept the ids of words."""
+        """Compare both on each text, twice, because the native encoder may cache the ids of words."""
         for text in (*texts, *EDGES):
             for _ in range(2):
                 if self._native is not None:

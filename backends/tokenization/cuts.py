@@ -1,12 +1,12 @@
 """Where a text may be cut, so that the ids of its parts make up the ids of the whole.
 
-Whether a place is a cut depends on the two or three characters around it only. So texts that begin alike are cut alike,
-as far as they are alike. docs/design/incremental-tokenization.md has the reasons.
+Whether a place is a cut depends only on the two or three characters around it. So texts with a common beginning have
+the same cuts in it. docs/design/incremental-tokenization.md has the reasons.
 
-Byte-level tokenizers split a text into words by the regular expressions below. None of them looks behind a word's
-begin. Each ends a word before a space that follows another character than white space, and behind a letter or digit
-that comes before punctuation other than an apostrophe, or before a line break. The cuts rely on this, and their tests
-try every short text.
+Byte-level tokenizers split a text into words by the regular expressions below, none of which looks back before a word.
+Each ends a word before a space that follows a character other than white space, and after a letter or digit that is
+followed by a line break or by punctuation other than an apostrophe. The cuts rely on this, and their tests try every
+short text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DEEPSEEK: Final = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
 )
-"""DeepSeek's third. Its file has the line breaks themselves, not their escapes."""
+"""The third of DeepSeek's patterns. The file has line breaks, not their escapes."""
 
 WORDS: Final = frozenset({GPT2, R50K, LLAMA_3, CL100K, QWEN_2, QWEN_3_5, O200K, TEKKEN, DEEPSEEK})
 RUNS: Final = frozenset({r"\p{N}", r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"})
@@ -63,36 +63,36 @@ BETWEEN_WORDS: Final = re.compile(
     r"(?<=\S)(?= )|(?<=[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3])"
     r'(?=[\r\n",.;?<)}\u3001\u3002\uff0c\uff0e\uff01\uff1f\uff1a\uff1b\uff09\u300d\u300f\u3011\u300b])'
 )
-"""Also behind a letter or digit, before a line break, or before punctuation that no special token has behind a letter.
+"""As `BEFORE_SPACES`, and after a letter or digit before a line break or some punctuation: marks that no special token
+has after a letter.
 
-So a message's last word ends before the `<` of the token that follows. The letters are those of English, Chinese,
-Japanese and Korean, whose texts may have no spaces.
+So a message's last word ends before the `<` of the next token. The letters include those of Chinese, Japanese and
+Korean, whose texts may have no spaces.
 """
 
 _WINDOW_CHARACTERS: Final = 16 * 1024
-"""Searched at a time: some 0.5 ms, for which the interpreter's lock is held."""
+"""How much is searched at a time: some 0.5 ms, during which the search has the GIL."""
 
 _AHEAD_CHARACTERS: Final = 2
-"""That a pattern may read behind a place."""
+"""How far a pattern may look ahead of a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The cuts of any text for one tokenizer. `place` matches nothing but the place.
+    """The cuts of any text for one tokenizer. `place` is a pattern that matches the empty string at a cut.
 
-    With `restores_space` the tokenizer puts a space before each text, so a part is encoded without the space that it
-    begins with.
+    With `restores_space`, the tokenizer puts a space before each text, so a part is encoded without its leading space.
     """
 
     place: re.Pattern[str]
     restores_space: bool = False
 
     def to_encode(self, text: str, begin: int, end: int) -> str:
-        """What to give to the tokenizer for the ids of a part."""
+        """The text whose ids, by the tokenizer, are those of the part."""
         return text[begin + 1 if self.restores_space and begin else begin : end]
 
     def after(self, text: str, position: int) -> int:
-        """The first cut at `position`, which is 1 or more, or behind it; the end of the text if there is none."""
+        """The first cut at or after `position`, which is 1 or more; the end of the text if there is none."""
         while position < len(text):
             found = self.place.search(text, position, position + _WINDOW_CHARACTERS)
             if found:
@@ -107,7 +107,7 @@ def find_cuts(files: Files) -> Cuts | None:
     if files["model"].get("type") != "BPE" or files["model"].get("dropout"):
         return None
     if any(token["rstrip"] or token["single_word"] for token in added):
-        return None  # what such a token takes or needs may be on the other side
+        return None  # such a token looks at or takes characters beside it, which may be on the other side of a cut
     contents = [token["content"] for token in added]
     return _cuts_of_byte_level(files, contents) or _cuts_of_marked_spaces(files, contents)
 
@@ -122,7 +122,7 @@ def cuts_of_words(pattern: str, added: Collection[str]) -> Cuts | None:
 
 
 def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
-    """Those of a tokenizer that splits by a known pattern and then merges bytes."""
+    """The cuts of a tokenizer that splits by a known pattern and then merges bytes."""
     if any(part["type"] != "NFC" for part in normalizers(files)):
         return None
     parts = pre_tokenizers(files)
@@ -141,7 +141,7 @@ def _cuts_of_byte_level(files: Files, added: Collection[str]) -> Cuts | None:
 
 
 def _pattern(part: Files) -> str | None:
-    """The pattern of a pre-tokenizer that isolates what its pattern matches; None for any other."""
+    """The pattern of a pre-tokenizer that splits off its pattern's matches as words; None for any other."""
     if part["type"] == "Digits":
         return r"\p{N}"
     if part["type"] != "Split" or (part["behavior"], part["invert"]) not in {("Isolated", False), ("Removed", True)}:
@@ -151,7 +151,7 @@ def _pattern(part: Files) -> str | None:
 
 
 def _cuts_of_marked_spaces(files: Files, added: Collection[str]) -> Cuts | None:
-    """Those of a tokenizer of SentencePiece's kind, whose texts have a mark, usually U+2581, for each space."""
+    """The cuts of a tokenizer of SentencePiece's kind, which replaces each space by a mark, usually U+2581."""
     found = _metaspace(files) or _replaced_spaces(files)
     if found is None or len(found.mark) != 1 or not (found.splits or _merges_stay_apart(files["model"], found.mark)):
         return None
@@ -160,7 +160,7 @@ def _cuts_of_marked_spaces(files: Files, added: Collection[str]) -> Cuts | None:
         return None
     if not found.puts_first:
         return Cuts(re.compile(rf"(?<=[^\s{mark}])(?= )"))
-    # A text that begins with an added token gets no space, and one behind an added token gets one more.
+    # A text that begins with an added token gets no space, and a text after an added token gets one more.
     begins, ends = ("".join(sorted({text[at] for text in added})) for at in (0, -1))
     if found.mark in begins or " " in begins:
         return None
@@ -178,7 +178,7 @@ class _MarkedSpaces:
 
 
 def _metaspace(files: Files) -> _MarkedSpaces | None:
-    """For a pre-tokenizer that marks spaces. It puts a mark first only if a text begins with none."""
+    """For a pre-tokenizer that marks spaces, and puts a mark before a text that does not begin with one."""
     parts = pre_tokenizers(files)
     if normalizers(files) or [part["type"] for part in parts] != ["Metaspace"]:
         return None
@@ -186,7 +186,7 @@ def _metaspace(files: Files) -> _MarkedSpaces | None:
 
 
 def _replaced_spaces(files: Files) -> _MarkedSpaces | None:
-    """For normalizers that mark spaces. A pre-tokenizer that splits at spaces then finds none."""
+    """For normalizers that mark spaces, so that a pre-tokenizer which splits at spaces finds none."""
     *first, last = normalizers(files) or [{}]
     if last.get("type") != "Replace" or last["pattern"] != {"String": " "}:
         return None
@@ -206,5 +206,5 @@ def _merges_stay_apart(model: Files, mark: str) -> bool:
 
 
 def _any_has(place: re.Pattern[str], added: Collection[str]) -> bool:
-    """Whether an added token's text has such a place in it, also after its normalization."""
+    """Whether an added token's text has such a place in it, as it is or normalized."""
     return any(place.search(form) for text in added for form in (text, unicodedata.normalize("NFC", text)))

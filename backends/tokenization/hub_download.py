@@ -1,6 +1,6 @@
-"""Downloads from the Hugging Face hub in a process of its own, which can be ended while the hub is silent.
+"""Downloads from the Hugging Face hub in a process of its own, which can be killed at any time.
 
-The hub's library waits and tries again for minutes, in threads that nobody can end.
+The hub's library waits and retries for minutes, in threads that cannot be stopped.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from plait.backends.tokenization.plain_tokenizers import ByteTokenizer, Estimate
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 AUTO: Final = "auto"
-"""The tokenizer that the model's engines have: it is found when they answer, and is none to load."""
+"""Stands for the tokenizer of the model's engines, found when they answer; not a name for `load_tokenizer`."""
 
 ACCEPTED_SPECS: Final = (
     "a directory with Hugging Face files (tokenizer.json, tokenizer_config.json, ...), the path of a tokenizer.json, "

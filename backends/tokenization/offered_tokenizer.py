@@ -34,7 +34,7 @@ from plait.backends.tokenization.template_worker import TemplateWorker
 
 
 class BoundedTemplates(HuggingFaceTokenizer):
-    """A tokenizer of which the chat template is not trusted: an engine offered it, and a template is a program.
+    """A tokenizer whose chat template is not trusted: an engine has offered it, and a template is a program.
 
     Chats are rendered in a process with limits, which starts now and ends at `close`. Texts are encoded here.
     """
@@ -44,7 +44,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
         self._worker = TemplateWorker(str(folder))
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._worker.start()  # it loads while this process does
+            self._worker.start()  # both processes load the tokenizer at the same time
             super().__init__(name, folder)
             undo.pop_all()
 
@@ -60,7 +60,7 @@ class BoundedTemplates(HuggingFaceTokenizer):
         form: ChatForm = "vllm",
         salt: Hashable = None,  # noqa: ARG002 - nothing is kept
     ) -> str:
-        """The text of a chat. Raises `CallerError` also for a template that takes more than its share."""
+        """The text of a chat. Raises `CallerError` also for a template that exceeds the limits."""
         return self._worker.render(
             Job(
                 [dict(message) for message in messages],
@@ -117,10 +117,10 @@ def cache_folder() -> Path:
 def load_offered(
     offer: TokenizerFiles, under: Path, *, trusts_template: bool, chat_template: str | None = None
 ) -> tuple[FileTokenizer, TokenizerFingerprint]:
-    """The tokenizer of an offer, and its fingerprint. It is named by the folder that keeps it, or `embedded`.
+    """The tokenizer of an offer, and its fingerprint. The tokenizer's name is its folder, or `embedded`.
 
-    A chat template that is not trusted is rendered in a process with limits; an operator's own `chat_template` stands
-    for it. Raises ValueError for an offer that is not what its fingerprint says; then nothing of it is kept.
+    An untrusted chat template is rendered in a process with limits, unless an operator's `chat_template` replaces it.
+    Raises ValueError for an offer that differs from its fingerprint, of which no file is then kept.
     """
     offer.check()
     if offer.files == shipped_tokenizer().files():
@@ -148,7 +148,7 @@ def _check(found: TokenizerFingerprint, said: TokenizerFingerprint, parts: Seque
 
 
 def content_name(offer: TokenizerFiles) -> str:
-    """A name by all that an offer has: two offers of the same name are the same."""
+    """A name made from an offer's whole content, so that offers with equal names are equal."""
     content = (sorted(offer.files.items()), sorted(offer.template_kwargs.items()), offer.fingerprint)
     return blake2b(msgspec.msgpack.encode(content), digest_size=16).hexdigest()
 

@@ -77,7 +77,7 @@ class ByteTokenizer(_PlainTokenizer):
         return list(_utf8(text))
 
     def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:  # noqa: ARG002
-        """The same. In UTF-32, a character of Latin 1 for each byte is that byte as a 32-bit integer."""
+        """As `encode`. Each byte, read as Latin 1, is the same number in UTF-32."""
         ids = array("I")
         ids.frombytes(_utf8(text).decode("latin-1").encode(_UTF_32))
         return ids
@@ -93,14 +93,14 @@ class ByteTokenizer(_PlainTokenizer):
 
 
 class EstimatedTokenizer(ByteTokenizer):
-    """Four bytes are a token, about as in most vocabularies: for a model of which no tokenizer is at hand.
+    """Four bytes are a token, about as in most vocabularies, for a model without a tokenizer at hand.
 
-    Shared prefixes stay shared, and costs are of the right order.
+    Shared prefixes stay shared, and costs have the right order of magnitude.
     """
 
     name = "estimated"
     longest_token_bytes: int | None = 4
-    cuts: Cuts | None = None  # parts would be filled up, each by itself
+    cuts: Cuts | None = None  # each part would be padded by itself
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Each four bytes of the prompt's UTF-8 as an integer; the last ones are filled up with zeros."""

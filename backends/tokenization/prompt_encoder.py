@@ -1,7 +1,7 @@
-"""Encodes prompts: the token ids, and the chained hashes of tree blocks. Known beginnings are not encoded again.
+"""Encodes prompts to token ids and chained hashes of tree blocks. The known beginning of a prompt is not encoded again.
 
-Their ids and hashes are kept part by part. A part ends at a cut of the text (`cuts`), so the ids of a text are those of
-its parts in a row. docs/design/incremental-tokenization.md has the reasons.
+A `PartCache` keeps ids and hashes part by part. A part ends at a cut of the text (`cuts`), so a text's ids are the
+concatenated ids of its parts. docs/design/incremental-tokenization.md has the reasons.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import extend_chain
 
 _PART_BYTES: Final = 570
-"""Of a part besides its text, ids and hashes: its objects and its place in the table (measured)."""
+"""The memory of a part besides text, ids and hashes: its objects and its place in the table (measured)."""
 
 _CHARACTERS_PER_BYTE: Final = 1 / 16
-"""A prompt of that share takes a sixth of the cache, at 2.5 bytes a character. A longer one is not worth all others."""
+"""The longest prompt that is kept, per byte of cache: at 2.5 bytes a character, a sixth of the cache."""
 
 Key = tuple[Hashable, str]
-"""A part in its place: the number of the part before it, or the scope of a prompt's first part; and its text."""
+"""A part in its place: the number of the part before it (or, for a first part, the scope), and the part's text."""
 
 
 class Part(NamedTuple):
-    """`ids` are those of the part's text, `hashes` those of the tree blocks that end in it."""
+    """The ids of a part's text, and the hashes of the tree blocks that end in the part."""
 
     key: Key
     number: int
@@ -41,10 +41,10 @@ class Part(NamedTuple):
 
 
 class PartCache:
-    """Parts in `max_bytes` of memory, the least recently used evicted first; safe to call from several threads.
+    """Parts in `max_bytes` of memory, evicted in LRU order; safe to call from several threads.
 
-    Keys hold the texts themselves, so no two texts can be taken for each other. A part's number is never given again,
-    so nothing is found behind a part that was evicted.
+    Keys have the texts themselves, so there are no collisions. A part's number is never reused, so the followers of an
+    evicted part cannot be found any more.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -67,11 +67,11 @@ class PartCache:
         return self._parts.get(key)
 
     def follower(self, before: Hashable) -> Part | None:
-        """The part that was used last behind another, or first in a scope. `before` is the first of its key."""
+        """The most recently used part whose key begins with `before`: after a part, or the first of a scope."""
         return self._followers.get(before)
 
     def put(self, key: Key, ids: array[int], hashes: array[int]) -> Part:
-        """Keep a part; the one that is there already stays."""
+        """Keep a part. Returns the part of this key, which may be an older one."""
         size = sys.getsizeof(key[1]) + 4 * len(ids) + 8 * len(hashes) + _PART_BYTES
         with self._lock:
             part = self._parts.get(key)
@@ -81,7 +81,7 @@ class PartCache:
         return part
 
     def used(self, path: Sequence[Part]) -> None:
-        """Mark a prompt's parts as used, given from its first on. A part is evicted before the part that it follows."""
+        """Mark a prompt's parts, from the first on, as used, so that a part is evicted before the part before it."""
         with self._lock:
             for part in reversed(path):
                 if part.key in self._parts:
@@ -99,17 +99,17 @@ class PartCache:
 
 
 PART_CHARACTERS: Final = 4096
-"""Of a part. Each part costs a look-up."""
+"""The usual length of a part. Each part costs a look-up."""
 
 SMALL_PARTS: Final = 8
-"""Where a prompt leaves what is known, a part is kept in so many small ones. The next prompt that leaves there encodes
-no more than a small one again. Smaller ones cost more to find and to keep than their words do (measured)."""
+"""Where a prompt branches off the known parts, the next part is split into this many. The next prompt that branches
+there encodes at most one small part again. Even smaller ones cost more to find and keep than they save (measured)."""
 
 TURN_CHARACTERS: Final = 128 * 1024
-"""Some 30 ms of a tokenizer's work, at 1 to 5 MB/s."""
+"""How much is encoded in one turn: some 30 ms at 1 to 5 MB/s."""
 
 MAX_PART_CHARACTERS: Final = 2**20
-"""Of a part: more without a cut takes over 100 MiB of memory and half a second. It is no text of any language."""
+"""The longest part. A longer text without a cut, which no language has, takes over 100 MiB and half a second."""
 
 Span = tuple[int, int]
 """Where a part begins and ends."""
@@ -117,7 +117,7 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class EncodedPrompt:
-    """A prompt's ids, and the hashes of its blocks or of the first ones. Arrays: a list takes nine times as much."""
+    """A prompt's ids, and the hashes of its blocks or of the first ones. Lists would take nine times the memory."""
 
     ids: array[int]
     hashes: array[int] = field(default_factory=lambda: array("Q"))
@@ -135,11 +135,11 @@ class PromptEncoder:
     def steps(
         self, text: str, scope: Hashable, root: int, *, add_special_tokens: bool
     ) -> Generator[int, None, EncodedPrompt]:
-        """The prompt, with the ids of `Tokenizer.encode`, in turns. Raises what that raises.
+        """The encoded prompt, with the ids of `Tokenizer.encode`, made in turns. Raises the errors of `encode`.
 
-        Before each turn it yields how many characters are not encoded yet. The first is the number that is not known.
+        Before each turn, yields how many characters are left to encode; at first, all that the cache does not have.
         Prompts of one `scope` share parts, so they need the same `root`, the hash before the first block. Raises
-        `CallerError` if more than MAX_PART_CHARACTERS have no cut.
+        `CallerError` for more than MAX_PART_CHARACTERS without a cut.
         """
         tokenizer, cuts = self.tokenizer, self.tokenizer.cuts
         if cuts is None or len(text) < self.part_characters:
@@ -161,9 +161,9 @@ class PromptEncoder:
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts of a prompt, encoded up to the character `begin`. Small parts are used up to `small_until`.
+    """The parts of a prompt, encoded up to the character `begin`. Parts are small up to `small_until`.
 
-    `path` are the parts that are kept. `before` stands in the key of the next.
+    `path` has the prompt's parts in the cache. `before` is the first half of the next part's key.
     """
 
     encoder: PromptEncoder
@@ -177,9 +177,9 @@ class _Parts:
     path: list[Part] = field(default_factory=list)
 
     def take_known(self) -> None:
-        """Take the parts that are in the cache, up to the first that is not.
+        """Take parts from the cache, up to the first one that it lacks.
 
-        The part that was used last at a place is tried first: comparing it takes less than a look-up by its text.
+        The part used last at a place is tried first, because comparing is faster than a look-up, which hashes the text.
         """
         cache, text, prompt = self.encoder.cache, self.text, self.prompt
         while True:
@@ -221,7 +221,7 @@ class _Parts:
         self.begin = end
 
     def _keep(self, spans: Sequence[Span], parts: Sequence[array[int]], known: int) -> None:
-        """Put parts into the cache, behind `known` tokens. The text's last is left out, because it may go on."""
+        """Put parts into the cache, after `known` tokens. The text's last part is left out: another text may go on."""
         block_tokens = self.encoder.block_tokens
         for (begin, end), ids in zip(spans, parts, strict=True):
             if end == len(self.text):
@@ -240,7 +240,7 @@ class _Parts:
         return max(1, self.encoder.part_characters // SMALL_PARTS)
 
     def _end(self, begin: int, characters: int) -> int:
-        """Where the part of so many characters or a few more ends that begins there."""
+        """The end of a part that begins at `begin`: the first cut after at least `characters`."""
         end = self.cuts.after(self.text, begin + characters)
         if end - begin > MAX_PART_CHARACTERS:
             raise CallerError(

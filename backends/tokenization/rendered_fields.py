@@ -1,8 +1,8 @@
-"""What the fields of a chat beside its messages do to the prompt, for each kind of engine.
+"""What a chat's fields beside its messages do to the prompt, for each kind of engine.
 
-A field is *inert* (it leaves the prompt alone), *rendered* here as that kind of engine renders it, or another. With
-another, an engine's prompt is not known: it has to render the chat itself, and the gateway's rendering is a guess.
-A field that is missing here is another, so that a new one of an engine is never dropped.
+A field is *inert* (without effect on the prompt), *rendered* (here, as that kind of engine renders it), or unknown. An
+unknown field makes the gateway's prompt a guess, so the engine has to render the chat. A field that is missing in the
+tables is unknown, so that a new field of an engine is never dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _INERT_TOO: Final[Mapping[ChatForm, frozenset[str]]] = {"vllm": frozenset(), "sg
 _KNOWN: Final = {form: INERT | RENDERED[form] | _INERT_TOO[form] for form in RENDERED}
 
 _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
-"""The words that SGLang takes. Its validators make a number of any other effort."""
+"""The words that SGLang takes. SGLang's validators convert any other effort to a number."""
 
 _TYPES: Final = re.compile(rb'"type":(?:"([^"]*)"|\[([^\]]*)\])')
 _SCHEMA_TYPES: Final = frozenset(
@@ -76,11 +76,11 @@ _NULL: Final = b"null"
 
 
 class Renderers(NamedTuple):
-    """What is known of the engines of a model that report, as far as they render chats.
+    """How the engines of a model that report render chats.
 
-    `form` is SGLang's if all are SGLang's. `is_mixed`: some are, some are not. `prepares`: all of SGLang's attest the
-    gateway's form of messages and tools. `drops_tools` says whether the others leave tools out for `tool_choice: none`;
-    None: some do.
+    `form` is SGLang's if all are SGLang. `is_mixed`: some are SGLang, some are not. `prepares`: every SGLang reports
+    the digest of the gateway's own form of messages and tools. `drops_tools` says whether the other engines hide tools
+    for `tool_choice: none`; None: some do, some do not.
     """
 
     form: ChatForm = "vllm"
@@ -90,14 +90,14 @@ class Renderers(NamedTuple):
 
 
 AS_VLLM: Final = Renderers()
-"""The engines of a model of which none has reported yet."""
+"""For a model without an engine that has reported."""
 
 
 class RenderedFields(NamedTuple):
-    """What the chat template gets beside the messages, which it gets in this `form`.
+    """The tools and variables for the chat template, and the `form` of its messages.
 
-    `is_exact` says whether each engine of the model renders the same prompt. `is_plain`: so does any engine with this
-    chat template, in whatever form it gives messages and tools to it.
+    `is_exact`: each engine of the model renders the same prompt. `is_plain`: any engine with this chat template does,
+    whatever form it gives to messages and tools.
     """
 
     tools: list[dict[str, Any]] | None
@@ -114,9 +114,9 @@ UNCHANGED: Final = RenderedFields(None, None, is_exact=True, is_plain=False)
 def rendered_fields(
     request: ChatRequest, given: Mapping[str, msgspec.Raw] | None, renderers: Renderers
 ) -> RenderedFields:
-    """What engines make of a chat's fields. `given` has the JSON of each field in the body; None: only `request` has.
+    """How engines render a chat's fields. `given` has the JSON of each field in the body; None: see `request` only.
 
-    A null is a field that was not given.
+    A field of null counts as not given.
     """
     known = _KNOWN[renderers.form]
     is_known = (
@@ -143,11 +143,11 @@ def are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 _Rendered = tuple[list[dict[str, Any]] | None, dict[str, Any] | None, bool]
-"""Tools, variables of the template, and whether they are known."""
+"""Tools, variables of the template, and whether all fields are known."""
 
 
 def _as_vllm(request: ChatRequest, renderers: Renderers) -> _Rendered:
-    """Render as vLLM 0.25 to 0.33: a field beside `chat_template_kwargs` comes before the same option in them."""
+    """Render as vLLM 0.25 to 0.33: a field of the body overrides the same option in `chat_template_kwargs`."""
     tools, variables, is_known = request.tools, request.chat_template_kwargs, True
     if tools and request.tool_choice == "none":
         is_known = renderers.drops_tools is not None
@@ -161,7 +161,7 @@ def _as_vllm(request: ChatRequest, renderers: Renderers) -> _Rendered:
 
 
 def _as_sglang(request: ChatRequest, _renderers: Renderers) -> _Rendered:
-    """Render as SGLang 0.5.13 to 0.5.23: an option in `chat_template_kwargs` comes before the field beside them."""
+    """Render as SGLang 0.5.13 to 0.5.23: an option in `chat_template_kwargs` overrides the same field of the body."""
     reasoning = request.reasoning if isinstance(request.reasoning, dict) else {}
     efforts = (reasoning.get("effort"), reasoning.get("reasoning_effort"), request.reasoning_effort)
     effort = next((one for one in efforts if one is not None), None)
@@ -189,7 +189,7 @@ def _without_null_effort(variables: dict[str, Any] | None) -> dict[str, Any] | N
 
 
 def _are_usual(tools: list[dict[str, Any]] | None) -> bool:
-    """Whether the schemas of tools have the types of JSON Schema alone. SGLang replaces others by their names there."""
+    """Whether the schemas of tools only have JSON Schema's types. SGLang renames other types."""
     if not tools:
         return True
     for one, several in _TYPES.findall(msgspec.json.encode(tools)):

@@ -17,7 +17,7 @@ from plait.backends.tokenization.chat_template import loops_over_content
 _TEXTS: Final = ("text", "input_text")
 _ROLES: Final = ("system", "assistant", "tool", "function", "developer")
 _KEPT: Final = ("tool_call_id", "name", "phase", "reasoning_content")
-"""Keys of messages that are no user's, in SGLang's order."""
+"""Keys of messages other than a user's, in SGLang's order."""
 
 
 def sglang_messages(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:

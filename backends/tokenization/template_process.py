@@ -1,9 +1,9 @@
-"""A process that renders chat templates of others, with limits on time, memory and output.
+"""A process that renders untrusted chat templates, with limits on time, memory and output.
 
-It is started by `template_worker` and reads jobs from its standard input. For the template of a request, a child is
-forked: it meets an interpreter in which nothing has happened, and what it does ends with the child. The template of the
-tokenizer itself, which an engine has offered, is the same in each job: for a short chat it is rendered here, which is
-faster, and one that takes too much ends this process.
+`template_worker` starts the process, which reads jobs from its standard input. A request's own template is rendered in
+a forked child, so that it finds a fresh interpreter and leaves nothing behind. The tokenizer's template, offered by an
+engine, is the same in each job. For a short chat it is rendered in this process, which is faster; a rendering beyond
+the limits ends the process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 CPU_S: Final = 0.5
-"""Of one rendering. A template of 16 KiB renders 100 messages in 5 ms."""
+"""The CPU time of one rendering. A template of 16 KiB renders 100 messages in 5 ms."""
 WALL_S: Final = 2.0
-"""Of one rendering, on a machine that has little time for it."""
+"""The time of one rendering on a busy machine."""
 MEMORY_BYTES: Final = 256 * 2**20
-"""That a rendering may add: eight times the largest body."""
+"""The memory that a rendering may add: eight times the largest body."""
 MAX_TEXT_BYTES: Final = 32 * 2**20
-"""Of the rendered chat. It is no longer than the largest body by default."""
+"""The longest rendered chat: as long as the largest body by default."""
 
 SHORT_BYTES: Final = 64 * 2**10
 """A longer chat is rendered in a child in any case: a client must not end this process for the others."""
@@ -77,7 +77,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The text of a chat, or why there is none; `status` is then that of the error."""
+    """The text of a chat, or the error with its `status`."""
 
     text: str | None = None
     refusal: str = ""
@@ -86,7 +86,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 def serve(tokenizer: Tokenizer, jobs: BinaryIO, answers: BinaryIO) -> None:
     """Answer jobs until there are no more."""
-    gc.freeze()  # children share the pages of what is loaded
+    gc.freeze()  # so that garbage collections in children do not copy the loaded pages
     _limit_memory()
     while length := jobs.read(LENGTH_BYTES):
         frame = jobs.read(int.from_bytes(length, "big"))
@@ -98,7 +98,7 @@ def serve(tokenizer: Tokenizer, jobs: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _here(tokenizer: Tokenizer, job: Job) -> bytes:
-    """The answer of this process, which ends if that takes too long."""
+    """The answer by this process, which ends if the rendering takes too long."""
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
         return msgspec.json.encode(_rendered(tokenizer, job))
@@ -107,7 +107,7 @@ def _here(tokenizer: Tokenizer, job: Job) -> bytes:
 
 
 def _in_child(tokenizer: Tokenizer, job: Job) -> bytes:
-    """The answer of a child; an empty object if it ended without one, or had to be ended."""
+    """The answer by a child; an empty object if the child ended without one or had to be killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -157,7 +157,7 @@ def _text(tokenizer: Tokenizer, job: Job) -> str:
 
 
 def _limit_memory() -> None:
-    """Of this process and its children: what is loaded, and what a rendering may add."""
+    """Limit this process and its children to the memory in use now and `MEMORY_BYTES` more."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -168,7 +168,7 @@ def _limit_memory() -> None:
 
 
 def _read_all(reading: int, deadline_s: float) -> bytes | None:
-    """What comes until the end of the pipe; None if nothing came or the time was over."""
+    """The bytes until the end of the pipe; None if there were none or the time was up."""
     pieces: list[bytes] = []
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline_s - time.monotonic()))
@@ -184,10 +184,10 @@ def main() -> None:
     """Serve the tokenizer that the arguments name: its specification, and a path of a template or nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then closes the pipe
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that output of a library is not taken for an answer
     specification, *template = sys.argv[1:]
     if has_transformers():
-        import_transformers()  # now, as the children have no time for it
+        import_transformers()  # now, because in a child it would count against the limits
     tokenizer = load_tokenizer(specification, chat_template=template[0] if template else None)
     serve(tokenizer, sys.stdin.buffer, answers)
 

@@ -1,10 +1,10 @@
-"""Chats of one shape, rendered once by Jinja: what a template does with contents is recorded, and done to others.
+"""Renders chats of one shape without Jinja, by a recording of what the template did with the first one's contents.
 
-In a recording, each message's content is a `_Recorded`. It is no string, so a template can do nothing with it but what
-is written here. What puts it into the text is recorded, and so is each question to it, such as whether it has
-`</think>` in it, with the answer. Contents that give the same answers take the same way through the template, so their
-text is the same with these contents in their places. Whatever else a template does to a content ends the recording.
-docs/design/chat-templates.md has the reasons.
+In a recording, each message's content is a `_Recorded` instead of a string. A template can only do with it what this
+module allows. Two things are recorded: each place where a content goes into the text, and each question that the
+template asks, such as whether a content contains `</think>`, with its answer. Other contents that give the same answers
+take the same path through the template, so their text is the recorded one with these contents in the places. Anything
+else that a template does with a content ends the recording. docs/design/chat-templates.md has the reasons.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from plait.backends.tokenization.chat_messages import BILLING_LINE
 from plait.backends.tokenization.chat_template import TEMPLATE_ERRORS, ChatEnvironment, globals_apart, now
 
 Value = Callable[[str], str]
-"""What a template makes of a content before it puts it into the text, such as `trim`."""
+"""A function that a template applies to a content before it goes into the text, such as `trim`."""
 Question = Callable[[str], Any]
 
 
 _ENTRY_BYTES: Final = 200
-"""Of a place or a question: its objects."""
+"""The memory of a place or a question."""
 
 
 class UnrecordedError(Exception):
-    """A template does to a content what is not recorded."""
+    """A template did something with a content that cannot be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A content in a text: its number, and what is made of it first."""
+    """A content's place in the text: the content's number, and the functions applied to it."""
 
     number: int
     values: tuple[Value, ...] = ()
@@ -53,7 +53,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Recording:
-    """What a template asks of `contents`, and of the clock. `failed` stays, even if a template goes on."""
+    """The questions of a template to `contents`, and to the clock. `failed` stays set, even if the template goes on."""
 
     contents: Sequence[str]
     asked: dict[tuple[_Place, str, Any], tuple[Question, bool]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def _refused(content: _Recorded, *_arguments: Any, **_named: Any) -> NoReturn:
 
 
 class _Recorded:
-    """A text with contents in it. Each way to look into an object is one of `_refused`, but for what is recorded.
+    """A text with contents in it. Operations that are not recorded are `_refused`.
 
     Jinja's sandbox hides names that begin with an underscore, as it does for strings.
     """
@@ -154,7 +154,7 @@ class _Recorded:
 
 @lru_cache(maxsize=256)
 def _stripping(name: str, characters: str | None) -> Value:
-    """One object for equal ones, so that places compare."""
+    """Cached, so that equal functions are the same object and places can be compared."""
     return methodcaller(name, characters)
 
 
@@ -171,14 +171,14 @@ def _joined(recording: _Recording, texts: Iterable[Any]) -> _Recorded:
 
 
 def _concat(texts: Iterable[Any]) -> Any:
-    """What the environment joins the output of a macro or a block with."""
+    """Joins the output of a macro or a block, in the place of `"".join`."""
     texts = list(texts)
     recording = next((text._recording for text in texts if type(text) is _Recorded), None)  # noqa: SLF001
     return "".join(texts) if recording is None else _joined(recording, texts)
 
 
 def _output(value: Any) -> Any:
-    """Takes the place of `str` in a compiled template, which it is called with for each output."""
+    """Converts each output of a compiled template, in the place of `str`."""
     return value if type(value) is _Recorded else str(value)
 
 
@@ -191,7 +191,7 @@ _ANSWERS: Final = {
     "mapping": False, "number": False, "integer": False, "float": False, "boolean": False, "true": False,
     "false": False,
 }  # fmt: skip
-"""What each test of Jinja says of any string."""
+"""The result of each of Jinja's tests for any string."""
 
 _TESTS: Final = {name: partial(_said, answer) for name, answer in _ANSWERS.items()}
 
@@ -206,7 +206,7 @@ _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def _guarded(function: Callable[..., Any], of_content: Callable[..., Any] | None) -> Callable[..., Any]:
-    """A filter or a test. `of_content` is what it is of a content; None: that is not recorded."""
+    """A filter or a test, replaced by `of_content` for a content. None: it cannot be recorded."""
 
     def guarded(*arguments: Any, **named: Any) -> Any:
         contents = [one for one in (*arguments, *named.values()) if type(one) is _Recorded]
@@ -226,7 +226,7 @@ def _unrecorded(*_arguments: Any, **_named: Any) -> NoReturn:
 
 
 class _RecordingEnvironment(ChatEnvironment):
-    """The environment of chat templates, in which contents are no strings."""
+    """The environment of chat templates, for contents that are `_Recorded`."""
 
     concat = staticmethod(_concat)
 
@@ -253,7 +253,7 @@ def _compiled(template: str) -> Template:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The text of chats of one shape, with places for contents. It needs the answers that `asked` has to questions."""
+    """The text of chats of one shape, with places for contents. `asked` has the questions and the answers they need."""
 
     texts: Sequence[str]
     places: Sequence[tuple[int, _Place]]
@@ -265,7 +265,7 @@ class Shape:
         return sum(map(sys.getsizeof, self.texts)) + _ENTRY_BYTES * (len(self.places) + len(self.asked))
 
     def render(self, contents: Sequence[str]) -> str | None:
-        """The text with other contents; None if they take another way through the template."""
+        """The text with other contents; None if these take another path through the template."""
         for place, question, answer in self.asked:
             text = place.of(contents) if place.values else contents[place.number]
             if question(text) != answer:
@@ -285,10 +285,10 @@ def record(
     contents: Sequence[str],
     variables: Mapping[str, Any],
 ) -> Shape | None:
-    """The shape of a chat, which `variables` complete. Each message has the content of its number.
+    """The shape of a chat with these `variables`. `contents` has the content of each message.
 
-    `messages` are as the template expects them: content as a string, or as one part. None if the template does to a
-    content what is not recorded, or refuses the chat.
+    `messages` are in the template's form: content as a string, or as one part. None if the template refuses the chat,
+    or does something with a content that cannot be recorded.
     """
     recording = _Recording(contents)
     prepared = [
@@ -327,22 +327,22 @@ def _shape(parts: Iterable[str | _Place], recording: _Recording) -> Shape:
 
 
 MOST_BYTES: Final = 2 * 2**20
-"""Of a tokenizer's shapes. One with 8 tools takes some 15 KB."""
+"""The memory for a tokenizer's shapes. A shape with 8 tools takes some 15 KB."""
 
 MOST_MESSAGES: Final = 256
 MOST_TOOLS_BYTES: Final = 64 * 1024
 
 MOST_WAYS: Final = 4
-"""Through a template for chats of one kind. Contents that take others are rendered by Jinja."""
+"""How many paths through the template are recorded for chats of one kind. Jinja renders chats on other paths."""
 
 _KIND_BYTES: Final = 500
-"""Of a kind: its objects."""
+"""The memory of a kind."""
 _SEEN: Final = 1_024
 _ROLES: Final = ("system", "user", "assistant")
 
 
 class PlainChat(msgspec.Struct, frozen=True):
-    """A chat whose messages have a role and a text, as its `contents` and the `kind` that it has without them."""
+    """A chat whose messages have only a role and a text: its `contents`, and the `kind`, which is all the rest."""
 
     kind: Hashable
     contents: Sequence[str]
@@ -358,7 +358,7 @@ class _Ways:
 def _said_of(
     tools: Sequence[Mapping[str, Any]] | None, options: Mapping[str, Any] | None, salt: Hashable
 ) -> tuple[Hashable, ...] | None:
-    """What tells tools and options apart; None if they are too long."""
+    """A key for tools and options; None if they are too long."""
     try:
         said = msgspec.json.encode((tools, options))  # equal bytes: the same keys in the same order, and the same kinds
     except (TypeError, ValueError, OverflowError):
@@ -367,9 +367,9 @@ def _said_of(
 
 
 class ShapeMemo:
-    """Shapes in MOST_BYTES of memory, the least recently used kind forgotten first; safe to call from many threads.
+    """Shapes in MOST_BYTES of memory, evicted in LRU order of their kinds; safe to call from many threads.
 
-    A chat's shape is recorded when its kind comes for the second time.
+    A shape is recorded when a chat of its kind comes for the second time.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -391,9 +391,9 @@ class ShapeMemo:
         *,
         add_generation_prompt: bool,
     ) -> tuple[str | None, PlainChat | None]:
-        """The text of a chat, as it came; None if Jinja has to render it. And the chat, if it can be learned then.
+        """(the chat's text, or None if Jinja has to render it; the chat to `learn` then, if it is a plain one).
 
-        Tools and options are known to one `salt` only.
+        Shapes with tools and options are shared within one `salt` only.
         """
         contents: list[str] = []
         roles: list[str] = []
@@ -426,7 +426,7 @@ class ShapeMemo:
         variables: Mapping[str, Any],
         text: str,
     ) -> None:
-        """Jinja has rendered the chat, of these messages and variables, as `text`."""
+        """Record the shape of a chat that Jinja has rendered, with these messages and variables, as `text`."""
         if not self._may_record(chat.kind):
             return
         shape = record(template, prepared, chat.contents, variables)
@@ -434,7 +434,7 @@ class ShapeMemo:
             self._keep(chat.kind, shape)
 
     def _may_record(self, kind: Hashable) -> bool:
-        """Whether a kind has come before, and has ways left. Its way then counts."""
+        """Whether a kind has come before and may have a further path, which is then counted."""
         with self._lock:
             ways = self._kinds.get(kind)
             if ways is None:

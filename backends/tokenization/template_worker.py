@@ -1,4 +1,4 @@
-"""Renders chat templates of clients and of engines outside this process: a template is a program."""
+"""Renders chat templates of clients and engines in a process of its own, because a template is a program."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from plait.backends.errors import CallerError, PlaitError, UnsupportedError
 from plait.backends.tokenization.template_process import LENGTH_BYTES, WALL_S, Job, Rendered
 
 START_S: Final = 30.0
-"""Seconds that the process gets to load the tokenizer."""
+"""How long the process may take to load the tokenizer."""
 
 MARGIN_S: Final = 1.0
-"""Seconds beyond `WALL_S` after which the process itself is broken."""
+"""How long after `WALL_S` the process counts as broken."""
 
 
 class TemplateWorker:
-    """One process, which renders with one tokenizer; safe to call from several threads, which then wait.
+    """One process with one tokenizer. Several threads may call it; their jobs run one after the other.
 
     `specification` and `template_path` are those of `load_tokenizer`. The process starts with the first job, or at
-    `start`. It ends with this one.
+    `start`, and ends with the gateway's process.
     """
 
     def __init__(self, specification: str, template_path: str | None = None) -> None:

@@ -30,7 +30,7 @@ from plait.backends.tokenization.sglang_messages import sglang_messages, sglang_
 from plait.backends.tokenization.template_shapes import PlainChat, ShapeMemo
 
 SHORT_CHARACTERS: Final = 16 * 1024
-"""`tokenizers` encodes 1 to 5 MB a second."""
+"""How much text an event loop may encode itself: some 2 ms, as `tokenizers` encodes 1 to 5 MB a second."""
 
 _THOUGHT: Final = {"role": "assistant", "content": "It is.", "reasoning": "Is it?", "reasoning_content": "Is it?"}
 TRIED: Final = (
@@ -45,10 +45,10 @@ class Tokenizer(Protocol):
     """A tokenizer, as the gateway and the embedded engine use it.
 
     `name` is for logs. `exact` says whether the ids are the engine's; only the byte-level fallback has False.
-    `longest_token_bytes` is the most bytes of text that one token can stand for; None if there is no bound.
-    `cuts` says where a text may be encoded in parts; None if it may not. Then `ids_around` are the ids that are put
-    before and behind a plain prompt, and `encode_parts` adds none. `special_ids` are those that end a turn, and others.
-    `guesses_template` is True if no chat template was given: an engine may take a chat that is refused here.
+    `longest_token_bytes` is the most bytes of text in one token; None if there is no bound.
+    `cuts` says where a text may be cut into parts for `encode_parts`; None: nowhere. `ids_around` are the ids before
+    and after a plain prompt, which `encode_parts` does not add. `special_ids` include the ids that end a turn.
+    `guesses_template` is True if no chat template was given: an engine may then accept a chat that is refused here.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Tokenizer(Protocol):
 
     @property
     def differences(self) -> int:
-        """How often ids that were given before turned out to be wrong."""
+        """How often the native encoder's ids turned out to be wrong after they had been used."""
         ...
 
     @property
     def short_characters(self) -> int:
-        """How many characters of text it encodes within some 2 ms, so that an event loop may do it."""
+        """How many characters it encodes within some 2 ms, which an event loop may do itself."""
         ...
 
     def prepare(self) -> None:
-        """Load what encoding needs, which takes .5 s for 38,000 tokens. Else the first prompt does."""
+        """Load what encoding needs now, instead of at the first prompt: 0.5 s for 38,000 tokens."""
         ...
 
     def __hash__(self) -> int: ...  # caches are keyed by tokenizers
@@ -87,7 +87,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        """The ids of each part of a text as those of `encode_array`, without other tokens."""
+        """As `encode_array`, for each part of a text, without special tokens around it."""
         ...
 
     def render_chat(
@@ -102,12 +102,11 @@ class Tokenizer(Protocol):
         form: ChatForm = "vllm",
         salt: Hashable = None,
     ) -> str:
-        """The text of a chat. `chat_template` is the text of a template. It gets messages and tools in this `form`.
+        """The text of a chat with its special tokens, to be encoded without adding any.
 
-        Chats of one `salt` share the text of their tools.
-
-        It has its special tokens: encode it without adding any. Raises CallerError for a chat that the template
-        refuses, UnsupportedError for content that is not text.
+        `chat_template` replaces the tokenizer's template, which gets messages and tools in this `form`. Chats of one
+        `salt` share the rendered text of their tools. Raises CallerError for a chat that the template refuses,
+        UnsupportedError for content that is not text.
         """
         ...
 
@@ -119,11 +118,11 @@ class Tokenizer(Protocol):
         """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
         ...
 
-    # What a tokenizer is told apart by (`plait.backends.protocol.tokenizer_fingerprint`).
+    # For the fingerprint (`plait.backends.protocol.tokenizer_fingerprint`).
 
     @property
     def fingerprint(self) -> TokenizerFingerprint:
-        """Its digests. The first time this takes up to a second for 256,000 tokens."""
+        """The tokenizer's digests, made at the first access, in up to a second for 256,000 tokens."""
         ...
 
     def vocabulary(self) -> Mapping[str, int]:
@@ -161,7 +160,7 @@ _FORMS: Final[Mapping[ChatForm, tuple[Callable[..., _Prepared], Callable[..., _P
     "vllm": (template_messages, template_tools),
     "sglang": (sglang_messages, sglang_tools),
 }
-"""What brings messages and tools into each form."""
+"""The functions that bring messages and tools into each form."""
 
 
 class ChatTokenizer(ABC):
@@ -175,7 +174,7 @@ class ChatTokenizer(ABC):
     ids_around: tuple[Sequence[int], Sequence[int]] = ((), ())
     special_ids: frozenset[int] = frozenset()
     _variables: Mapping[str, Any] = MappingProxyType({})
-    """What each template gets, besides the call's own."""
+    """Variables for every template, besides the call's own."""
 
     def __init__(self) -> None:
         self._renders_alike: dict[str, bool] = {}
@@ -199,7 +198,7 @@ class ChatTokenizer(ABC):
 
     @property
     def differences(self) -> int:
-        """None, as there is one way to encode a text."""
+        """0, since there is no native encoder."""
         return 0
 
     @property
@@ -225,7 +224,7 @@ class ChatTokenizer(ABC):
         """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         try:
             template = self._template(None, tools)
-            if template == CHATML:  # so that a gateway of embedded engines does without transformers
+            if template == CHATML:  # so that a gateway of embedded engines need not import transformers
                 return render(template, messages, tools, True, variables)
             return self._by_transformers(
                 messages, tools=tools, chat_template=template, add_generation_prompt=True, **variables
@@ -298,7 +297,7 @@ class ChatTokenizer(ABC):
                 **variables,
             )
         except TEMPLATE_ERRORS as error:
-            # SGLang then tries the tools in another form.
+            # Not the caller's fault: SGLang then tries the tools in another form.
             kind = UnsupportedError if form == "sglang" and tools else CallerError
             raise kind(f"The chat template refused the messages: {error}", param="messages") from error
 
@@ -318,14 +317,14 @@ class ChatTokenizer(ABC):
     def _rendered(
         self, template: str, prepared: list[dict[str, Any]], variables: dict[str, Any], plain: PlainChat | None
     ) -> str:
-        """The text of a chat without transformers. Its shape is learned if it is a plain one."""
+        """The text of a chat, rendered without transformers. The shape of a `plain` chat is learned."""
         text = render(template, prepared, variables["tools"], variables["add_generation_prompt"], variables)
         if plain is not None:
             self._shapes.learn(plain, template, prepared, variables, text)
         return text
 
     def _try_rendering(self, template: str) -> bool:
-        """Whether `render` gives some chats the texts that transformers gives them. Each template is tried once."""
+        """Whether `render` and transformers give the probe chats the same texts. Each template is tried once."""
         alike = self._renders_alike.get(template)
         if alike is None:
             alike = template == CHATML or (
@@ -340,7 +339,7 @@ class ChatTokenizer(ABC):
     def _tried(
         self, template: str, messages: Messages, tools: Messages | None, *, transformers: bool = False
     ) -> list[str]:
-        """A chat without and with a generation prompt. The name of an error stands for a chat that is refused."""
+        """A chat's texts without and with a generation prompt, or the error's name if the chat is refused."""
         texts = []
         for adds in (False, True):
             try:

@@ -1,4 +1,4 @@
-"""What a tokenizer's files say of every text: how long a token can be, and which ids are put around a prompt."""
+"""Bounds that a tokenizer's files give for any text: how long a token can be, and the ids around a prompt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ Files = Mapping[str, Any]
 
 
 def longest_token_bytes(files: Files) -> int | None:
-    """The most bytes of text that one token can stand for; None if there is no bound.
-
-    There is none if the tokenizer drops text, or has one token for all that it does not know.
-    """
+    """The most bytes of text in one token. None (no bound) if the tokenizer drops text, or has an unknown-token."""
     model, shrinks = files["model"], _shrinks(files.get("normalizer"))
     if (
         model.get("type") != "BPE"
@@ -36,7 +33,7 @@ def longest_token_bytes(files: Files) -> int | None:
 
 
 def ids_around(files: Files) -> tuple[list[int], list[int]] | None:
-    """The ids that are put before and behind each prompt, such as a BOS; None if they are not known."""
+    """The ids before and after each prompt, such as a BOS; None if they are not known."""
     before: list[int] = []
     after: list[int] = []
     for processor in _listed(files.get("post_processor"), "processors"):
@@ -58,7 +55,7 @@ def _ids_of(part: Files, special_tokens: Files) -> list[int] | None:
 
 
 def _shrinks(normalizer: Files | None) -> int | None:
-    """By how much a normalizer can shorten a text; None: without a bound."""
+    """The factor by which a normalizer can shorten a text; None: no bound."""
     kind = None if normalizer is None else normalizer["type"]
     if normalizer is None or kind == "Prepend":
         return 1
@@ -95,7 +92,7 @@ def normalizers(files: Files) -> list[Files]:
 
 
 def added_tokens(files: Files) -> list[Files]:
-    """The tokens that are found in a text before all else, special ones among them."""
+    """The tokens that the tokenizer cuts out of a text first, including special tokens."""
     return list(files.get("added_tokens") or ())
 
 

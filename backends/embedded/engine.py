@@ -36,7 +36,7 @@ class EmbeddedFacts:
         self.max_running_calls = max_running_calls
         """The most calls that may run at once."""
         self.shares_in_iteration = True
-        """Calls can hit a block once its computation is scheduled, as in vLLM: only a later iteration reads it."""
+        """Other calls can hit a block once its computation is scheduled."""
         self.loading: dict[LocalCall, Load] = {}
         """The waiting calls whose blocks are being loaded from lower tiers."""
         self._cache = blocks.cache

@@ -33,7 +33,7 @@ class ProfileSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds of a forward pass by new tokens: straight lines between `knots`, then `slope_ms` a token."""
+    """A forward pass's time by its new tokens: straight lines between `knots` (tokens, ms), then `slope_ms` a token."""
 
     knots: list[tuple[Tokens, Milliseconds]]
     slope_ms: Milliseconds
@@ -42,12 +42,12 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.in_seconds()
 
     def in_seconds(self) -> PiecewiseLinear:
-        """The same in seconds. Raises ValueError if more tokens would take less time."""
+        """The curve in seconds. Raises ValueError if more tokens would take less time."""
         return PiecewiseLinear(tuple((tokens, ms / 1e3) for tokens, ms in self.knots), self.slope_ms / 1e3)
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds of attention by the batch's total sequence length, at least `floor_ms`."""
+    """Attention's time by the batch's total sequence length in tokens, at least `floor_ms`."""
 
     context_ms: Milliseconds
     constant_ms: SignedMilliseconds = 0.0
@@ -55,7 +55,7 @@ class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LongPrefill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Milliseconds that a prefill adds if new tokens x sequence tokens exceed `threshold`."""
+    """The time that a prefill adds if new tokens x sequence tokens exceed `threshold`."""
 
     threshold: Tokens = 0
     new_ms: Milliseconds = 0.0
@@ -95,7 +95,7 @@ class Fit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One profile file. `efficiency` is the share of the time that the measured kernels explain; it divides their time.
+    """One profile file. The kernels' times are divided by `efficiency`, the share of an iteration that they explain.
 
     Profiles that `plait profile` has written have `pivot` and `fit`.
     """

@@ -1,7 +1,7 @@
 """Asks a live engine for its identity and limits, and times the tokens of calls.
 
-The engine needs only OpenAI's routes. Its `GET /cache_state` is used if there is one. Every failure is a `ValueError`
-that says what the engine did.
+The engine needs only OpenAI's routes; `GET /cache_state` is used if there is one. Every failure is a `ValueError` that
+says what the engine did.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FALLBACK_CONTEXT_TOKENS = 4096
 """The assumed context length if the engine reports neither its context nor its KV cache."""
 
 WINDING_DOWN_S = 1.0
-"""An engine may still count our ended or cancelled calls for this long."""
+"""How long an engine may still count calls of the profiler that have ended or were cancelled."""
 
 
 class _Model(msgspec.Struct):
@@ -118,7 +118,7 @@ class EngineProbe:
         return EngineIdentity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
 
     async def check_idle(self) -> None:
-        """Raises ValueError if the engine has calls that are not ours. No effect if the engine reports no counts."""
+        """Raises ValueError if the engine has calls of others. No effect if the engine reports no counts."""
         for _ in range(20):
             state = await self._cache_state()
             if state is None or not (calls := state.queue.running + state.queue.waiting):
@@ -129,7 +129,7 @@ class EngineProbe:
         )
 
     async def loaded(self) -> dict[str, Loaded]:
-        """What has come from each lower tier since the engine's start; empty if the engine reports none."""
+        """The loads from each lower tier since the engine's start; empty if the engine reports none."""
         state = await self._cache_state()
         return {tier.tier: Loaded(tier.loaded_tokens, tier.loading_s) for tier in state.tiers} if state else {}
 
@@ -164,7 +164,7 @@ class EngineProbe:
         return await read_stream(response, sent_s, self.clock)
 
     async def _cache_state(self) -> _CacheState | None:
-        """The engine's report; None if it makes none."""
+        """The engine's report; None if there is no such route."""
         if not self._reports:
             return None
         body = await self._get("/cache_state")

@@ -23,7 +23,7 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Facts that do not come from the engine: today's date, Plait's version, what the user told about the engine."""
+    """Facts that do not come from the engine: today's date, Plait's version, and the user's options."""
 
     date: str
     version: str
@@ -66,7 +66,7 @@ def fit_profile(
     circumstances: Circumstances,
     loads: Mapping[str, Sequence[Loaded]] | None = None,
 ) -> FittedProfile:
-    """Fit a profile, with a link for each tier of which there are enough loads, and record in it how it was measured.
+    """Fit a profile, with a link for each tier that has enough loads, and a record of the measurement.
 
     Raises ValueError if there are too few measurements.
     """
@@ -80,7 +80,7 @@ def fit_profile(
 
 
 def written_profile(fitted: FittedModel, points: Sequence[Point], source: ProfileSource, kv: Kv) -> FittedProfile:
-    """The fitted model as a profile, with the errors at these points that its written coefficients make."""
+    """The fitted model as a profile, with its errors at these points after the coefficients were rounded."""
     profile = _profile(fitted.costs, source, kv)
     written = replace(fitted, costs=profile.cost_model())
     residuals = [written.residual(point) for point in points]

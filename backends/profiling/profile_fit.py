@@ -1,8 +1,9 @@
 """Fits the cost model to measured iteration times: pure, from points to coefficients and their errors.
 
-The model is linear in coefficients of at least 0. The forward pass has its time at the first knot, the rise from each
-knot to the next, and the slope behind the last. Attention has a coefficient for each term. So a single least squares of
-relative errors fits all coefficients together, and the result is monotone. Only knots and threshold are searched for.
+The model is linear in coefficients of at least 0. The forward pass has one for its time at the first knot, one for the
+rise from each knot to the next, and one for the slope after the last. Attention has one for each term. So a single
+least squares of relative errors fits all coefficients together, and the times rise with the tokens. Only the knots and
+the threshold have to be searched.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from math import fsum, sqrt
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 STEPS_PER_COLUMN = 30
-"""Limits the steps if rounding makes columns indistinguishable. Otherwise far fewer are needed."""
+"""Limits the solver's steps if rounding makes columns indistinguishable. Usually far fewer are needed."""
 
 
 def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
     """The x >= 0 with the least sum of (row . x - target)^2. All rows have the same length.
 
-    Columns are scaled to the same length, as coefficients differ by many orders of magnitude. One without effect gets
-    0. Needs scipy, which the extra `profile` brings.
+    Columns are scaled to the same length, as coefficients differ by many orders of magnitude. A column of zeros gets
+    x = 0. Needs scipy, which the extra `profile` brings.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - every command imports this module
 
@@ -37,15 +38,14 @@ Iteration = tuple[tuple[int, int], ...]
 
 MAX_KNOTS = 8
 TAIL_SIZES = 2
-"""At least this many sizes must determine the slope behind the last knot."""
+"""At least this many sizes must determine the slope after the last knot."""
 
 NOISE = 1e-3
-"""Measurements have at least this relative error. A smaller error of the fit is no improvement."""
+"""Measurements have at least this relative error, so a smaller error of the fit is no improvement."""
 
 KNOT_GAIN, THRESHOLD_GAIN = 0.2, 0.75
-"""A further knot, or a threshold instead of none, must remove this share of the squared error.
-
-By chance alone, the best of twenty candidates removes about a tenth at sixty points.
+"""The share of the squared error that a further knot, or a threshold, must remove. By chance alone, the best of twenty
+candidates removes about a tenth at sixty points.
 """
 
 
@@ -53,8 +53,8 @@ By chance alone, the best of twenty candidates removes about a tenth at sixty po
 class Point:
     """A measured time: the `kind` of measurement, the iterations that the engine computed, and the seconds.
 
-    For a time to first token, `prompt_tokens` is the length of the request's prompt; for a time between tokens it is 0.
-    A point that is `held_out` checks the model and is not fitted.
+    `prompt_tokens` is the prompt's length for a TTFT, and 0 for a time between tokens. A point that is `held_out`
+    checks the model and is not fitted.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Residual:
 
     @property
     def relative_error(self) -> float:
-        """Positive if the model predicts too much time."""
+        """Positive if the model predicts too long a time."""
         return self.predicted_s / self.point.seconds - 1
 
 
@@ -81,7 +81,7 @@ class Residual:
 class FittedModel:
     """The cost model, and a request's time outside iterations: a constant, and a term for each prompt token.
 
-    A request spends this time in HTTP, parsing, hashing and copying. It is part of a TTFT, but of no iteration.
+    This time (HTTP, parsing, hashing, copying) is a part of a TTFT, but of no iteration.
     """
 
     costs: CostModel
@@ -99,9 +99,9 @@ class FittedModel:
 def fit_cost_model(points: Sequence[Point]) -> FittedModel:
     """The model with the least squared relative error over the points that are not held out.
 
-    Prompts as small as decode batches show how long a request takes outside its iteration. Terms that measurements
-    cannot separate share a coefficient. Attention's constant and floor are part of the first knot. Without a threshold,
-    `long_attention.new_s` is part of the slope, and `prompt_token_s` is part of the term in the sequence. Raises
+    Prompts as small as decode batches separate a request's own time from its iteration's. Terms that measurements
+    cannot separate share a coefficient: attention's constant and floor are in the first knot's time, and without a
+    threshold, `long_attention.new_s` is in the slope and `prompt_token_s` in the term for the sequence length. Raises
     ValueError for too few points.
     """
     points = [point for point in points if not point.held_out]
@@ -183,7 +183,7 @@ def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int)
     behind = max(0, new_total - knots[-1])
     yield 1.0
     for left, right in pairwise(knots):
-        # Behind the last knot, time rises at least as fast as between the first and the last: batching gets no cheaper.
+        # After the last knot, time rises at least as fast as between the first and the last: batching gets no cheaper.
         yield min(1.0, max(0.0, (new_total - left) / (right - left))) + behind / (knots[-1] - knots[0])
     yield behind
     yield sum(new + context for new, context in iteration)

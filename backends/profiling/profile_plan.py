@@ -10,23 +10,23 @@ from math import ceil
 from plait.backends.profiling.profile_fit import Iteration
 
 SHORT_TOKENS = 32
-"""A context with next to no attention cost. As a prompt it takes few iterations."""
+"""A context with almost no attention cost, and as a prompt, few iterations."""
 
 WHOLE_TOKENS = 64
-"""Cached prefixes are multiples of it, and so of most engines' blocks. Else the last block would hold new tokens."""
+"""Cached prefixes are multiples of this, and so of most engines' blocks: a partly filled last block is not cached."""
 
 WINDOW_TOKENS = 24
-"""A measurement of decoding covers this many gaps between tokens."""
+"""How many gaps between tokens a measurement of decoding covers."""
 
 LIKELY_BUDGET_TOKENS = 2048
 """The assumed token budget if the engine does not report one."""
 
 KV_SHARE = 0.8
-"""A trial may use this share of the KV cache, so that no call is preempted and cached prefixes stay."""
+"""The share of the KV cache for a trial, so that no call is preempted and no cached prefix evicted."""
 
 
 class Kind(StrEnum):
-    """What a trial measures, as the report names it. Kinds are measured in this order, the longest last."""
+    """What a trial measures; the values are for the report. Kinds are measured in this order, the longest last."""
 
     PREFILL = "prefill"
     CACHED_PREFIX = "prefill behind a cached prefix"
@@ -44,7 +44,7 @@ class Limits:
 
     @property
     def cache_tokens(self) -> int:
-        """The KV cache. One that is not reported is assumed to hold one full-length call."""
+        """The KV cache's size. Without a report, it is assumed to have room for one call of full length."""
         return self.kv_tokens or self.context_tokens
 
     @property
@@ -88,8 +88,8 @@ class Trial:
 class Effort:
     """How much is measured: `repeats` of each trial within `limit_s`, with these sizes.
 
-    `ladder` has the lengths of prompts. `behind` has the lengths of prompts behind a cached prefix. There are
-    `prefixes` cached prefixes, each a quarter as long as the one before.
+    `ladder` has the lengths of prompts, `behind` the lengths of prompts after a cached prefix. There are `prefixes`
+    cached prefixes, each a quarter as long as the one before.
     """
 
     repeats: int

@@ -1,7 +1,8 @@
 """The profiler: runs the trials of a profile's plan on a live, otherwise idle engine, and measures its points.
 
-Each round runs every trial once. So a disturbance affects one repeat of many points, and not all repeats of one point.
-A point's value is the median of the closest half of its repeats.
+Each round runs every trial once, so that a disturbance affects one repeat of many points instead of all repeats of one.
+Further rounds repeat the trials whose repeats disagree. A point's value is the median of the closest half of its
+repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOKEN_IDS = (300, 1300)
 """Ordinary ids in every vocabulary, after the control tokens and single bytes."""
 
 CACHED_SHARE = 0.75
-"""A prefix counts as cached from this share on. Engines round down to blocks, which may have hundreds of tokens."""
+"""The share of a prefix that must be cached. Engines round down to blocks, which may have hundreds of tokens."""
 
 
 class ProfiledEngine(Protocol):
@@ -37,7 +38,7 @@ class ProfiledEngine(Protocol):
         """Run the prompts at the same time, each for `output_tokens`."""
 
     async def check_idle(self) -> None:
-        """Raise ValueError if the engine has calls that are not ours."""
+        """Raise ValueError if the engine has calls of others."""
 
 
 class NoSampleError(Exception):
@@ -87,7 +88,7 @@ class TrialRunner:
         raise NoSampleError("the engine does not run that many calls at once")
 
     async def _cached_prefix(self, trial: Trial) -> Sample:
-        """Time a prefill behind a cached prefix. If the first call misses the prefix, it caches it for the second."""
+        """Time a prefill after a cached prefix. If the first call misses the prefix, the second call will hit it."""
         prefix = self._same(trial.context_tokens, 0)
         for _ in range(2):
             [stream] = await self._engine.complete([prefix + self._fresh(trial.new_tokens)], 1)
@@ -111,15 +112,15 @@ class TrialRunner:
 
 
 AGREEMENT = 0.05
-"""A point is repeated, within `MOST_ROUNDS`, unless more than half of its repeats are this near to its value."""
+"""The relative distance from a point's value within which more than half of its repeats must be."""
 
 MOST_ROUNDS = 3
-"""At most this many times the planned rounds are run."""
+"""How many times the planned rounds there may be, to repeat points that disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The points, the number of timings, the system's fingerprint, and what was not measured."""
+    """The points, the number of timings, the engine's `system_fingerprint`, and the reasons for missing points."""
 
     points: list[Point]
     samples: int
@@ -152,7 +153,7 @@ class Profiler:
         self._fingerprint: str | None = None
 
     async def measure(self) -> Measured:
-        """Run the planned trials within the time limit. Raises ValueError if that is too short for a fit."""
+        """Run the planned trials within the time limit. Raises ValueError if the limit is too short for a fit."""
         await self._engine.check_idle()
         self._fingerprint = (await self._runner.warm_up()).fingerprint
         clock = self._engine.clock
@@ -237,7 +238,7 @@ class Profiler:
 
 
 def typical(samples: Sequence[float]) -> float:
-    """The median of the closest half of the samples. Disturbances only add time, and never the same."""
+    """The median of the closest half of the samples. Disturbances only add time, and each adds another amount."""
     ordered = sorted(samples)
     half = len(ordered) // 2 + 1
     start = min(range(len(ordered) - half + 1), key=lambda first: ordered[first + half - 1] - ordered[first])

@@ -1,6 +1,6 @@
-"""Measures and fits the links of the tiers below the accelerator, from what the engine reports of its loads.
+"""Measures and fits the links of the tiers below the accelerator, from the loads that the engine reports.
 
-Prompts of several lengths are asked, pushed off the accelerator by other prompts, and asked again one by one.
+Prompts of several lengths are sent, evicted from the accelerator by other prompts, and sent again one by one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from plait.backends.profiling.profiler import TOKEN_IDS, ProfiledEngine
 from plait.policy.costs.tier_link import TierLink
 
 LONGEST_SHARE = 4
-"""The longest prompt is this part of the KV cache: with the other two it fits there, and beside what pushes it off."""
+"""The longest prompt is the KV cache divided by this, so that all fit there together, and beside what evicts them."""
 
 STEPS = (4, 2, 1)
-"""The prompts are these parts of the longest one, so that the latency and the time of a token can be told apart."""
+"""The prompts are the longest one divided by these, so that a link's latency and time per token can be separated."""
 
 REPORTED_WITHIN_S = 1.0
 """An engine may report a load this long after the answer. SGLang's device times loads on the side."""
@@ -29,7 +29,7 @@ REPORTED_WITHIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The `tokens` that came from a tier, and the seconds for which its link was busy."""
+    """The tokens loaded from a tier, and the seconds for which its link was busy."""
 
     tokens: int
     seconds: float
@@ -39,7 +39,7 @@ class TieredEngine(ProfiledEngine, Protocol):
     """An engine that reports its loads. `plait.backends.profiling.engine_probe` reaches it over HTTP."""
 
     async def loaded(self) -> dict[str, Loaded]:
-        """What has come from each lower tier since the start; empty if the engine reports none."""
+        """The loads from each lower tier since the engine's start; empty if the engine reports none."""
 
 
 class LinkProfiler:
@@ -82,7 +82,7 @@ class LinkProfiler:
                 self._loads[tier].append(load)
 
     async def _since(self, before: Mapping[str, Loaded]) -> dict[str, Loaded]:
-        """What has been loaded since `before`. The report of it may be a little late."""
+        """The loads since `before`, whose report may be a little late."""
         for _ in range(20):
             found = {}
             for tier, now in (await self._engine.loaded()).items():
@@ -116,7 +116,7 @@ def _push_lengths(limits: Limits) -> Iterator[int]:
 def fit_link(tier: str, loads: Sequence[Loaded]) -> TierLink | None:
     """The link with the least squared error over the loads. Needs scipy.
 
-    None if they have one length only, or if more tokens took no more time.
+    None if the loads have one length only, or if more tokens took no more time.
     """
     lengths = {load.tokens for load in loads}
     if len(lengths) < 2:

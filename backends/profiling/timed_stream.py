@@ -68,12 +68,12 @@ async def read_stream(response: Response, sent_s: float, clock: Callable[[], flo
 
 
 class _Collector:
-    """Puts the events of one stream together."""
+    """Collects the events of one stream."""
 
     def __init__(self, stream: TimedStream) -> None:
         self._stream = stream
         self._usage: _StreamUsage | None = None
-        self._counted = 0  # tokens by the running usage
+        self._counted = 0  # tokens so far, by the running usage
 
     def add(self, event: _Event, now_s: float) -> None:
         self._usage = event.usage or self._usage
@@ -102,8 +102,8 @@ class _Collector:
 def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
     """The time between tokens while all streams were decoding; None if they overlapped too little.
 
-    It is the median slope between two arrivals of a stream (Theil and Sen's estimate). A process that stalls delivers
-    tokens late, then many at once. That moves single arrivals and gaps, but few slopes.
+    The estimate is the median slope between two arrivals of a stream (Theil and Sen). A process that stalls delivers
+    tokens late, then many at once, which moves single arrivals and gaps, but few slopes.
     """
     starts_s = max(stream.arrivals[0][0] for stream in streams)
     ends_s = min(stream.arrivals[-1][0] for stream in streams)

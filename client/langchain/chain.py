@@ -61,7 +61,7 @@ class ReadModel:
 
 
 def innermost(step: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """The step itself, without what `bind` and `with_config` put around it."""
+    """The step without the wrappers of `bind` and `with_config`."""
     while isinstance(step, RunnableBinding):
         step = step.bound
     return step
@@ -106,8 +106,8 @@ _LISTS: dict[type, str] = {
 class ReadParser:
     """A parser's replacement. `read` turns the variable's text into LangChain's result; None: the text is the result.
 
-    The gateway applies `transforms`. If they do not do all that the parser does, `complete` is False: only the client
-    has the result, so no other call can take it.
+    The gateway applies `transforms`. If they do only a part of the parser's work, `complete` is False: the result is
+    then only in the client, so no other call can take it as an input.
     """
 
     name: str
@@ -145,8 +145,8 @@ def semantic(chain: Chain) -> Chain:
     """The chain with each `prompt | model | parser` replaced by a `SemanticCall`.
 
     Sequences, `RunnableParallel`, `RunnablePassthrough.assign` and `map()` are searched. A branch, a fallback and a
-    retry decide by values, so a step before each waits for them. Functions, a `SemanticCall` and other steps stay; they
-    get variables instead of values, except after a fallback or a retry.
+    retry decide by values, so a step before each of them waits for values. Functions, `SemanticCall`s and other steps
+    stay as they are; they get variables instead of values, except after a fallback or a retry.
 
     Raises `TemplateError` for a step that cannot run in the gateway. The error names the step.
     """

@@ -41,7 +41,7 @@ def role_and_text(message: BaseMessage) -> tuple[str, str]:
 
 
 def given_messages(given: Any) -> Iterator[tuple[str, Text]]:
-    """The roles and texts of messages in any form that LangChain takes. A call's result is a message of the AI."""
+    """The roles and texts of messages in any form that LangChain takes. A call's result is an AI message."""
     for message in given if isinstance(given, list | tuple) and not _is_pair(given) else [given]:
         if isinstance(message, ParsedVariable) and message.parser is None:
             yield "assistant", message.variable
@@ -69,7 +69,7 @@ _BRACES = re.compile(r"\{\{(?=\s*[A-Za-z_]\w*\s*\}\})")
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The position of messages that are given at run time, of which the last `most` count."""
+    """The position of messages that are given at run time. Only the last `most` are used."""
 
     name: str
     is_optional: bool

@@ -214,7 +214,7 @@ class ContextLengthError(CallerError, code="context_length_exceeded", quotes=Fal
 
 
 class UnsupportedError(CallerError, status=501, code="unsupported"):
-    """The request is valid, but Plait does not support it. It is refused rather than ignored."""
+    """Plait does not support a valid part of the request, and refuses the request instead of ignoring the part."""
 
 
 class TooManyConnectionsError(PlaitError, status=503, code="too_many_connections", quotes=False):
@@ -233,7 +233,7 @@ class NoRoomForUploadError(PlaitError, status=503, code="no_room_for_upload", qu
 
 
 class PeerUnavailableError(PlaitError, status=503, code="gateway_unavailable", quotes=False):
-    """The gateway that has the request's session does not answer. It may be back soon."""
+    """The gateway that has the request's session does not answer, but may be back soon."""
 
 
 class GatewayStoppingError(PlaitError, status=503, code="gateway_stopping", quotes=False):

@@ -1,6 +1,6 @@
 """The Python front end: prompts as functions, their results as futures, chained in the gateway (docs/client.md).
 
-It needs only httpx and msgspec, and imports nothing of the gateway.
+The package needs only httpx and msgspec, and imports nothing of the gateway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client of a gateway. It opens sessions."""
+"""The client of a gateway, which opens sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class Client:
-    """A gateway's address and API key. It holds connections, so use one client for a whole program.
+    """A gateway's address and API key, and connections to it. Use one client for a whole program.
 
     `base_url` is the same as for the OpenAI SDK, with `/v1` at its end. `model` is the default model of semantic
     functions. `timeout_s` bounds each request, not counting the time that a `get` waits for its value. A request is
@@ -56,7 +56,7 @@ class Client:
     def session(self, session_id: str | None = None, *, ttl_s: float | None = None) -> Session:
         """A session, to be entered with `with` or `async with`.
 
-        Other clients can take part in it if they know its id. It ends after `ttl_s` seconds without activity.
+        Other clients that know the session's id can take part. The session ends after `ttl_s` seconds without activity.
         """
         return Session(self._connection, session_id, ttl_s)
 

@@ -29,7 +29,6 @@ class Endings:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, flow: Flow[None]) -> None:
-        """Run a flow in a thread of the client's own."""
         self._threads.submit(self._run, flow)
 
     def astart(self, flow: Flow[None]) -> None:
@@ -41,7 +40,6 @@ class Endings:
         self._threads.shutdown()
 
     async def aclose(self) -> None:
-        """Wait for what was started."""
         self.close()
         await asyncio.gather(*self._tasks)
 

@@ -60,11 +60,11 @@ class Delivery:
                 results.update(answer.values)
                 for name, error in answer.errors.items():
                     problem = ErrorBody(error).exception()
-                    if problem.code != "get_timeout" or left_s <= POLL_S:
+                    if problem.code != "get_timeout" or left_s <= POLL_S:  # else only this poll's time is up
                         results[name] = self.explained(failed_get(problem, name, timeout_s))
                 if len(results) >= len(gets):
                     return results
-                batch = Batch(self.collected, (), batch.external)
+                batch = Batch(self.collected, (), batch.external)  # further polls carry no entries
 
     def opened(self, gets: Iterable[str]) -> Flow[Batch]:
         """Send all batches but the last one, which is returned: the `gets` go with it."""
@@ -84,7 +84,7 @@ class Delivery:
         return Request("POST", PATH, {**self.session, **batch.body(), **waiting}, wait_s if gets else 0.0)
 
     def explained(self, error: ClientError) -> ClientError:
-        """The error of a get. Its cause is the exception of the native function that it comes from."""
+        """A get's error, with the exception of a native function as `__cause__` if one is among the causes."""
         if isinstance(error, VariableFailedError):
             named = [self.failures[cause.variable] for cause in error.causes if cause.variable in self.failures]
             error.__cause__ = named[-1] if named else None

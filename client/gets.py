@@ -200,7 +200,7 @@ class JoinedGets:
             return raised(await future)
         except asyncio.CancelledError:
             if not group.open and group.task is not None:
-                group.task.cancel()  # nobody else waits
+                group.task.cancel()  # no other task waits for this request
             raise
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -45,7 +45,7 @@ class LatestChanges(msgspec.Struct, frozen=True, array_like=True):
 class _Here:
     """A call in the engine, last changed at `cursor`.
 
-    `find` hashes the prompt into tree blocks. It is called when another gateway first asks, and kept as `hashes`.
+    `find` hashes the prompt into tree blocks, once another gateway asks; the result is kept as `hashes`.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What an adapter records of its engine, and the cache-state reports made of it (docs/design/clocks.md).
+"""Records an engine's iterations and calls, and makes its cache-state reports (docs/design/clocks.md).
 
 The engine's driver calls in: a call arrives (`received`), has more tokens (`produced`), ends (`ended`); an iteration
 begins and ends (`Iterations`). Three parts follow the calls: `Attainment` judges each by its objectives when it ends,

@@ -107,4 +107,4 @@ class EngineClock:
         if self.engine.journal.cursor != self._cursor:
             self._cursor = self.engine.journal.cursor
             self._changed.set()
-            self._changed = asyncio.Event()
+            self._changed = asyncio.Event()  # later requests wait for the next change

@@ -186,7 +186,7 @@ class Engine:
         return self._blocks.blocks_for(prompt_tokens + output_tokens) <= self._blocks.cache.total_blocks
 
     def add(self, call: EmbeddedCall) -> None:
-        """Queue a call. It must fit (see `fits`)."""
+        """Queue a call, which must fit (see `fits`)."""
         assert call.prompt_tokens > 0
         assert call.final_output_tokens > 0
         self.counters.calls += 1

@@ -45,7 +45,7 @@ COUNTERS = {
 
 
 class EngineCollector(Collector):
-    """`plait_engine_*`, labelled with the engine and its model. They are read from the engine at each scrape."""
+    """The metrics `plait_engine_*`, labelled with engine and model, read from the engine at each scrape."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

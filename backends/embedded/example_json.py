@@ -80,7 +80,7 @@ class _Examples(msgspec.Struct):
         return schema
 
     def _referred(self, reference: object) -> object:
-        """What a reference such as `#/$defs/Name` names; None for any other."""
+        """The schema that a reference such as `#/$defs/Name` names; None for any other reference."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found = self.root

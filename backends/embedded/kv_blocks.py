@@ -118,7 +118,7 @@ class BlockCache:
         return existing
 
     def release(self, blocks: Sequence[int]) -> None:
-        """A call no longer uses these blocks. They are in prompt order."""
+        """A call no longer uses these blocks, given in prompt order."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -169,7 +169,7 @@ class KvBlocks:
         return call.matched_blocks
 
     def loadable(self, call: EmbeddedCall) -> int:
-        """How many blocks behind the `matched` ones lower tiers have."""
+        """How many blocks after the `matched` ones lower tiers have."""
         if not self.lower:
             return 0
         most = (call.prompt_tokens + call.output_tokens - 1) // self.block_tokens

@@ -14,7 +14,7 @@ from plait.backends.tokenization.rendered_fields import Renderers, rendered_fiel
 from plait.backends.tokenization.tokenizer import Tokenizer
 
 PICTURE_TOKENS: Final = 256
-"""What vision models take for a picture of 448 x 448 pixels."""
+"""The tokens that vision models use for a picture of 448 x 448 pixels."""
 # A picture becomes its digest in words of one letter, each a token in the usual vocabularies. Another picture has
 # other words, so a call never hits blocks behind another picture.
 _WORDS: Final = str.maketrans("0123456789abcdef", "ABCDEFGHIJKLMNOP")

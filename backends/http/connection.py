@@ -292,7 +292,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._begun = self._whole = self._reusable = False
         self._deadline.move(self._timeouts.first_byte_s)
-        if self._used:
+        if self._used:  # only a reused connection can be stale
             self._again = head, body
         if isinstance(body, bytes) and len(body) <= SLICE_BYTES:
             self.transport.write(head + body)  # a copy of 100 KB costs less than a second system call

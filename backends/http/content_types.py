@@ -1,4 +1,4 @@
-"""What the headers of a message say of its body."""
+"""Reads the kind of a message's body from its headers."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def _check_template_options(options: dict[str, Any]) -> None:
 
 
 def _are_tokens(value: object) -> bool:
-    """Whether `value` is a list of token ids. It may have a million, so there is no loop in Python."""
+    """Whether `value` is a list of token ids, checked without a loop in Python: there may be a million."""
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**32
 
 

@@ -43,7 +43,7 @@ def has_half(document: bytes | bytearray) -> bool:
 
 
 def with_whole_pairs(document: bytes | bytearray) -> bytes | bytearray:
-    """The document with U+FFFD for each half. It keeps its length; one without a half is returned itself."""
+    """The document with U+FFFD for each lone half, in the same length; the same object if it has none."""
     if document.find(b"\\") < 0 and document.isascii():  # as nearly all are
         return document
     if not has_half(document) or _HIDDEN in document:
@@ -52,7 +52,7 @@ def with_whole_pairs(document: bytes | bytearray) -> bytes | bytearray:
 
 
 def events_with_whole_pairs(events: bytes) -> bytes:
-    """Whole events of a stream, as `with_whole_pairs`. A pair that two events part comes with the second of them."""
+    """As `with_whole_pairs`, for whole events of a stream. A pair that two events split moves to the second one."""
     if _HIDDEN in events:
         return events
     joined = _PARTED.sub(rb"\2\1", events.replace(_ESCAPED, _HIDDEN))

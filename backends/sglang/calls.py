@@ -58,7 +58,7 @@ class SglangCall(LocalCall):
 def sglang_call(
     request: Any, annotations: EngineAnnotations, now_s: float, sequence: int, observer: CacheObserver
 ) -> SglangCall:
-    """The call of a request that SGLang has just received. It is the engine's `sequence`th."""
+    """The call of a request that SGLang has just received, the engine's `sequence`th."""
     arrived_s = now_s - annotations.age_s
     return SglangCall(
         call_id=request.rid,

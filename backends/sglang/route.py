@@ -95,7 +95,7 @@ class CacheStateRoute:
         ends_s = now_s() + query.wait_s
         asks = not self._news.follows(query.since, query.epoch)
         while True:
-            news = self._news.next()
+            news = self._news.next()  # before the check below, so that no message in between is missed
             told = self._news.report_after(query.since, query.epoch, query.gateway)
             if told is not None:
                 return told

@@ -1,4 +1,4 @@
-"""Tokenizers of files, with the ids of `tokenizers`: Hugging Face folders as engines load them, and embedded's."""
+"""Tokenizers from files, with the ids of `tokenizers`: Hugging Face folders as engines load them, and embedded's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from plait.backends.tokenization.cuts import find_cuts
 from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS, ChatTokenizer, not_unicode
 from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
 
-# Parts are encoded in batches, for which `tokenizers` would take all cores. A turn has one.
+# Otherwise `tokenizers` would use all cores for a batch of parts. An encoding turn may use one.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class FileTokenizer(ChatTokenizer):
-    """A tokenizer.json. How chats are rendered is left to its kinds."""
+    """A tokenizer.json. Subclasses render chats."""
 
     def __init__(self, name: str, backend: Backend, special_ids: frozenset[int]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class FileTokenizer(ChatTokenizer):
 
     @cached_property
     def encoder(self) -> CheckedEncoder:
-        """The encoder of `encode_array` and `encode_parts`. Processes that only render chats make none."""
+        """The encoder of `encode_array` and `encode_parts`, made at first use: some processes only render chats."""
         splits = self._backend.encode_special_tokens
         native = native_encode(json.loads(self._backend.to_str()), splits_special_tokens=splits)
         encoder = CheckedEncoder(self.name, self._encode_parts, native)
@@ -63,18 +63,17 @@ class FileTokenizer(ChatTokenizer):
 
     @property
     def differences(self) -> int:
-        """How often ids that were given before turned out to be wrong."""
         return self.encoder.differences
 
     @property
     def short_characters(self) -> int:
-        """Twice as many while the native encoder is used. Of a thousand such prompts, one takes 12 ms."""
+        """Twice as many while the native encoder is used. One such prompt in a thousand is also compared: 12 ms."""
         return (2 if self.encoder.has_proved_itself else 1) * SHORT_CHARACTERS
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt, with the BOS and other tokens that the files require, by `tokenizers`."""
         try:
-            # The same ids as `encode`, 10 to 25 % faster, because it keeps no offsets. Both release the GIL.
+            # The same ids as by the backend's `encode`, 10 to 25 % faster without offsets. Both release the GIL.
             ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:  # `tokenizers` raises this for a lone surrogate
             raise not_unicode() from error
@@ -91,7 +90,6 @@ class FileTokenizer(ChatTokenizer):
         return ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        """The ids of each part, without other tokens."""
         return self.encoder.encode(parts)
 
     def _encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
@@ -114,7 +112,7 @@ class FileTokenizer(ChatTokenizer):
 
 
 class EmbeddedTokenizer(FileTokenizer):
-    """The embedded engine's own. It gives the ids that `HuggingFaceTokenizer` gives, and needs no transformers."""
+    """The embedded engine's own tokenizer, with the ids of `HuggingFaceTokenizer`, but without transformers."""
 
     def __init__(self, chat_template: str | None = None) -> None:
         backend = Backend.from_file(str(EMBEDDED_FOLDER / "tokenizer.json"))
@@ -136,18 +134,17 @@ class EmbeddedTokenizer(FileTokenizer):
 
 @cache
 def shipped_tokenizer() -> EmbeddedTokenizer:
-    """The embedded engine's with its own template. A process loads it once, which takes 0.1 s."""
+    """The embedded engine's tokenizer with its own template, loaded once a process, in 0.1 s."""
     return EmbeddedTokenizer()
 
 
 TEMPLATE_KWARGS_FILE: Final = "chat_template_kwargs.json"
-"""What the template gets by default, beside the files of a tokenizer that an engine has offered."""
+"""The file with an engine's default template variables, in the folder of a tokenizer that the engine has offered."""
 
 
 FILES: Final = ("tokenizer.json", "tekken.json", "tokenizer.model")
-"""A folder has one of these; the first is preferred. The second is Mistral's and the third SentencePiece's.
-
-Transformers converts both, with those libraries.
+"""A folder has one of these; the first is preferred. Transformers converts the second with Mistral's library, the third
+with SentencePiece's.
 """
 _NEEDS: Final = {FILES[0]: "huggingface", FILES[1]: "mistral", FILES[2]: "sentencepiece"}
 """The extra of Plait that brings a file's library."""
@@ -195,7 +192,7 @@ class HuggingFaceTokenizer(FileTokenizer):
         super().__init__(name, backend, frozenset(tokenizer.all_special_ids))
 
     def files(self) -> dict[str, bytes]:
-        """Those of the folder as transformers writes them, with the template that is used."""
+        """The folder's files as transformers writes them, with the template in use."""
         return saved_files(self._tokenizer, self._own_template)
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
@@ -211,11 +208,11 @@ class HuggingFaceTokenizer(FileTokenizer):
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **given))
 
     def close(self) -> None:
-        """End what rendering has started, which is nothing here."""
+        """No effect. A subclass ends its process here."""
 
 
 def _auto(folder: Path) -> Any:
-    """As the engines load a folder: some models' classes split texts in another way than PreTrainedTokenizerFast."""
+    """Load a folder as the engines do: some models' classes split texts differently from PreTrainedTokenizerFast."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     beside = {"mistral_format": False} if (folder / FILES[1]).is_file() else {}
@@ -223,14 +220,14 @@ def _auto(folder: Path) -> Any:
 
 
 def _tekken(file: Path) -> Any:
-    """Mistral's file. Its template is the folder's, or the one that mistral-common writes for the file's version."""
+    """Load Mistral's file. The template is the folder's, or the one of mistral-common for the file's version."""
     import mistral_common  # noqa: F401, PLC0415 - without it there would be no template, and no error
     from tokenizers.processors import TemplateProcessing  # noqa: PLC0415
     from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer  # noqa: PLC0415
 
     tokenizer = convert_tekken_tokenizer(str(file))
     bos = (tokenizer.bos_token, tokenizer.bos_token_id)
-    # mistral-common puts it before a plain prompt. Transformers' conversion does not.
+    # mistral-common puts the BOS before a plain prompt. Transformers' conversion does not.
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
     return tokenizer
 

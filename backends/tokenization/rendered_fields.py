@@ -126,7 +126,7 @@ def rendered_fields(
     )
     render = _as_sglang if renderers.form == "sglang" else _as_vllm
     tools, variables, is_exact = render(request, renderers)
-    is_plain = False  # nobody asks where SGLang is not known to serve
+    is_plain = False  # only read where SGLang serves the model
     if renderers.form == "sglang" or renderers.is_mixed:
         is_changed = tools or variables or request.continue_final_message or not request.add_generation_prompt
         is_plain = is_known and not is_changed and are_plain(request.messages)

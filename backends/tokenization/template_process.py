@@ -72,7 +72,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def too_much(self) -> str:
-        """What to say of a template that takes more than its share."""
+        """The message for a template that exceeds the limits."""
         return OWN_TOO_MUCH if self.chat_template is None else TOO_MUCH
 
 

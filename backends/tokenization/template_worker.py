@@ -43,7 +43,7 @@ class TemplateWorker:
             self._running()
 
     def render(self, job: Job) -> str:
-        """The rendered chat. Raises `CallerError` for a template that fails or takes more than its share."""
+        """The rendered chat. Raises `CallerError` for a template that fails or exceeds the limits."""
         frame = msgspec.json.encode(job)
         with self._lock:
             process = self._running()
@@ -77,7 +77,7 @@ class TemplateWorker:
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with suppress(BrokenPipeError):  # a job that it did not read is still in the pipe
+            with suppress(BrokenPipeError):  # the pipe may still have a job that the process did not read
                 self._process.communicate()
 
 

@@ -37,7 +37,7 @@ class AnswerTranslator(Protocol):
 
 
 class Translation(Protocol):
-    """One API. It has no state; one object serves all requests."""
+    """One API. An object has no state and serves all requests."""
 
     @property
     def path(self) -> str:

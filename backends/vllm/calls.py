@@ -55,7 +55,7 @@ class VllmCall(LocalCall):
 
 
 def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequence: int) -> VllmCall:
-    """The call of a request that vLLM has just received. It is the engine's `sequence`th."""
+    """The call of a request that vLLM has just received, the engine's `sequence`th."""
     arrived_s = now_s - annotations.age_s
     return VllmCall(
         call_id=request.request_id,

@@ -116,7 +116,7 @@ class VllmDriver:
 
     @property
     def cursor(self) -> int:
-        """The changes of the cache and of calls so far."""
+        """The number of changes of the cache and of calls so far."""
         return self.observer.journal.cursor
 
     def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
@@ -156,7 +156,7 @@ class VllmDriver:
     def _observe(self, output: Any, now_s: float) -> None:
         scheduled, iterations = output.num_scheduled_tokens, self._iterations
         if scheduled:
-            iterations.begin(id(output), now_s)
+            iterations.begin(id(output), now_s)  # vLLM gives the same object to `update_from_output`
             iterations.computes(scheduled.values())
         for new in output.scheduled_new_reqs:
             call: VllmCall = self._scheduler.requests[new.req_id].plait_call

@@ -85,7 +85,7 @@ class VllmLevers:
         return limits
 
     def _whole_blocks(self, call: LocalCall, tokens: int) -> int:
-        """The `tokens` of a call, less those behind the last block's end where the model needs whole blocks."""
+        """The `tokens` of a call, cut at the last block's end if the model needs whole blocks."""
         if self._scheduler.need_mamba_block_aligned_split:  # such models need chunks that end with a block
             block_tokens = self._scheduler.cache_config.block_size
             tokens = (call.computed_tokens + tokens) // block_tokens * block_tokens - call.computed_tokens
@@ -108,7 +108,7 @@ def _backfill(plan: Plan) -> tuple[VllmCall, ...]:
 
 
 def _served_last(picks: Sequence[tuple[VllmCall, int]], running: Sequence[LocalCall]) -> LocalCall | None:
-    """The pick that vLLM serves last. It serves running calls in its own order, then waiting calls in the plan's."""
+    """The pick that vLLM serves last: running calls come first, in vLLM's order, then waiting calls in the plan's."""
     for call, _ in reversed(picks):
         if call.waits:
             return call

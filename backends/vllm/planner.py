@@ -114,7 +114,7 @@ class VllmPlanner:
             self._compatible.preempt(self._scheduler.requests[call.call_id])
 
     def _computed(self, scheduled: dict[str, int]) -> IterationWork:
-        """What an iteration computes, from the tokens of each request."""
+        """An iteration's work, from the scheduled tokens of each request."""
         requests = self._scheduler.requests
         calls = [requests[request_id].plait_call for request_id in scheduled]
         return IterationWork.of(

@@ -25,7 +25,7 @@ _AWAITED = "plait_awaited"
 
 
 class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
-    """A step that collects one call and does not wait for it. It takes the template's inputs.
+    """A step that takes the template's inputs, collects one call and does not wait for it.
 
     An input is a text, a variable, or a list of these; for a `MessagesPlaceholder` it is a list of messages. The
     session comes with the configuration: see `in_session`. `read` and `parser` are those of the returned

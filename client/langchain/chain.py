@@ -236,7 +236,7 @@ _REPLACED: Mapping[type, Callable[[Any], Chain]] = {
 
 
 def _length_of_call(steps: Sequence[Chain]) -> int:
-    """How many of the first steps form one call: a prompt, a model and perhaps a parser. 0 if they form none."""
+    """How many of the first steps form one call: a prompt, a model and, if there is one, a parser. 0 for no call."""
     if len(steps) == 1 or not isinstance(steps[0], BasePromptTemplate):
         return 0
     if not isinstance(innermost(steps[1]), BaseLanguageModel):

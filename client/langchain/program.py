@@ -19,7 +19,7 @@ Configs = RunnableConfig | Sequence[RunnableConfig] | None
 
 
 class Program(Runnable[Any, Any]):
-    """A chain that runs in the gateway. It is invoked like the chain and has the same result.
+    """A chain that runs in the gateway, invoked like the chain and with the same result.
 
     Each invocation, and each batch, is a session of its own, which is ended in the background. `objective` and
     `timeout_s` are those of the results.

@@ -146,7 +146,7 @@ class PromptEncoder:
             yield len(text)
             return EncodedPrompt(tokenizer.encode_array(text, add_special_tokens=add_special_tokens))
         before, after = tokenizer.ids_around if add_special_tokens else ((), ())
-        known_as = (scope, add_special_tokens, tokenizer.differences)
+        known_as = (scope, add_special_tokens, tokenizer.differences)  # ids from before a difference may be wrong
         parts = _Parts(self, text, cuts, root, known_as, EncodedPrompt(array("I", before)))
         keeps = self.cache.takes(text)
         if keeps:

@@ -27,7 +27,7 @@ class TemplateWorker:
     """One process with one tokenizer. Several threads may call it; their jobs run one after the other.
 
     `specification` and `template_path` are those of `load_tokenizer`. The process starts with the first job, or at
-    `start`, and ends with the gateway's process.
+    `start`, and ends with the caller's process.
     """
 
     def __init__(self, specification: str, template_path: str | None = None) -> None:

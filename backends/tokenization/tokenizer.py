@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
     @property
     def differences(self) -> int:
-        """How often the native encoder's ids turned out to be wrong after they had been used."""
+        """1 once the native encoder has given wrong ids, so that its earlier ids may be wrong too; 0 until then."""
         ...
 
     @property

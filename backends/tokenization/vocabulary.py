@@ -14,7 +14,7 @@ Files = Mapping[str, Any]
 
 
 def longest_token_bytes(files: Files) -> int | None:
-    """The most bytes of text in one token. None (no bound) if the tokenizer drops text, or has an unknown-token."""
+    """The most bytes of text in one token. None (no bound) if the tokenizer drops text or has an unknown token."""
     model, shrinks = files["model"], _shrinks(files.get("normalizer"))
     if (
         model.get("type") != "BPE"

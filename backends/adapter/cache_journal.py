@@ -18,7 +18,7 @@ class Changes:
     """Counters that all journals of one engine share, so that one cursor covers a report on all of them.
 
     `count` is the number of changes so far, `of_blocks` the count at the latest change of a block. `forgotten` is the
-    count at the latest removal that was dropped: no delta reaches back before it.
+    count at the latest removal, or end of a call, that was dropped: no delta reaches back before it.
     """
 
     __slots__ = ("count", "forgotten", "of_blocks")
@@ -72,7 +72,7 @@ class CacheJournal:
         return self.changes.count
 
     def forget_until(self, cursor: int) -> None:
-        """A removal at this cursor was dropped, so an older cursor gets a snapshot."""
+        """A removal, or the end of a call, at this cursor was dropped, so an older cursor gets a snapshot."""
         self.changes.forgotten = max(self.changes.forgotten, cursor)
 
     def remembers(self, cursor: int) -> bool:

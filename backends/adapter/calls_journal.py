@@ -28,13 +28,13 @@ class LatestChanges(msgspec.Struct, frozen=True, array_like=True):
     """Cursors of the latest changes, which tell each gateway whether a report would have anything but its own calls."""
 
     blocks: int
-    """Of a block."""
+    """The latest change of a block."""
     calls: int = 0
-    """Of a call."""
+    """The latest change of a call."""
     by: str = ""
-    """The gateway of that call."""
+    """The gateway that sent this call."""
     before: int = 0
-    """Of a call from any other gateway."""
+    """The latest change of a call from any other gateway."""
 
     def are_news(self, cursor: int, asking: str | None) -> bool:
         """Whether a report since a cursor (see `CacheJournal.remembers`) has a change for the gateway `asking`."""

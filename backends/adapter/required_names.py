@@ -159,7 +159,7 @@ def missing_attributes(target: Any, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _missing_alternatives(either: Iterable[tuple[Collection[str], Sequence[str]]]) -> Iterator[str]:
-    """`one or other` for each group of alternatives that lacks all its names. `either` pairs groups with lacks."""
+    """`one or other` for each group of alternatives that is missing as a whole. `either`: (group, missing names)."""
     for names, missing in either:
         if len(missing) == len(names):
             yield " or ".join(missing)

@@ -100,7 +100,7 @@ def _mean(values: deque[float] | deque[int]) -> float:
 
 
 RECENT_CALLS = 256
-"""How many of the latest calls with objectives the share is of. Its standard error is at most 3 %."""
+"""How many of the latest calls with objectives the share covers. Its standard error is at most 3 %."""
 
 
 @dataclass(slots=True)
@@ -129,9 +129,9 @@ class _Progress:
 class Attainment:
     """SLO attainment, measured in the engine: the share of calls that met all their objectives.
 
-    A call is judged when it ends, by its objectives at that time: its TTFT, its mean TPOT and its JCT, all from its
-    zero. An aborted call is judged by the tokens that it had. Calls without objectives do not count, nor do calls that
-    end without a token before the first is due. `key` is the engine's name for a call.
+    A call is judged when it ends, by its objectives at that time: TTFT and JCT from its zero, TPOT over all its tokens.
+    An aborted call is judged by the tokens that it had. Calls without objectives do not count, nor do calls that end
+    without a token before the first is due. `key` is the engine's name for a call.
     """
 
     def __init__(self) -> None:

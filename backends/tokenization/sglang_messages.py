@@ -1,7 +1,7 @@
 """Brings the messages and tools of a chat into the form that SGLang gives to the chat template.
 
 An engine attests this form: its fingerprint has a digest of what SGLang's own code makes of probe messages
-(`TokenizerFingerprint.messages`). `chat_messages` has vLLM's form.
+(`ChatRendering.requested`). `chat_messages` has vLLM's form.
 """
 
 from __future__ import annotations

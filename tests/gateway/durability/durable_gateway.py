@@ -49,6 +49,7 @@ class DurableServed(Served):
         while log.backlog_bytes or log._waiters:
             await asyncio.sleep(0.001)
             await settle()
+        await settle()  # a commit may have ended in the last step, and who waited for it goes on after that
 
     async def kill(self) -> None:
         """The end of the process: nothing more is written, and the lease is free."""

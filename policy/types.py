@@ -1,4 +1,4 @@
-"""The policies' values: a call, its objectives, and its placement."""
+"""What policies take and return: a call with its objectives, and the call's placement."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ CHARACTERS_PER_TOKEN: Final = 4
 """English text in most vocabularies."""
 
 ESTIMATE_MARGIN = 1.5
-"""So many times a context's tokens an estimate has to be before a prompt counts as longer: code and runs of spaces have
-fewer tokens than their characters suggest.
+"""A prompt whose tokens are estimated counts as too long only beyond this multiple of the context length.
+
+Code and runs of spaces have fewer tokens than their characters suggest.
 """
 
 
@@ -25,33 +26,35 @@ class Objective(StrEnum):
 
 
 class Slo(NamedTuple):
-    """A call's promised times, in seconds; None where no time was promised.
-
-    TTFT and JCT count from when the call is ready. TPOT counts from the first token, for each token after it. If they
-    are `is_deduced`, the gateway has deduced them from what the call is needed for: nobody was promised them.
-    """
+    """A call's promised times, in seconds; None where no time was promised."""
 
     ttft_s: float | None = None
+    """From zero (when the call is ready) to the first token."""
+
     tpot_s: float | None = None
+    """The mean time of each token after the first."""
+
     jct_s: float | None = None
+    """From zero to the last token."""
+
     is_deduced: bool = False
+    """The gateway deduced the times from the calls that need this one. No client was promised them."""
 
     @property
     def has_zero(self) -> bool:
-        """Whether a time counts from when the call is ready, so that engines have to know how long it has waited."""
+        """Whether a time counts from zero. Then the engine has to know how long the call has waited in the gateway."""
         return self.ttft_s is not None or self.jct_s is not None
 
     def is_missed(self, age_s: float) -> bool:
-        """Whether a call that has no token yet after `age_s` is too late for its first one, or for its last one."""
+        """Whether a call without a first token `age_s` after zero has missed its TTFT or its JCT."""
         return (self.ttft_s is not None and age_s > self.ttft_s) or (self.jct_s is not None and age_s > self.jct_s)
 
     def from_zero(self, age_s: float) -> Slo:
-        """The same promise for times that count from `age_s` seconds earlier."""
+        """The same deadlines, counted from a zero `age_s` seconds earlier."""
         return self._replace(ttft_s=_later(self.ttft_s, age_s), jct_s=_later(self.jct_s, age_s))
 
 
 NO_SLO: Final = Slo()
-"""No time was promised."""
 
 
 def _later(time_s: float | None, seconds: float) -> float | None:
@@ -60,47 +63,48 @@ def _later(time_s: float | None, seconds: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TaskGroup:
-    """A call's task group. The completion time of its last call counts (Parrot, 5.2).
-
-    `group_id` is unique in the gateway. `calls` counts the group's known calls that have not ended: waiting, ready and
-    running ones, and this call.
-    """
+    """A call's task group: only the time at which the group's last call ends matters (Parrot, section 5.2)."""
 
     group_id: str
+    """Unique in the gateway."""
+
     calls: int
+    """The group's known calls that have not ended, this one included: they wait for inputs, are ready, or run."""
 
 
 class Call(NamedTuple):
-    """One LLM call as the policies see it. Its prompt is given as chained hashes of whole tree blocks, not as text.
-
-    `block_hashes[i]` is the hash of the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`).
-    `output_limit` is the most tokens that the call may generate; None if it has no limit. A call that is not `streamed`
-    gets its whole answer at its end. `prompt_hash` stands for all tokens of the prompt (`block_hash.whole_hash`);
-    None if the call has several prompts or answers. `session` is the client's name of its conversation; empty if it
-    gives none. An answer that `has_grammar` may wait until the engine has compiled the grammar. The times of `slo`
-    count from `arrived_s`. It has `choices` answers, each of `output_limit` at most.
-    """
+    """One LLM call as the policies see it: hashes of its prompt's tree blocks, not its text."""
 
     call_id: str
     model: str
     prompt_tokens: int
     block_tokens: int
+    """The length of a tree block, in tokens."""
     block_hashes: Sequence[int]
+    """`block_hashes[i]` names the first `(i + 1) * block_tokens` tokens of the prompt (see `block_hash`)."""
     slo: Slo | None = None
     objective: Objective | None = None
     priority: int = 0
+    """The lower goes first."""
     group: TaskGroup | None = None
     output_limit: int | None = None
+    """The most tokens of each answer; None: no limit."""
     streamed: bool = True
+    """False: the engine sends the whole answer at its end, so no first token is seen."""
     prompt_hash: int | None = None
+    """Names all tokens of the prompt (`block_hash.whole_hash`); None with several prompts or answers."""
     session: str = ""
+    """The client's name of the conversation; empty: none was given."""
     has_grammar: bool = False
+    """The first token may wait until the engine has compiled a grammar."""
     arrived_s: float = 0.0
+    """Zero: the times of `slo` count from here."""
     choices: int = 1
+    """How many answers the client asks for (OpenAI's `n`)."""
 
     @property
     def due_s(self) -> float:
-        """The time by which the first token was promised, or with a JCT alone the answer; infinite without either."""
+        """The deadline of the first token; with a JCT alone, of the whole answer; infinite without either."""
         slo = self.slo
         if slo is None:
             return inf
@@ -114,7 +118,7 @@ class Call(NamedTuple):
 
 
 class PlacementReason(StrEnum):
-    """Why an engine was chosen, as the policies here say it."""
+    """The reasons of the policies in this package. A policy of the operator's own may give other words."""
 
     EXPLOIT = "exploit"
     EXPLORE = "explore"
@@ -124,25 +128,25 @@ class PlacementReason(StrEnum):
 
 
 class Cost(Protocol):
-    """What a placement costs, as its policy sees it."""
+    """A placement's cost in the terms of its policy, in seconds."""
 
     @property
     def total_s(self) -> float: ...
 
 
 Rule = Literal["only_engine", "least_delay", "ttft", "group", "continues", "hand_over", "moved", "after_failure"]
-"""Why a call was placed where it was, as the gateway's own policy says it.
+"""Which rule of the gateway's own policy chose the engine.
 
-- `only_engine`: no other takes it;
-- `least_delay`: it costs least there;
+- `only_engine`: no other engine takes the call;
+- `least_delay`: the call costs least there;
 - `ttft`: a cheaper engine would miss the TTFT or the JCT, or miss it by more;
 - `group`: the calls of a task group are divided so that all of them together cost least;
-- `continues`: the call that it continues ran there;
+- `continues`: the call continues another one, which ran there;
 - `hand_over`: an engine that drains hands its prefixes over, which leaves some engines out;
-- `moved`: it waited in another engine's line, and this one had room sooner;
-- `after_failure`: the attempt before it had failed.
+- `moved`: the call waited in another engine's line, and this engine had room sooner;
+- `after_failure`: an engine failed the call's previous attempt.
 
-Strings, and no enumeration: reading a member costs Python 3.11 a call.
+These are strings because reading a member of an `Enum` is a function call in Python 3.11.
 """
 
 
@@ -152,7 +156,7 @@ class Identified(Protocol):
 
 
 class ComparedEngine(Protocol):
-    """An engine that was looked at for a call."""
+    """An engine whose cost for a call was computed."""
 
     @property
     def engine(self) -> Identified: ...
@@ -165,24 +169,24 @@ class ComparedEngine(Protocol):
 
     @property
     def rank(self) -> tuple[float, float]:
-        """By how much it would miss its times there, and all of the cost, in seconds."""
+        """(seconds by which the TTFT or JCT would be missed, total cost in seconds)."""
         ...
 
 
 class Compared(NamedTuple):
-    """What a policy has compared. The `rule` is a `Rule`, or the name of a policy that tells none.
-
-    It chose from so many `engines` and looked at the `candidates`. No other engine costs less than `others_s`, which is
-    infinite if there is none.
-    """
+    """The engines that a policy compared for a call."""
 
     rule: str
+    """A `Rule`; the policy's name if the policy gives no rule."""
     candidates: Sequence[ComparedEngine] = ()
+    """The engines whose cost is known."""
     engines: int = 0
+    """How many engines were eligible."""
     others_s: float = inf
+    """A lower bound on the cost of every engine outside `candidates`; infinite if there is none."""
 
     def next_best(self, engine_id: str) -> ComparedEngine | None:
-        """The cheapest engine beside this one; None if it is not known, or there is none."""
+        """The cheapest engine other than this one; None if there is none, or an engine outside may be cheaper."""
         best = None
         for one in self.candidates:
             if one.engine.engine_id != engine_id and (best is None or one.rank[1] < best.rank[1]):
@@ -191,14 +195,11 @@ class Compared(NamedTuple):
 
 
 class Margin(NamedTuple):
-    """What a placement costs, and how much more the next engine does, in seconds.
-
-    If it is not known which engine is the next one, no other costs less than the margin more. It is None where nothing
-    was compared.
-    """
+    """A placement's cost, and how much more the next-cheapest engine costs, in seconds; None where unknown."""
 
     cost_s: float | None = None
     margin_s: float | None = None
+    """Exact if `next_engine` is known. Otherwise a lower bound: every other engine costs at least this much more."""
     next_engine: str | None = None
 
 
@@ -206,35 +207,34 @@ NO_MARGIN: Final = Margin()
 
 
 class Placement(NamedTuple):
-    """The choice of an engine for a call. `cached_tokens` of the prompt are expected in that engine's cache.
-
-    The engine brings as many of them back from each lower tier as `loaded` says, by the tier's name.
-
-    The `plait-placement` header, the log and the metrics show the `reason`: a `PlacementReason`, or a policy's own
-    word in printable ASCII.
-    `meets_slo` says whether the call's first token and its last one are expected in time there; None: no time was
-    promised for them, or the policy does not look. The first token is expected `first_token_s` after the placement, and
-    the last one `decode_s` after the first (0: not known). `compared` is None if the policy does not tell: then the
-    router names the policy.
-    """
+    """The choice of an engine for a call."""
 
     engine_id: str
     reason: str
+    """A `PlacementReason`, or a policy's own word in printable ASCII. The `plait-placement` header, the log and the
+    metrics show the word.
+    """
     cached_tokens: int
+    """Tokens of the prompt that are expected in the engine's cache, in any tier."""
     missed_tokens: int
+    """All other tokens of the prompt."""
     cost: Cost | None = None
     meets_slo: bool | None = None
+    """Whether TTFT and JCT are expected to be met; None: neither was promised, or the policy does not look."""
     first_token_s: float = 0.0
+    """Expected seconds from the placement to the first token."""
     decode_s: float = 0.0
+    """Expected seconds from the first token to the last; 0: not known."""
     loaded: Sequence[tuple[str, int]] = ()
+    """(lower tier, tokens of `cached_tokens` that the engine loads from it)."""
     compared: Compared | None = None
+    """None: the policy does not tell, and the router fills in the policy's name."""
 
     @property
     def rule(self) -> str | None:
         return None if self.compared is None else self.compared.rule
 
     def margin(self) -> Margin:
-        """What it costs, and what the next engine would."""
         cost, compared = self.cost, self.compared
         if cost is None:
             return NO_MARGIN

@@ -1,1 +1,1 @@
-"""What a call costs in time: how long engines compute, what each has to do, and what delay one more call causes."""
+"""What a call costs in time: how long engines compute, how much work waits there, what delay one more call causes."""

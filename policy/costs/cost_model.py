@@ -16,7 +16,7 @@ from math import ceil
 from plait.policy.costs.tier_link import TierLink
 
 USUAL_TOKENS = 2048
-"""How fast engines are is compared by a prompt of so many tokens."""
+"""The speed of an engine is its tokens per second on a prompt of this length."""
 
 PIVOT_SHARE = 0.9
 """Ours: at the pivot, throughput is this share of its asymptote. AccelGen reads the pivot off a plot."""
@@ -29,11 +29,11 @@ class PiecewiseLinear:
     knots: tuple[tuple[int, float], ...]
     slope_s: float
     _tokens: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Those of the knots, to search in without a call for each that is looked at."""
+    """The knots' token counts: `bisect` searches a plain tuple without calling a key function."""
 
     _lines: tuple[tuple[int, float, float, int], ...] = field(init=False, repr=False, compare=False)
-    """Before the first knot, between each two, and after the last: where a line begins, and by how many seconds it
-    rises in how many tokens.
+    """(first tokens, first seconds, rise in seconds, width in tokens) of each line: before the first knot, between
+    each two knots, after the last.
     """
 
     def __post_init__(self) -> None:
@@ -51,7 +51,6 @@ class PiecewiseLinear:
         object.__setattr__(self, "_lines", lines)
 
     def at(self, tokens: int) -> float:
-        """Seconds at `tokens`."""
         left_tokens, left_s, rise_s, width = self._lines[bisect_right(self._tokens, tokens)]
         return left_s + rise_s * (tokens - left_tokens) / width
 
@@ -66,7 +65,10 @@ class Pivot:
 
 @dataclass(frozen=True, slots=True)
 class LongAttention:
-    """The time of a prefill's attention if `new x sequence` tokens exceed `threshold`; sequence = context + new."""
+    """The extra attention time of a prefill whose `new x sequence` tokens exceed `threshold`; sequence = context + new.
+
+    The sum of three terms: `new_s` per new token, `sequence_s` per sequence token, `product_s` per unit of the product.
+    """
 
     threshold: int = 0
     new_s: float = 0.0
@@ -83,22 +85,24 @@ class LongAttention:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of engine time. `context_s` is the attention per token of context, `context_floor_s` its minimum.
+    """The seconds of a forward pass: (`forward` + attention + `long_attention` of each prefill) / `efficiency`.
 
-    `links` are those to the lower tiers of the cache, as far as they are known.
+    Attention takes `context_constant_s` + `context_s` * sequence tokens, but at least `context_floor_s`.
     """
 
     forward: PiecewiseLinear
+    """Seconds by the new tokens of the batch."""
     context_constant_s: float
     context_s: float
     context_floor_s: float
     long_attention: LongAttention
     efficiency: float = 1.0
     links: tuple[TierLink, ...] = ()
+    """The links to the lower tiers of the cache that the profile knows."""
     tokens_per_s: float = field(init=False, repr=False, compare=False)
-    """How fast a prompt of `USUAL_TOKENS` is computed in large iterations; 1 if that takes no time."""
+    """The speed of the prefill of `USUAL_TOKENS` in large iterations; 1 if the prefill takes no time."""
     _one_s: float = field(init=False, repr=False, compare=False)
-    """`forward` of one token: what each token of an answer takes without its attention."""
+    """The seconds of one decoded token without attention."""
 
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
@@ -133,13 +137,13 @@ class CostModel:
         is_long = new_tokens > 1 and new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
-        context_s = attention_s if attention_s > floor_s else floor_s  # `max` takes longer than all of this
+        context_s = attention_s if attention_s > floor_s else floor_s  # a call of `max` costs more than all the rest
         return (self.forward.at(new_tokens) + context_s + long_s) / self.efficiency
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
 
-        Each token counts as the middle one. This is exact where attention is linear in the context.
+        Every token is taken to cost as much as the middle one, which is exact where attention is linear in the context.
         """
         mean_sequence = context_tokens + output_tokens / 2
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * mean_sequence
@@ -147,7 +151,7 @@ class CostModel:
         return output_tokens * (self._one_s + context_s) / self.efficiency
 
     def added_s(self, new_tokens: int, context_tokens: int) -> tuple[float, float]:
-        """What a prefill adds to large iterations, and the part of it that is attention."""
+        """The seconds that a prefill adds to iterations beyond the last knot: (all of them, those of attention)."""
         sequence_tokens = new_tokens + context_tokens
         is_long = new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
@@ -155,15 +159,15 @@ class CostModel:
         return self.forward.slope_s * new_tokens / self.efficiency + attention_s, attention_s
 
     def marginal_s(self, new_tokens: float) -> float:
-        """What `new_tokens` add to a large iteration, without attention."""
+        """The seconds that `new_tokens` add to an iteration beyond the last knot, without attention."""
         return self.forward.slope_s * new_tokens / self.efficiency
 
     def deepens(self, context_tokens: float) -> bool:
-        """Whether each further token of context makes an iteration longer: attention is above its minimum."""
+        """Whether one more token of context makes an iteration longer, because attention is above its minimum."""
         return self.context_constant_s + self.context_s * context_tokens >= self.context_floor_s
 
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
-        """The time of an iteration in which `calls` calls decode, with so many tokens of context in all."""
+        """The time of an iteration in which `calls` calls decode; `context_tokens` is the sum of their contexts."""
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * context_tokens
         context_s = attention_s if attention_s > floor_s else floor_s
         return (self.forward.at(calls) + context_s) / self.efficiency

@@ -1,13 +1,16 @@
 """The delay that a call causes on an engine, to itself and to all others, in seconds.
 
-The call waits for the prefills before its own (queue), then for what still comes from lower tiers of the cache (load),
-for its own prefill and for its decode. Of the calls that are there, those that decode wait while its prompt is computed
-(stall). Their decodes take longer beside its own (slow). Prompts that come later begin later (later). What the engine
-drops for it is computed again (evicted). A copy of a prefix saves later calls some of that (repaid, see
-`least_delay.Copy`).
+The delay is a sum of parts, the fields of `DelayCost`. A policy computes the sum for each engine and takes the least.
 
-So exploiting a cached prefix and exploring are one comparison: a prefix is copied to another engine once using it costs
-more than computing it again. See docs/design/placement.md.
+- The call itself waits for the prefills queued before its own (queue), for blocks that still come from lower tiers
+  (load), for its own prefill, and for its decode.
+- Calls that the engine already has stall while the new prompt is computed (stall), and decode in longer iterations
+  beside the new call (slow).
+- Calls that arrive later find a longer queue (later). Prefixes that the engine evicts are computed again (evicted).
+- A copy of a prefix on one more engine saves later calls delay (repaid, see `least_delay.Copy`).
+
+So one comparison decides between exploiting a cached prefix and exploring: a prefix is copied to another engine once
+the queue at the cached one costs more than computing the prefix again. See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
 STALLED_SHARE = 0.5
-"""Of the calls that are there, so many still decode when a new prompt is computed."""
+"""The part of the engine's present calls that still decodes when a new prompt is computed."""
 
 LATER = 1.5
-"""Work delays all calls that come before the queue is empty: 1 / (1 - utilisation) times, at a third."""
+"""Work delays every call that arrives before the queue is empty: 1 / (1 - utilisation) times, taken at 1/3."""
 
 ELSEWHERE = 2.5
-"""No later call waits longer than so many whole prefills of a mean prompt: it goes to another engine before.
+"""A later call waits at most this many whole prefills of a mean prompt: beyond, it would go to another engine.
 
 Without a limit, long prompts avoid the engines that have work, and delay short ones everywhere: tool lists among long
 documents take a quarter longer at 1.5 times round robin's saturation. Between 2 and 4 little changes elsewhere; with 1,
@@ -37,25 +40,25 @@ static documents near saturation lose a third.
 """
 
 EVICTED = 8.0
-"""A prefill delays its own call, which counts twice, the calls that are there, and later ones.
+"""The weight of a second of prefill that an eviction causes. Between 5 and 16 little changes.
 
-So the seconds that are computed again count so many times. Between 5 and 16 little changes.
+A repeated prefill delays its own call (twice: TTFT and E2E), the calls beside it, and later ones.
 """
 
 MOST_VICTIMS = 64
-"""So many nodes are looked at for what a call evicts."""
+"""The search for what a call evicts ends after this many tree nodes."""
 
 
 FIRST_TOKEN_WEIGHT: Final = 2.0
-"""A second before a first token is one of TTFT and one of E2E."""
+"""A second before a first token lengthens both TTFT and E2E."""
 
 BEFORE_FIRST_TOKENS: Final = ("queue", "load", "prefill", "later")
-"""The parts of a delay that have this weight."""
+"""The parts of a delay that count `FIRST_TOKEN_WEIGHT` times."""
 
 
 @dataclass(slots=True)
 class DelayCost:
-    """The delay that a call on an engine causes to itself and to others, in seconds. It is only read once placed."""
+    """The parts of a delay, unweighted; the module says what each is. Nothing changes them once the call is placed."""
 
     queue_s: float
     prefill_s: float
@@ -69,18 +72,17 @@ class DelayCost:
 
     @property
     def first_token_s(self) -> float:
-        """When the call's first token is expected."""
         return self.queue_s + self.load_s + self.prefill_s
 
     @property
     def total_s(self) -> float:
-        """All of it, with a weight of two for what is before first tokens."""
+        """The weighted sum."""
         before_s = self.queue_s + self.load_s + self.prefill_s + self.later_s
         rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
     def weighted_s(self) -> dict[str, float]:
-        """The parts by their names, as they count: they sum to `total_s`."""
+        """The weighted parts by name. Their sum is `total_s`."""
         before = {part: FIRST_TOKEN_WEIGHT * getattr(self, f"{part}_s") for part in BEFORE_FIRST_TOKENS}
         rest = {part: getattr(self, f"{part}_s") for part in ("decode", "stall", "slow", "evicted")}
         return {**before, **rest, "repaid": -self.repaid_s}
@@ -88,22 +90,22 @@ class DelayCost:
 
 @dataclass(slots=True)
 class CallToPlace:
-    """A call to be placed: the length that is expected of its answer, and what is left of its TTFT and of its JCT.
-
-    These are infinite if it has none, and negative once they are over. For each token that an engine can compute in a
-    second, `rate` calls a second come there, and none of them waits longer than `most_wait_s`.
-    """
+    """A call to be placed, with the figures that do not depend on the engine."""
 
     call: Call
     output_tokens: float
+    """The expected length of the answer."""
     ttft_s: float
+    """What is left of the TTFT: infinite without one, negative once it is missed."""
     rate: float = 0.0
+    """Arrivals at an engine: calls a second for each token a second of the engine's prefill speed."""
     most_wait_s: float = inf
+    """The most seconds that a later call is taken to wait behind this one (`ELSEWHERE`)."""
     jct_s: float = inf
+    """What is left of the JCT, as for `ttft_s`."""
 
     @classmethod
     def of(cls, call: Call, situation: Situation) -> CallToPlace:
-        """`call` in this situation."""
         slo, age_s = call.slo or NO_SLO, situation.now_s - call.arrived_s
         ttft_s = inf if slo.ttft_s is None else slo.ttft_s - age_s
         jct_s = inf if slo.jct_s is None else slo.jct_s - age_s
@@ -113,14 +115,13 @@ class CallToPlace:
         return cls(call, output_tokens, ttft_s, coming.rate_s / coming.tokens_per_s, ELSEWHERE * prefill_s, jct_s)
 
     def late_s(self, cost: DelayCost) -> float:
-        """By how much the first token or the last one is expected too late, whichever is later; 0 if neither is."""
+        """By how many seconds the TTFT or the JCT will be missed, the larger of both; 0 if both will be met."""
         first_s = cost.first_token_s
         return max(0.0, first_s - self.ttft_s, first_s + cost.decode_s - self.jct_s)
 
     def placed(
         self, engine: EngineView, cached_blocks: int, cost: DelayCost, compared: Compared | None = None
     ) -> Placement:
-        """The placement on `engine`, which has `cached_blocks` of the prompt, and whether its times are met there."""
         meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
         return placed(
             self.call,
@@ -129,19 +130,19 @@ class CallToPlace:
             cached_blocks,
             cost,
             meets_slo=meets_slo,
-            first_token_s=cost.queue_s + cost.load_s + cost.prefill_s,  # its property would be one more call
+            first_token_s=cost.queue_s + cost.load_s + cost.prefill_s,  # reading the property costs a function call
             decode_s=cost.decode_s,
             compared=compared,
         )
 
 
 Rank = tuple[float, float]
-"""By how much the TTFT or the JCT is missed, and the whole delay. The least is the best."""
+"""(seconds by which the TTFT or the JCT is missed, whole delay). The least is the best."""
 
 
 @dataclass(slots=True)
 class Offer:
-    """What an engine offers to a call."""
+    """One engine's candidacy for a call."""
 
     rank: Rank
     engine: EngineView
@@ -150,7 +151,7 @@ class Offer:
 
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
-    """What `engine` offers to the call."""
+    """Computes the delay of the call on `engine`."""
     if engine.tiers.views:
         cached_blocks, ready_s = loads_of(asked.call, situation, engine)
         cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
@@ -167,7 +168,7 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
 
 
 def _evicted_s(call: Call, situation: Situation, engine: EngineView, cached_blocks: int, free_tokens: float) -> float:
-    """The delay of what will be computed again, once, because LRU drops it for the call from the last tier."""
+    """The delay of the prefills that repeat, once each, because the call makes the last tier evict blocks by LRU."""
     missed_tokens = call.prompt_tokens - cached_blocks * call.block_tokens
     short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
     if short_tokens <= 0:
@@ -185,7 +186,7 @@ def delay_cost(
 ) -> DelayCost:
     """The delay of placing the call on `engine`, which has `cached_blocks` of its prompt.
 
-    It does not wait for the calls that it has `passed`, but they for it.
+    The calls in `passed` wait behind this one in the gateway. So they are not in its queue, but it delays them.
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
     if engine.queue.unsent or engine.queue.sent:
@@ -198,14 +199,14 @@ def delay_cost(
 
 
 def calls_beside(engine: EngineView, passed: Passed) -> int:
-    """The calls on an engine for one that has `passed` some that wait."""
+    """The engine's calls, where the `passed` ones count as an average over engines instead of those waiting here."""
     return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.unsent)
 
 
 def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, passed: Passed) -> DelayCost:
-    """The delay on an offer's engine if that had `cached_blocks` of the prompt. Its queue and decodes are the same.
+    """The delay on the offer's engine if `cached_blocks` of the prompt were cached there, without evictions.
 
-    What the engine drops for it is left out.
+    Queue and decode are those of the offer.
     """
     engine, cost = offer.engine, offer.cost
     calls = calls_beside(engine, passed) if passed.calls else engine.calls
@@ -214,9 +215,9 @@ def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, passed:
 
 
 def joined_cost(asked: CallToPlace, first: Offer, cached_blocks: int, others: int) -> DelayCost:
-    """The delay of a call like the one that took the `first` offer, which is the first of so many `others` there.
+    """The delay of a sibling of the call that took the `first` offer, behind `others` calls of the group there.
 
-    All but the first have `cached_blocks` of their prompts in the engine's cache.
+    `others` counts that call. The first call computes `cached_blocks` of the prompt, which its siblings then share.
     """
     engine, call = first.engine, asked.call
     drain_s = engine.slowness * engine.drain_s(call.prompt_tokens - cached_blocks * call.block_tokens)
@@ -228,9 +229,9 @@ def joined_cost(asked: CallToPlace, first: Offer, cached_blocks: int, others: in
 def delay_beside(
     asked: CallToPlace, engine: EngineView, cached_blocks: int, calls: int, context_tokens: float, *, queue_s: float
 ) -> DelayCost:
-    """The delay of a call on `engine` beside so many `calls` with `context_tokens` in all, after waiting `queue_s`.
+    """The delay of a call on `engine` after a wait of `queue_s`, with `cached_blocks` of its prompt cached.
 
-    The engine has `cached_blocks` of its prompt.
+    The engine has `calls` others, whose contexts sum to `context_tokens`.
     """
     output_tokens, slowness, costs = asked.output_tokens, engine.slowness, engine.cost_model
     prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, queue_s)
@@ -249,7 +250,7 @@ def delay_beside(
 def _prompt_s(
     asked: CallToPlace, engine: EngineView, cached_blocks: int, calls: int, queue_s: float
 ) -> tuple[float, float, float]:
-    """What computing the prompt takes behind `queue_s`, and by how much it delays the `calls` there, and later ones."""
+    """(prefill, stall of the engine's `calls`, delay of later calls) of a prompt that starts after `queue_s`."""
     call, slowness, costs = asked.call, engine.slowness, engine.cost_model
     cached_tokens = cached_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
@@ -258,17 +259,17 @@ def _prompt_s(
     work_s = slowness * added_s
     prefill_s = slowness * (drain_s + attention_s)
     wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
-    later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets the fewer calls
+    later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets fewer calls
     return prefill_s, STALLED_SHARE * calls * work_s, later_s
 
 
 def change_gain_s(
     asked: CallToPlace, situation: Situation, there: EngineView, ahead_s: float, waits: tuple[int, Node]
 ) -> tuple[float, Placement]:
-    """How much less delay the call causes on the situation's one engine than `there`, where it waits; its placement.
+    """What moving a waiting call from `there` to the situation's one engine gains in delay, and the new placement.
 
-    There work of `ahead_s` is before it. `waits` are the blocks of its prompt that it finds there, and the node that
-    the prompt ends at. What it would compute there for others is lost.
+    The call waits behind `ahead_s` of work. `waits` is (blocks of its prompt cached there by then, the prompt's last
+    node). The gain is less by the prefill that other calls there expected this call to do for them.
     """
     cached_blocks, leaf = waits
     call, here = asked.call, situation.engines[0]
@@ -286,7 +287,7 @@ _MOVED: Final = Compared("moved")
 
 
 def _lost_s(block_tokens: int, there: EngineView, cached_blocks: int, leaf: Node) -> float:
-    """The prefill that others count on: blocks that the call computes there, and that other calls have booked too."""
+    """The delay of the blocks that the call was to compute `there` and that other booked calls share."""
     blocks = 0
     for node in leaf.path():
         if node.end_blocks <= cached_blocks:

@@ -1,4 +1,9 @@
-"""One engine as placement sees it: its cost model, window, residency, room, outstanding work, and how fast it is."""
+"""One engine as placement sees it: its cost model, window, residency, room, outstanding work, and how fast it is.
+
+The router calls the methods below "What changes" at each step of a call (placed, sent, first token, ended, failed) and
+at each report of the engine. Policies read only what is below "What policies read". Seconds there are the cost model's:
+policies multiply them by `slowness`. Each change drops `floor`, which is computed again when it is next read.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,15 @@ from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call
 
 RECENT = 0.1
-"""What one gap between first bytes counts in the mean. An iteration brings several at once, so single gaps say little.
+"""The weight of one gap between first bytes in the moving mean. An iteration ends several prefills at once, so a single
+gap says little.
 """
 
 
 class FirstBytes:
-    """How fast an engine really comes to first bytes, whatever holds it up: prompts, decodes or a full KV cache.
+    """The observed rate of first bytes, whatever the bottleneck is: prompts, decodes or a full KV cache.
 
-    `gap_s` is the mean time to the next first byte while a call waits for its own; 0: not known yet.
+    `gap_s` is the mean time between first bytes while a call waits for one; 0: not known yet.
     """
 
     __slots__ = ("_latest_s", "gap_s")
@@ -33,8 +39,8 @@ class FirstBytes:
         self._latest_s = -inf
 
     def came(self, sent_s: float, now_s: float) -> None:
-        """A call that was sent at `sent_s` has its first byte."""
-        gap_s = now_s - max(sent_s, self._latest_s)
+        """The first byte of a call that was sent at `sent_s` has arrived."""
+        gap_s = now_s - max(sent_s, self._latest_s)  # time in which no call waited is no gap
         self.gap_s = self.gap_s + RECENT * (gap_s - self.gap_s) if self.gap_s else gap_s
         self._latest_s = now_s
 
@@ -44,32 +50,38 @@ DEFAULT_BATCH_TOKENS = 2048
 
 
 SMALL_S = 0.1
-"""A prompt that adds no more than this to an engine's iterations is small."""
+"""A prompt is small if it adds at most so many seconds to an engine's iterations."""
 
 LEFT_SHARE = 0.5
-"""The part of its answer that a call still has to decode, on average over the calls that are there."""
+"""The part of its answer that an engine's present call still has to decode, on average."""
 
 
 class Floor(NamedTuple):
-    """What a new call costs on an engine at least, whatever the call is. Seconds are to be multiplied by `slowness`.
-
-    The prompts that are there take until `until_s`, and at least `least_s` more. `iteration_s`: each output token.
-    `deepening`: for each second by which the call's context makes an iteration longer, the seconds of that call (1) and
-    of the others (half an answer each is left). `calls`: for each second of the call's prefill, the seconds of others
-    that it holds up.
-    """
+    """The engine's part of a lower bound on the cost of any call. The reader multiplies seconds by `slowness`."""
 
     until_s: float
+    """The time at which the queued prompts are computed at the earliest."""
+
     least_s: float
+    """The least seconds that the queued prompts still take, however late it is."""
+
     iteration_s: float
+    """Seconds of each output token."""
+
     deepening: float
+    """By how many call-seconds each second counts by which the new context lengthens an iteration: 1 for the new call,
+    `LEFT_SHARE` for each present one.
+    """
+
     calls: int
+    """The calls that a prefill delays."""
+
     slowness: float
 
 
 @dataclass(slots=True, eq=False)
 class EngineView:
-    """One engine's figures. The router owns and updates them; the policies read them."""
+    """One engine's figures. The router updates them; policies only read."""
 
     engine_id: str
     cost_model: CostModel
@@ -77,19 +89,18 @@ class EngineView:
     residency: Residency
 
     free_tokens: float | None = None
-    """The part of the KV cache that no block fills: the reported number, less the tokens booked since then.
-
-    None if the engine reports none. No eviction is expected then.
+    """The unused tokens of the KV cache: as reported, less the tokens booked since. None (no report): no call is
+    expected to evict anything.
     """
 
     outstanding: int = 0
     """Calls that were placed here and have not ended."""
 
     context_tokens: float = 0.0
-    """Their prompts, with half of the expected answer each."""
+    """The sum over `calls` of the prompt and half of the expected answer."""
 
     unsent_context_tokens: float = 0.0
-    """The part of them whose calls wait in the gateway."""
+    """The part of `context_tokens` whose calls wait in the gateway."""
 
     queue: PrefillQueue = field(default_factory=PrefillQueue)
 
@@ -97,39 +108,38 @@ class EngineView:
     """The token budget of an iteration."""
 
     slots: int = 0
-    """How many calls run at a time; 0: not known."""
+    """The most calls that run at a time; 0: not known."""
 
     others: int = 0
-    """Calls there that this gateway has not sent, by the engine's counts."""
+    """The engine's calls that this gateway has not sent, where the engine reports only their number."""
 
     reported: int = 0
-    """Calls there that this gateway has not sent, which the engine reports one by one."""
+    """The engine's calls that this gateway has not sent, where the engine reports each one."""
 
     gateways: int = 1
-    """This one, and those that have sent these."""
+    """The gateways that send calls to this engine, this one included."""
 
     urgent_first: bool = False
-    """Whether its local scheduler serves calls first that can keep a TTFT or JCT."""
+    """Whether the engine's local scheduler serves calls first that can still meet a TTFT or JCT."""
 
     pace: EnginePace = field(default_factory=EnginePace)
-    """How fast the engine is."""
 
     slowness: float = 1.0
     """The latest figure of `pace`."""
 
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
-    """How fast prompts end, whatever holds them up."""
 
     tiers: TierViews = field(init=False)
-    """The tiers below its accelerator."""
+    """The tiers below the accelerator."""
 
     floor: Floor | None = None
-    """Follows from all of these; None: it was not read since they changed."""
+    """Computed from the other fields; None: they changed since it was last read."""
 
     calls: int = field(init=False)
-    """The outstanding ones, those of others, counted or reported, and those that failed lately."""
+    """`outstanding` + `others` + `reported` + the recently failed calls in `_lost`."""
 
     _lost: list[tuple[float, float]] = field(default_factory=list)
+    """A heap of failed calls: (when an answer would have ended, context tokens)."""
 
     def __post_init__(self) -> None:
         self.calls = self.outstanding
@@ -138,7 +148,7 @@ class EngineView:
     # What changes.
 
     def begin(self, context_tokens: float, prefill: Prefill, sent_s: float | None = None) -> None:
-        """A call was placed here. The engine was sent it at `sent_s`; None: it waits in the gateway."""
+        """A call was placed here, and sent at `sent_s`; None: the call waits in the gateway."""
         self.outstanding += 1
         self.calls += 1
         self.context_tokens += context_tokens
@@ -150,19 +160,18 @@ class EngineView:
         self.floor = None
 
     def send(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
-        """The engine was sent a call that has waited."""
+        """A call that waited in the gateway was sent to the engine."""
         self.queue.send(prefill, now_s)
         self._let_go(context_tokens)
         self.floor = None
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
-        """A call has its first token."""
+        """A call's first token has arrived."""
         self.first_bytes.came(prefill.sent_s, now_s)
         self.queue.leave(prefill, now_s, is_computed=True)
         self.floor = None
 
     def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
-        """A call has ended."""
         self.outstanding -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
@@ -173,9 +182,9 @@ class EngineView:
         self.floor = None
 
     def lose(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
-        """The engine failed a call. The call keeps its place for as long as an answer would have taken.
+        """The engine failed a call. The call still counts until an answer would have ended.
 
-        So an engine that fails fast does not look idle.
+        Otherwise an engine that fails its calls fast would look idle and attract all others.
         """
         self.outstanding -= 1
         self.queue.leave(prefill, now_s)
@@ -184,7 +193,7 @@ class EngineView:
         self.floor = None
 
     def begin_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
-        """The engine has a call that this gateway has not sent. Without a `prefill`, its prompt is computed already."""
+        """The engine reports a call that this gateway has not sent. No `prefill`: its prompt is computed already."""
         self.reported += 1
         self.calls += 1
         self.context_tokens += context_tokens
@@ -193,7 +202,7 @@ class EngineView:
         self.floor = None
 
     def end_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
-        """Such a call has ended."""
+        """A call of `begin_reported` has ended."""
         self.reported -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
@@ -202,14 +211,14 @@ class EngineView:
         self.floor = None
 
     def use_report(self, batch_tokens: int = 0, *, urgent_first: bool = False, slots: int = 0, others: int = 0) -> None:
-        """The engine has said how it makes its iterations, and what others have there; 0 tokens or slots: not known."""
+        """The engine has reported its limits, and how many calls of others it has; 0 tokens or slots: not known."""
         self.calls += others - self.others
         self.batch_tokens, self.slots, self.others = batch_tokens or DEFAULT_BATCH_TOKENS, slots, others
         self.urgent_first = urgent_first
         self.floor = None
 
     def take(self, tokens: float) -> float:
-        """Take room for so many tokens of the `free_tokens`, or below zero give it back; returns what was taken."""
+        """Takes up to `tokens` of the `free_tokens`, and returns how many; a negative number gives tokens back."""
         if self.free_tokens is None:
             return 0.0
         taken_tokens = min(self.free_tokens, tokens)
@@ -219,7 +228,7 @@ class EngineView:
         return taken_tokens
 
     def refresh(self, now_s: float) -> None:
-        """Take the latest pace. This comes about once a second."""
+        """Called about once a second: takes the latest pace and forgets failed calls whose time is over."""
         self.slowness = self.pace.slowness(now_s)
         while self._lost and self._lost[0][0] <= now_s:
             context_tokens = heappop(self._lost)[1]
@@ -230,9 +239,10 @@ class EngineView:
     def observe_decode(
         self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
     ) -> None:
-        """A call decoded for `time_s` and `iterations`. `sent_iteration_s` and `computed_s` were those at its begin.
+        """A call decoded for `time_s` in `iterations`; `begun_*` are the figures at the begin of its decode.
 
-        The cost model expects these iterations, and what was computed of prompts meanwhile.
+        The cost model predicts the iterations, at the mean of their length at begin and end, plus the prompts that the
+        engine computed in this time. The pace compares `time_s` with this prediction.
         """
         decode_s = iterations * (begun_iteration_s + self.sent_iteration_s) / 2
         self.pace.observe(time_s, decode_s + self.computed_s(now_s) - begun_computed_s, now_s)
@@ -240,9 +250,10 @@ class EngineView:
     # What policies read.
 
     def computed_s(self, now_s: float) -> float:
-        """What prompts have added to iterations so far, by the cost model. Of the oldest, what it has behind it counts.
+        """The seconds that prefills have added to iterations so far, by the cost model.
 
-        Else an engine would look slow while it computes a prompt of ten seconds: the answers beside it take as long.
+        The finished part of the oldest prefill counts. Without it, an engine would look slow during a prefill of ten
+        seconds, because the decodes beside it take ten seconds longer.
         """
         tokens, attention_s = self.queue.computed(now_s)
         return self.cost_model.marginal_s(tokens) + attention_s
@@ -254,15 +265,15 @@ class EngineView:
 
     @property
     def sent_iteration_s(self) -> float:
-        """The same of the calls that the engine was sent: what its pace is compared with."""
+        """`iteration_s` of only the calls that the engine was sent. The pace compares decodes with this prediction."""
         calls = max(1, self.calls - self.queue.unsent)
         return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.unsent_context_tokens)
 
     def find_floor(self) -> Floor:
-        """What a new call costs here at least. It is computed when it is needed: a small fleet needs none."""
+        """Computes `floor`. Small fleets never read it, so changes do not compute it."""
         queue = self.queue
         until_s, least_s = -inf, 0.0
-        if (queue.unsent or queue.sent) and queue.expires_s == inf:
+        if (queue.unsent or queue.sent) and queue.expires_s == inf:  # otherwise the queue shrinks without an event
             drain_s = self.drain_s(queue.tokens) + queue.attention_s
             until_s, least_s = queue.head_s + drain_s, max(0.0, drain_s - queue.most_progress_s)
         self.floor = Floor(
@@ -276,10 +287,10 @@ class EngineView:
         return self.floor
 
     def queue_s(self, now_s: float, *, is_urgent: bool = False, passed_share: float = 0.0) -> float:
-        """Seconds until the prompts that wait here are computed, by the cost model.
+        """Seconds until the queued prompts are computed, by the cost model, for a call to be placed.
 
-        Where the engine serves calls on time first, only these count for an `is_urgent` one. Of the prompts that wait
-        in the gateway, `passed_share` is behind the call that this is asked for.
+        An urgent call waits only for prompts on time if the engine serves those first. `passed_share` is the part of
+        the prompts in the gateway's line that the call overtakes.
         """
         queue = self.queue
         if queue.expires_s <= now_s:
@@ -295,11 +306,11 @@ class EngineView:
         return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)
 
     def is_small(self, missed_tokens: int, cached_tokens: int) -> bool:
-        """Whether a prompt of so many tokens adds little to the engine's iterations."""
+        """Whether a prompt adds at most `SMALL_S` to the engine's iterations."""
         return self.slowness * self.cost_model.added_s(missed_tokens, cached_tokens)[0] <= SMALL_S
 
     def served_by_s(self, call: Call) -> float:
-        """The time until which the engine serves the call before others; infinite if it does not."""
+        """The deadline by which the engine's scheduler orders the call; infinite if the scheduler ignores deadlines."""
         return call.due_s if self.urgent_first else inf
 
     def precedence(self, call: Call, cached_tokens: int, now_s: float) -> Precedence:
@@ -310,20 +321,20 @@ class EngineView:
         return Precedence.SMALL if self.is_small(missed_tokens, cached_tokens) else Precedence.REST
 
     def due_s(self, call: Call, cached_tokens: int, now_s: float) -> float:
-        """When the call's prompt is due, if it would be on time when sent at `now_s`; -inf if it would not."""
+        """The deadline of the call's prompt; -inf without one, or if the prefill would miss it when sent at `now_s`."""
         if call.slo is None or not self.urgent_first or call.due_s == inf:
             return -inf
         prefill_s = self.cost_model.prefill_time_s(call.prompt_tokens - cached_tokens, cached_tokens)
         return call.due_s if now_s + prefill_s < call.due_s else -inf
 
     def _let_go(self, context_tokens: float) -> None:
-        """A call waits in the gateway no more."""
+        """A call has left the gateway's line: sent, or ended in it."""
         self.unsent_context_tokens = self.unsent_context_tokens - context_tokens if self.queue.unsent else 0.0
 
     def drain_s(self, tokens: int) -> float:
         """Seconds in which the engine computes `tokens` of prompts beside its decodes, without the prompts' attention.
 
-        Each iteration has a token for each decode. The others are the prompts'.
+        Each decode takes one token of an iteration's budget. Prompts get the rest.
         """
         costs, queue = self.cost_model, self.queue
         decodes = self.calls - queue.unsent - queue.sent
@@ -338,5 +349,5 @@ class EngineView:
 
 
 def sent_calls(view: EngineView) -> int:
-    """The calls that the engine was sent and has not ended."""
+    """The calls of this gateway that the engine was sent and has not ended."""
     return view.outstanding - view.queue.unsent

@@ -23,20 +23,20 @@ DEFAULT_PRIOR_OUTPUT_TOKENS = 128
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One call in the window. Its prompt ends at `leaf`, and `missed_tokens` of it are not cached, as was predicted.
-
-    `prefill_s` is predicted first and replaced in `settle`.
-
-    `queue_s` is the time from the booking to the first token, less the predicted prefill; None until it is known.
-    """
+    """One call in the window."""
 
     booked_s: float
     leaf: Node
+    """The tree node at which the prompt ends."""
     prompt_tokens: int
     missed_tokens: int
+    """As predicted when the call was booked."""
     prefill_s: float
+    """Predicted at first; `settle` replaces it."""
     output_tokens: int | None = None
+    """None until the call ends."""
     queue_s: float | None = None
+    """From the booking to the first token, less the predicted prefill; None until the first token."""
 
 
 class LoadLedger:
@@ -61,7 +61,6 @@ class LoadLedger:
         self._outputs = 0
 
     def __len__(self) -> int:
-        """Calls in the window."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[LedgerEntry]:
@@ -76,14 +75,12 @@ class LoadLedger:
         return self._prefill_s + self.decode_s()
 
     def decode_s(self) -> float:
-        """Decode's part of the window's cost."""
         calls = len(self._entries)
         if not calls:
             return 0.0
         return calls * self._cost_model.decode_time_s(self.mean_output_tokens, self._prompt_tokens / calls)
 
     def book(self, leaf: Node, missed_tokens: int, prompt_tokens: int, now_s: float) -> LedgerEntry:
-        """Enter a call that was placed here. `missed_tokens` of its prompt are not cached."""
         cached_tokens = prompt_tokens - missed_tokens if prompt_tokens > missed_tokens else 0
         prefill_s = self._cost_model.prefill_time_s(missed_tokens, cached_tokens)
         entry = LedgerEntry(now_s, leaf, prompt_tokens, missed_tokens, prefill_s)
@@ -93,7 +90,7 @@ class LoadLedger:
         return entry
 
     def answered(self, entry: LedgerEntry, now_s: float) -> None:
-        """The call has its first token."""
+        """The call's first token has arrived."""
         entry.queue_s = max(0.0, now_s - entry.booked_s - entry.prefill_s)
 
     def settle(self, entry: LedgerEntry, missed_tokens: int, output_tokens: int) -> None:

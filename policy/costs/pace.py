@@ -1,8 +1,8 @@
-"""How fast an engine is: observed times over those that its cost model predicts, against what is usual in its fleet.
+"""How fast an engine is: observed over predicted times, relative to the same ratio of its fleet.
 
-A profile that is wrong for every engine alike changes no comparison, so only the difference to the fleet counts. An
-engine of which nothing is known is taken to be as fast as the fastest known one. So it gets calls, and soon its pace is
-known. Taken to be like the others, it would get none beside an engine that is faster than they are.
+A profile that is wrong by the same factor for all engines changes no comparison, so only the difference to the fleet
+counts. An engine without observations is taken to be as fast as the fastest known one, so that it gets calls and is
+observed. If it were taken to be average, it would get no calls beside a faster engine.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from math import exp, inf
 from statistics import median
 
 MEMORY_S = 20.0
-"""Observations are forgotten over about so long. A slow engine is seen within seconds and tried again in a minute."""
+"""Time constant of the exponential decay: a slow engine is noticed within seconds and tried again after a minute."""
 
 PRIOR_S = 1.0
-"""The pace that an engine is taken for counts as so many seconds of observations: one short call changes little."""
+"""The assumed pace weighs as much as so many seconds of observations, so that one short call changes little."""
 
 MOST = 8.0
-"""The largest correction. Beyond it an engine is not slow but broken, which its health shows."""
+"""The largest correction. An engine that is slower still is broken, and its health shows that."""
 
 TRUSTED = 1.5
-"""Within this factor an engine is taken to be like the others. Load that the cost model does not know explains as much:
-with every correction applied, mean E2E on hot prefixes was up to a quarter longer.
+"""Ratios within this factor are not corrected: load that the cost model does not know causes as much. With every
+correction applied, mean E2E on hot prefixes was up to a quarter longer.
 """
 
 
 class Ratio:
-    """The observed over the predicted seconds.
+    """Observed over predicted seconds, with exponential decay.
 
-    It is the ratio of two sums, so that long times count more than short ones, in which noise is a larger part.
+    The ratio is one of two sums, not a mean of ratios: long times count more than short ones, which are noisier.
     """
 
     __slots__ = ("_at_s", "_observed_s", "_predicted_s")
@@ -39,28 +39,27 @@ class Ratio:
         self._at_s = 0.0
 
     def observe(self, observed_s: float, predicted_s: float, now_s: float) -> None:
-        """Something took `observed_s` that was predicted to take `predicted_s`."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
         self._observed_s = self._observed_s * kept + observed_s
         self._predicted_s = self._predicted_s * kept + predicted_s
         self._at_s = now_s
 
     def at(self, now_s: float, prior: float) -> float:
-        """The ratio; `prior` counts as `PRIOR_S` seconds of it, to which it goes back if nothing is observed."""
+        """The ratio, with `prior` as `PRIOR_S` seconds of observations. Without new ones, it decays to `prior`."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
         return (PRIOR_S * prior + self._observed_s * kept) / (PRIOR_S + self._predicted_s * kept)
 
     def known(self, now_s: float) -> float | None:
-        """The ratio; None if less than `PRIOR_S` was predicted, or that is forgotten."""
+        """The ratio without a prior; None if the remembered observations sum to less than `PRIOR_S`."""
         if self._predicted_s * exp((self._at_s - now_s) / MEMORY_S) < PRIOR_S:
             return None
         return self._observed_s / self._predicted_s
 
 
 class FleetPace:
-    """What is usual in a fleet, and the fastest: the median and the least of its engines' ratios.
+    """The median and the least of a fleet's ratios.
 
-    A mean would be that of the engines with most calls, so a fast engine would soon be the measure of itself.
+    A mean weighted by calls would follow the engines with most calls, so a fast engine would be compared with itself.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class FleetPace:
         self._known = (0.0, 0.0)
 
     def known(self, now_s: float) -> tuple[float, float]:
-        """The usual ratio and the least; zeros if nothing is known."""
+        """(median ratio, least ratio); zeros if no engine's ratio is known."""
         if self._at_s != now_s:
             known = [ratio for one in self.ratios if (ratio := one.known(now_s)) is not None]
             self._at_s, self._known = now_s, (median(known), min(known)) if known else (0.0, 0.0)
@@ -87,7 +86,7 @@ class EnginePace(Ratio):
         self._fleet.ratios.append(self)
 
     def slowness(self, now_s: float) -> float:
-        """How many times slower the engine is than is usual: 1, or at least `TRUSTED`, or the inverse of that."""
+        """How many times slower the engine is than the median: 1 within `TRUSTED`, at most `MOST` or its inverse."""
         usual, fastest = self._fleet.known(now_s)
         if usual == 0.0:
             return 1.0
@@ -95,5 +94,5 @@ class EnginePace(Ratio):
         return 1.0 if 1 / TRUSTED <= ratio <= TRUSTED else min(MOST, max(1 / MOST, ratio))
 
     def leave(self) -> None:
-        """The engine is in the fleet no more."""
+        """The engine has left the fleet."""
         self._fleet.ratios.remove(self)

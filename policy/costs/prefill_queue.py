@@ -1,10 +1,14 @@
-"""The prompts that one engine has to compute: those that it was sent, and those that wait in the gateway.
+"""The prompts that one engine still has to compute, as this gateway knows them.
 
-A streamed call waits until its first byte. Nothing shows when another call's prefill ends, so it is taken as predicted:
-after the prefills that were sent before it and its own.
+In: a call is placed (`add`), sent (`send`), and leaves at its first token or its end (`leave`). Out: sums of tokens and
+attention seconds in O(1), from which placement predicts a queueing delay.
 
-An engine with our scheduler computes the prompts of calls that can still keep their promises before all others. So the
-sums are kept by precedence, too.
+A prefill is unsent (its call waits in the gateway), then sent. The engine is taken to compute sent prefills one after
+the other, the oldest since `head_s`. The prefill of a streamed call ends with the first byte. Without streaming no byte
+shows the end, so a timer does: the prefill ends when all those sent before it and its own would have been computed.
+
+An engine with our scheduler first computes prompts that can still meet their deadline. So there are sums by
+`Precedence`, too: `find_late` moves the prefills whose deadline can no longer be met, before such sums are read.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ from itertools import count
 from math import inf
 
 MOST_PROGRESS = 0.95
-"""The part of its prefill that a prompt counts as computed at most while it has no first token."""
+"""A prefill without a first token counts as computed at most to this part, however long ago it began."""
 
 
 class Precedence(IntEnum):
-    """A prompt's class among those that an engine was sent: prompts wait there for those of their own class."""
+    """The class of a sent prompt. In the engine, a prompt waits for the prompts of its own class."""
 
     ON_TIME = 0
-    """The call can still keep its TTFT or JCT, and the engine serves such calls first."""
+    """The call can still meet its TTFT or JCT, and the engine serves such calls first."""
     SMALL = 1
     """The prompt adds little to the engine's iterations."""
     REST = 2
@@ -32,45 +36,48 @@ class Precedence(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """One call's prefill: uncached tokens, and the seconds that it takes alone. `attention_s` is a part of them.
-
-    The engine was sent the call at `sent_s`. It `is_on_time` as long as it could still be over by `due_s`; infinite:
-    when that is, is not known. It `is_small` or not once it was sent. `tenant` is the call's; `is_own` says that this
-    gateway has sent it.
-    """
+    """One call's prefill."""
 
     tokens: int
+    """Prompt tokens that are not cached."""
     time_s: float
+    """Predicted seconds of the prefill alone on the engine."""
     attention_s: float
+    """The part of `time_s` that is attention."""
     sent_s: float
     is_streamed: bool = True
     is_on_time: bool = False
+    """The prefill can still end by `due_s`."""
     due_s: float = inf
+    """Infinite: no deadline, or not known."""
     is_small: bool = False
+    """Whether the prompt adds little to iterations (`EngineView.is_small`); set when the call is sent."""
     tenant: str = ""
     is_own: bool = True
+    """This gateway has sent the call."""
 
     @property
     def precedence(self) -> Precedence:
-        """The prompt's class."""
         if self.is_on_time:
             return Precedence.ON_TIME
         return Precedence.SMALL if self.is_small else Precedence.REST
 
     @property
     def begins_by_s(self) -> float:
-        """The latest time at which the prefill can begin and still be on time."""
+        """The latest start of a prefill that meets its deadline."""
         return self.due_s - self.time_s
 
 
 class PrefillQueue:
-    """The waiting prefills of one engine. `tokens` and `attention_s` are their sums.
+    """The prefills of one engine that are not computed.
 
-    `on_time_tokens` are those of prefills on time. `unsent` counts the prefills of calls that wait in the gateway, and
-    `sent` those that the engine was sent and has not computed. `sent_tokens` and `sent_attention_s` are the sums of the
-    latter, and `tokens_of` their tokens by precedence. `tenants` counts them by tenant. The oldest of them has been
-    computed since `head_s`. `computed_tokens` and `computed_attention_s` are those of all that was computed, also
-    of a prefill that was given up. `expires_s` is when the next one ends without an event (infinite: none does).
+    - `tokens`, `attention_s`: sums over all of them; `on_time_tokens`: over those on time.
+    - `unsent`, `sent`: how many are in each state.
+    - `sent_tokens`, `sent_attention_s`: sums over the sent; `tokens_of`: their tokens by precedence; `tenants`: their
+      number by tenant.
+    - `head_s`: when the engine began the oldest sent one.
+    - `computed_tokens`, `computed_attention_s`: all that was computed so far, the begun part of aborted ones included.
+    - `expires_s`: when the next prefill ends by the timer; infinite: none does.
     """
 
     __slots__ = (
@@ -89,21 +96,20 @@ class PrefillQueue:
         self._sent_time_s = self._own_time_s = 0.0
         self._unsent: dict[Prefill, None] = {}
         self._sent: dict[Prefill, None] = {}
-        self._on_time: dict[Prefill, None] = {}  # those of them that are on time
-        self._rest: dict[Prefill, None] = {}  # those of them that nothing goes before
-        self._whole: deque[tuple[float, Prefill]] = deque()  # when the prefill of a call that is not streamed ends
-        self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap of what is on time; entries may be old
+        self._on_time: dict[Prefill, None] = {}  # the sent ones of this precedence, in the order of sending
+        self._rest: dict[Prefill, None] = {}  # the same of this precedence
+        self._whole: deque[tuple[float, Prefill]] = deque()  # (predicted end, prefill) of calls that are not streamed
+        self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap by `begins_by_s`; entries may be stale
         self._order = count()
         self.unsent = self.sent = 0
         self.head_s = 0.0
         self.expires_s = inf
 
     def __len__(self) -> int:
-        """Prefills that wait, or are being computed."""
         return self.unsent + self.sent
 
     def add(self, prefill: Prefill) -> None:
-        """A call was placed here. It waits in the gateway."""
+        """A call was placed here, and waits in the gateway."""
         self._unsent[prefill] = None
         self.unsent += 1
         self.tokens += prefill.tokens
@@ -112,7 +118,7 @@ class PrefillQueue:
             self._expect(prefill)
 
     def send(self, prefill: Prefill, now_s: float) -> None:
-        """The engine was sent the call, which has waited, or was placed here just now."""
+        """The engine was sent the call, from the gateway's line or right after its placement."""
         tokens, time_s, attention_s = prefill.tokens, prefill.time_s, prefill.attention_s
         if prefill in self._unsent:
             del self._unsent[prefill]
@@ -139,7 +145,7 @@ class PrefillQueue:
             self.expires_s = self._whole[0][0]
 
     def leave(self, prefill: Prefill, now_s: float, *, is_computed: bool = False) -> None:
-        """A call does not wait any more: its prompt is computed, or it has ended; no effect if it did not wait."""
+        """A call's prompt is computed, or the call has ended. No effect on a prefill that is not in the queue."""
         if prefill in self._sent:
             self._add_computed(prefill, now_s, is_computed=is_computed)
             del self._sent[prefill]
@@ -167,13 +173,13 @@ class PrefillQueue:
         self.tokens -= prefill.tokens
         self.on_time_tokens -= prefill.tokens * prefill.is_on_time
         self.attention_s -= prefill.attention_s
-        if not self._sent:  # rounding ends with the calls
+        if not self._sent:  # an empty sum is 0, so rounding errors do not add up
             self._sent_time_s = self._own_time_s = self.sent_attention_s = 0.0
             if not self._unsent:
                 self.attention_s = 0.0
 
     def _add_computed(self, prefill: Prefill, now_s: float, *, is_computed: bool) -> None:
-        """A prefill that was sent leaves, whole or as far as it has come; the next one is the oldest."""
+        """Counts a leaving prefill as computed: all of it, or the progress of the oldest. Then the next one begins."""
         is_oldest = prefill is self.oldest
         if is_computed:
             self.computed_tokens += prefill.tokens
@@ -184,7 +190,7 @@ class PrefillQueue:
             self.head_s = now_s
 
     def _clear(self) -> None:
-        """Nothing waits any more. Rounding ends with the last one."""
+        """The queue is empty. Sums become exactly 0, so rounding errors do not add up."""
         self.sent = self.sent_tokens = self.tokens = self.on_time_tokens = 0
         self._sent_time_s = self._own_time_s = self.sent_attention_s = self.attention_s = 0.0
         self.tokens_of = [0] * len(Precedence)
@@ -196,7 +202,7 @@ class PrefillQueue:
         self.expires_s = inf
 
     def mark(self, prefill: Prefill, due_s: float) -> None:
-        """A call has got another TTFT or JCT; infinite: none."""
+        """A call's deadline has changed; infinite: none."""
         self._count(prefill, is_on_time=False)
         prefill.due_s = due_s
         if due_s < inf:
@@ -205,27 +211,27 @@ class PrefillQueue:
                 self._watch(prefill)
 
     def expire(self, now_s: float) -> None:
-        """Prefills of calls that are not streamed end as predicted. This comes before the sums are read at `now_s`."""
+        """Ends the prefills of calls that are not streamed at their predicted times. Call this before reading sums."""
         while self.expires_s <= now_s:
             ended_s, prefill = self._whole[0]
             self.leave(prefill, ended_s, is_computed=True)
 
     def find_late(self, now_s: float) -> None:
-        """Mark the prefills that can no longer be on time. Call this before sums by precedence are read."""
+        """Marks the prefills that can no longer be on time. Call this before reading sums by precedence."""
         while self.late_s <= now_s:
             begins_by_s, _, prefill = heappop(self._begin_by)
-            if prefill.begins_by_s == begins_by_s:
+            if prefill.begins_by_s == begins_by_s:  # otherwise `mark` changed the deadline, and pushed another entry
                 self._count(prefill, is_on_time=False)
 
     @property
     def late_s(self) -> float:
-        """When the next prefill may be on time no more."""
+        """The next time at which a prefill may become late."""
         return self._begin_by[0][0] if self._begin_by else inf
 
     def behind(self) -> tuple[int, float]:
-        """The tokens of what was sent, and their attention, without the prompt that is computed now.
+        """(tokens, attention seconds) of the sent prefills that are not being computed.
 
-        That is the oldest one that nothing else is computed before.
+        The engine is taken to compute the oldest prefill of precedence `REST`.
         """
         if not self._rest:
             return self.sent_tokens, self.sent_attention_s
@@ -233,11 +239,10 @@ class PrefillQueue:
         return self.sent_tokens - computed.tokens, self.sent_attention_s - computed.attention_s
 
     def on_time_before(self, due_s: float, tenant: str | None = None) -> int:
-        """The tokens of prompts on time that the engine was sent and that are due by then (None: of all tenants)."""
+        """The tokens of sent prompts on time with a deadline up to `due_s`; `tenant` None: of all tenants."""
         return sum(one.tokens for one in self._on_time if one.due_s <= due_s and tenant in {None, one.tenant})
 
     def _expect(self, prefill: Prefill) -> None:
-        """A prefill on time has come."""
         self.on_time_tokens += prefill.tokens
         if prefill.due_s < inf:
             self._watch(prefill)
@@ -246,7 +251,7 @@ class PrefillQueue:
         heappush(self._begin_by, (prefill.begins_by_s, next(self._order), prefill))
 
     def _count(self, prefill: Prefill, *, is_on_time: bool) -> None:
-        """A prefill is on time, or is so no more. One that has left counts nowhere."""
+        """Changes a prefill's `is_on_time` with the sums. A prefill that has left the queue is in no sum."""
         if is_on_time is prefill.is_on_time:
             return
         is_sent = prefill in self._sent
@@ -259,7 +264,7 @@ class PrefillQueue:
             self._enter(prefill)
 
     def _enter(self, prefill: Prefill) -> None:
-        """Count a prefill that was sent in its precedence."""
+        """Adds a sent prefill to the sums of its precedence."""
         precedence = prefill.precedence
         self.tokens_of[precedence] += prefill.tokens
         if precedence is Precedence.REST:
@@ -268,7 +273,7 @@ class PrefillQueue:
             self._on_time[prefill] = None
 
     def _leave(self, prefill: Prefill) -> None:
-        """A prefill that was sent does not count in its precedence any more."""
+        """Takes a sent prefill out of the sums of its precedence."""
         precedence = prefill.precedence
         self.tokens_of[precedence] -= prefill.tokens
         if precedence is Precedence.REST:
@@ -278,21 +283,21 @@ class PrefillQueue:
 
     @property
     def own_share(self) -> float:
-        """The part of what the engine was sent, by time, that this gateway has sent."""
+        """The part of the sent prefills' seconds that this gateway has sent."""
         return self._own_time_s / self._sent_time_s if self._sent_time_s else 1.0
 
     @property
     def oldest(self) -> Prefill | None:
-        """The prefill that was sent first; None if none is there."""
+        """The prefill that was sent first."""
         return next(iter(self._sent), None)
 
     @property
     def most_progress_s(self) -> float:
-        """What `progress_s` is at most while nothing happens."""
+        """The upper bound of `progress_s` until the next event."""
         return MOST_PROGRESS * next(iter(self._sent)).time_s if self._sent else 0.0
 
     def computed(self, now_s: float) -> tuple[float, float]:
-        """The tokens that were computed so far, and their attention, with those of the oldest prefill's progress."""
+        """(tokens, attention seconds) computed so far, with the progress of the oldest prefill."""
         oldest = self.oldest
         if oldest is None or oldest.time_s <= 0.0:
             return self.computed_tokens, self.computed_attention_s
@@ -300,7 +305,7 @@ class PrefillQueue:
         return self.computed_tokens + share * oldest.tokens, self.computed_attention_s + share * oldest.attention_s
 
     def progress_s(self, now_s: float) -> float:
-        """How much of the oldest prefill that was sent has been computed, as seconds of it."""
+        """The computed seconds of the oldest sent prefill."""
         return min(now_s - self.head_s, self.most_progress_s)
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """What is known when a call is placed: the engines, the call's path in the prefix tree, and the traffic of its model.
 
-The traffic is how long answers are, and what comes. `Demand` knows it of all models. Nothing of it changes while an
-engine is chosen. `engines` holds only eligible engines: healthy, not draining, serving the model.
+`Demand` counts the calls of all models: when they are placed, change groups, and leave their engines. From the counts,
+`Demand.situation` makes a policy's input, which nothing changes while the policy chooses an engine.
 """
 
 from __future__ import annotations
@@ -18,38 +18,35 @@ from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
-"""The expected output counts as so many calls until calls have ended."""
+"""The prior output length weighs as much as so many ended calls."""
 
 COMPARED = 3
-"""So many of the best engines are known of a call that is compared."""
+"""For a sampled call, the costs of so many best engines are computed (`compare_each`)."""
 
 ARRIVALS_S = 60.0
-"""Calls of about the last minute say how many come a second."""
+"""The time constant of the arrival rate's exponential decay."""
 
 
 class Coming(NamedTuple):
-    """What is expected to come: calls a second to each engine, and the mean length of their prompts.
-
-    An engine gets the more the faster it computes prompts, by its cost model. `rate_s` is that of one that computes the
-    engines' mean of `tokens_per_s`.
-    """
+    """The expected arrivals at an engine. Faster engines (by cost model) are expected to get more calls."""
 
     rate_s: float
+    """Calls a second to an engine of mean speed."""
     prompt_tokens: float
+    """The mean length of a prompt."""
     tokens_per_s: float
+    """The engines' mean speed of prefill."""
 
 
 def nothing_comes() -> Coming:
-    """What is expected where no call has come."""
     return Coming(0.0, 0.0, 1.0)
 
 
 class Traffic:
     """How long the answers to one model's calls are, over the whole fleet.
 
-    A mean that forgets exponentially over `window_s`: O(1) in time and memory. An engine's own mean would make an
-    engine look fast that happened to get calls with short answers.
-    `prior_output_tokens` is expected of an answer before any call has ended.
+    A mean with exponential decay over `window_s` takes O(1) time and memory. With a mean for each engine, one that
+    happened to get short answers would look fast.
     """
 
     __slots__ = ("_ended", "_ended_s", "_output_tokens", "_prior", "_window_s")
@@ -62,23 +59,19 @@ class Traffic:
         self._output_tokens = 0.0
 
     def ended(self, output_tokens: int, now_s: float) -> None:
-        """A call got its whole answer."""
         kept = exp((self._ended_s - now_s) / self._window_s) if self._ended else 1.0
         self._ended = self._ended * kept + 1
         self._output_tokens = self._output_tokens * kept + output_tokens
         self._ended_s = now_s
 
     def expected_output_tokens(self, limit: int | None) -> float:
-        """The mean length of an answer, or the call's output `limit` if that is less."""
+        """The mean length of an answer, at most the call's output `limit`."""
         mean_tokens = (self._prior * PRIOR_CALLS + self._output_tokens) / (PRIOR_CALLS + self._ended)
         return mean_tokens if limit is None else min(mean_tokens, limit)
 
 
 class Arrivals:
-    """How many calls come a second, and how long their prompts are.
-
-    Means that forget exponentially over `ARRIVALS_S`: O(1) in time and memory.
-    """
+    """One model's arrival rate and mean prompt length, with exponential decay over `ARRIVALS_S`."""
 
     __slots__ = ("_began_s", "_calls", "_latest_s", "_prompt_tokens", "_speed", "_speed_of")
 
@@ -89,22 +82,22 @@ class Arrivals:
         self._speed_of: Sequence[EngineView] = ()
 
     def came(self, prompt_tokens: int, now_s: float) -> None:
-        """A call has come."""
         kept = exp((self._latest_s - now_s) / ARRIVALS_S)
         self._calls = 1.0 + self._calls * kept
         self._prompt_tokens = prompt_tokens + self._prompt_tokens * kept
         self._latest_s = now_s
 
     def coming(self, engines: Sequence[EngineView], now_s: float) -> Coming:
-        """What the `engines` have to expect. At least a second counts: the first calls are no burst."""
+        """The expected arrivals at each of `engines`. The observed time is at least 1 s: first calls are no burst."""
         known = 1.0 - exp(min(self._began_s - now_s, -1.0) / ARRIVALS_S)
         rate_s = self._calls * exp((self._latest_s - now_s) / ARRIVALS_S) / (ARRIVALS_S * known)
         return Coming(rate_s / len(engines), self._prompt_tokens / self._calls, self._mean_speed(engines))
 
     def _mean_speed(self, engines: Sequence[EngineView]) -> float:
-        """The engines' mean, computed once for a list of them.
+        """The mean speed of prefill, cached for the latest list.
 
-        Speeds are those of cost models. An engine that is slow now is mostly so for a while, and calls come there too.
+        Speeds come from the cost models, not from observed paces: an engine is mostly slow for a short time only, and
+        calls go there too.
         """
         if engines is not self._speed_of:
             self._speed = sum(engine.cost_model.tokens_per_s for engine in engines) / len(engines)
@@ -113,50 +106,47 @@ class Arrivals:
 
 
 NO_TRAFFIC = Traffic(1.0, 0.0)
-"""Of a model that nobody has called."""
 
 
 class Passed(NamedTuple):
-    """The calls that wait in the gateway for engines, and that a new call goes before, because its tenant may.
-
-    `shares` is, by engine, their part of what waits for it. `calls` is how many they are for an engine on average. It
-    counts for every engine alike: the new call delays them wherever it goes.
-    """
+    """The calls in the gateway's lines that a new call overtakes by the fair order of tenants."""
 
     shares: Mapping[str, float]
+    """By engine, the overtaken part of its line."""
     calls: float
+    """The mean number of overtaken calls for each engine. The new call delays them wherever it goes."""
 
 
 NOTHING_PASSED: Final = Passed({}, 0.0)
 
 
 class Situation(NamedTuple):
-    """A policy's input at the time `now_s`.
-
-    `path` is the call's matched path. `engines` are the eligible engines in a fixed order. `turn` is the number of
-    calls placed before this one. `traffic` is that of calls like this one. `siblings` counts the other calls of its
-    task group that still have to be placed. `passed` are the calls that wait in the gateway behind this one.
-    `coming` returns the calls of its model that each engine has to expect. So many of the best
-    engines are to be known in the end as it `compares`: a policy that looks at few engines goes on until they are.
-    """
+    """A policy's input at the time `now_s`."""
 
     path: Sequence[Segment]
+    """The nodes of the prefix tree that match the prompt, from the root."""
     engines: Sequence[EngineView]
+    """The eligible engines (healthy, not draining, serving the model) in a fixed order."""
     turn: int
+    """How many calls of the model were placed before this one."""
     now_s: float = 0.0
     traffic: Traffic = NO_TRAFFIC
+    """The answers' length of calls of this model, with or without a task group as this call is."""
     siblings: int = 0
+    """The other calls of its task group that still have to be placed."""
     passed: Passed = NOTHING_PASSED
     coming: Callable[[], Coming] = nothing_comes
+    """Returns the expected arrivals of the call's model at each engine."""
     compares: int = 0
+    """A policy that searches only a part of the fleet has to find at least so many of the best engines."""
 
 
 class Demand:
-    """Calls by model and by task group.
+    """The traffic of each model, and the placed calls of each task group.
 
-    The calls of task groups have a mean output length of their own: the parts of a program are not as long as chat.
-    `prior_output_tokens` is expected before calls have ended. A mean forgets over `window_s`. `active` counts the calls
-    of each model that are on engines. Of one call in `compare_each` (0: of none) the best `COMPARED` engines are found.
+    Calls of task groups have a mean output length of their own, because the parts of a program are shorter than chat.
+    `active` counts the calls of each model that are on engines. One call in `compare_each` (0: none) is sampled: its
+    policy has to find the best `COMPARED` engines.
     """
 
     def __init__(self, window_s: float, prior_output_tokens: float) -> None:
@@ -171,7 +161,7 @@ class Demand:
         self.active: defaultdict[str, int] = defaultdict(int)
 
     def placed(self, call: Call, now_s: float) -> None:
-        """The call is on an engine from now on."""
+        """The call was placed on an engine."""
         self._placed[call.model] += 1
         self.active[call.model] += 1
         arrivals = self._arrivals.get(call.model)
@@ -182,19 +172,19 @@ class Demand:
             self._groups[call.group.group_id] += 1
 
     def others_came(self, models: Iterable[str], prompt_tokens: int, now_s: float) -> None:
-        """A call came to an engine of these models from elsewhere. It may be of any that is called here."""
+        """Another client's call came to an engine of these models. Which one is unknown, so it counts for each."""
         for model in self._arrivals.keys() & models:
             self._arrivals[model].came(prompt_tokens, now_s)
 
     def refined(self, before: Call, after: Call) -> None:
-        """The objectives of a call on an engine have changed: it may be in another task group."""
+        """The objectives of a placed call have changed, and with them its task group."""
         if after.group is not None:
             self._groups[after.group.group_id] += 1
         if before.group is not None:
             self._leave_group(before.group.group_id)
 
     def left(self, call: Call, now_s: float, output_tokens: int | None = None) -> None:
-        """The call is on no engine any more. Its whole answer had `output_tokens`, if it got one."""
+        """The call has left its engine. `output_tokens` is the length of a complete answer."""
         self.active[call.model] -= 1
         if call.group is not None:
             self._leave_group(call.group.group_id)
@@ -215,7 +205,7 @@ class Demand:
         *,
         compares: int = 0,
     ) -> Situation:
-        """What a policy is told of the call, whose prompt matches `path`. `engines` are all that may take it."""
+        """A policy's input for the call. `engines` are the eligible ones."""
         arrivals, turn = self._arrivals.get(call.model), self._placed[call.model]
         if self.compare_each and turn % self.compare_each == 0 and compares < COMPARED:
             compares = COMPARED
@@ -232,7 +222,7 @@ class Demand:
         )
 
     def siblings(self, group: TaskGroup) -> int:
-        """How many other calls of a call's task group still have to be placed."""
+        """How many other calls of the group still have to be placed."""
         return max(0, group.calls - 1 - self._groups[group.group_id])
 
     def _leave_group(self, group_id: str) -> None:
@@ -247,13 +237,13 @@ class Demand:
 
 
 def cached_prefix(call: Call, situation: Situation, engine: EngineView) -> int:
-    """Blocks of the prompt that the engine is expected to have in any tier, less one with the last prompt token."""
+    """Blocks of the prompt that the engine is expected to have in any tier, without the last prompt token's block."""
     cached_blocks = engine.tiers.lowest.cached_blocks(situation.path)
     return cached_blocks if cached_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
 
 
 def loads_of(call: Call, situation: Situation, engine: EngineView) -> Loads:
-    """What need not be computed: what is on the accelerator, and what is worth bringing back from lower tiers."""
+    """The blocks that need no prefill: those on the accelerator, and those that a lower tier loads faster."""
     if not engine.tiers.views:
         return Loads(cached_prefix(call, situation, engine))
     most_blocks, path = call.cacheable_blocks, situation.path
@@ -276,7 +266,7 @@ def placed(
 ) -> Placement:
     """The placement of `call` on `engine`, which has `cached_blocks` of its prompt.
 
-    Without a `reason`, the call exploits the cache if more than half of its prompt is there, and explores else.
+    The default `reason` is exploit if more than half of the prompt is cached, otherwise explore.
     """
     cached_tokens = cached_blocks * call.block_tokens
     if reason is None:

@@ -1,7 +1,6 @@
-"""How long blocks take from a lower tier of the cache to the accelerator: bytes over bandwidth, in a queue of its own.
+"""The time to load blocks from a lower tier of the cache to the accelerator: bytes over bandwidth, one load at a time.
 
-A load overlaps with what the engine computes for other calls. Loads of one link follow each other. See
-docs/design/tiers.md.
+Loads overlap with computing. Each link has its own queue. See docs/design/tiers.md.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ class TierLink:
 
     @classmethod
     def of(cls, tier: str, bytes_per_token: float, gbytes_per_s: float, latency_s: float = 0.0) -> TierLink:
-        """A link of so many GB (10^9 bytes) a second, where the KV of a token has `bytes_per_token`."""
+        """A link by its bandwidth in GB (10^9 bytes) a second, and the bytes of a token's KV."""
         return cls(tier, bytes_per_token / (gbytes_per_s * 1e9), latency_s)
 
     def load_s(self, tokens: float) -> float:
-        """Seconds that the link is busy with a load of `tokens`."""
         return self.latency_s + tokens * self.token_s if tokens > 0 else 0.0
 
 
@@ -36,11 +34,11 @@ DEFAULT_LINKS = (
     TierLink.of("disk", BYTES_PER_TOKEN, 5.0, 0.002),
     TierLink.of("remote", BYTES_PER_TOKEN, 2.5, 0.005),
 )
-"""Of engines whose profile has none: PCIe 4.0 x16, one NVMe disk, 25 Gbit/s. Engines tell what loads really take."""
+"""For engines whose profile has no links: PCIe 4.0 x16, one NVMe disk, 25 Gbit/s. Reported loads correct the speeds."""
 
 
 def link_of(tier: str, links: Iterable[TierLink]) -> TierLink:
-    """The link of a tier among `links`, else the default one; tiers of other names are taken to be remote."""
+    """The tier's link in `links`, otherwise in `DEFAULT_LINKS`; an unknown tier is taken to be remote."""
     for link in (*links, *DEFAULT_LINKS):
         if link.tier == tier:
             return link
@@ -48,7 +46,7 @@ def link_of(tier: str, links: Iterable[TierLink]) -> TierLink:
 
 
 class LinkQueue:
-    """One link's loads, in the order in which they begin. `free_s` is when the last one is over."""
+    """The FIFO queue of one link's loads. The last one ends at `free_s`."""
 
     __slots__ = ("free_s",)
 
@@ -56,10 +54,9 @@ class LinkQueue:
         self.free_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """How long a load that comes now waits for those before it."""
         return max(0.0, self.free_s - now_s)
 
     def load(self, now_s: float, load_s: float) -> float:
-        """A load that keeps the link busy for `load_s` comes now. Returns when it is over."""
+        """Queues a load that takes the link for `load_s`, and returns the time at which it ends."""
         self.free_s = max(now_s, self.free_s) + load_s
         return self.free_s

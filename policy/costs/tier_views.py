@@ -1,4 +1,4 @@
-"""The tiers of an engine below its accelerator, as placement sees them: what is there, and what a load takes."""
+"""The tiers of an engine below its accelerator: what each has cached, and how long a load takes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, Placement
 
 MOST: Final = 64.0
-"""The largest correction of a profile: beyond it, a report is taken to be wrong."""
+"""The largest factor by which reports correct a profile's link. A report beyond it is taken to be wrong."""
 
 TELLING_TOKENS: Final = 4_000
-"""The latest loads of so many tokens count two thirds in how fast their link is taken to be. It stays so meanwhile."""
+"""The decay constant of a link's speed, in loaded tokens: the latest 4,000 tokens weigh 1 - 1/e. Without loads, the
+speed stays.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class TierView:
-    """One lower tier: the residency of what is in it or in a faster one, its link, and the loads that were sent there.
-
-    `total_tokens` fit into it; 0: not known. `free_tokens` fit into it and the faster ones without an eviction; None:
-    not known. The engine has brought back `loaded_tokens` in `loading_s` so far, of late in `token_s` each (None: not
-    known).
-    """
+    """One lower tier."""
 
     residency: Residency
+    """What is in this tier or a faster one."""
     link: TierLink
     total_tokens: int = 0
+    """The tier's size; 0: not known."""
     free_tokens: float | None = None
+    """What fits into this tier and the faster ones without an eviction; None: not known."""
     queue: LinkQueue = field(default_factory=LinkQueue)
+    """The loads of calls that were sent."""
     token_s: float | None = None
+    """Seconds of each loaded token, latency included, from recent reports; None: not known."""
     loaded_tokens: int = 0
+    """As the engine reported last, since its start."""
     loading_s: float = 0.0
+    """The time of those loads."""
 
     def took(self, loaded_tokens: int, loading_s: float) -> None:
-        """The engine has said how much it has brought back in all, and in which time, latencies included."""
+        """The engine has reported its loads since its start: their tokens and seconds, latencies included."""
         tokens, took_s = loaded_tokens - self.loaded_tokens, loading_s - self.loading_s
         self.loaded_tokens, self.loading_s = loaded_tokens, loading_s
         if tokens > 0 and took_s > 0:
@@ -48,12 +52,11 @@ class TierView:
             self.token_s = min(MOST * self.link.token_s, max(self.link.token_s / MOST, token_s))
 
     def load_s(self, tokens: float) -> float:
-        """Seconds that the link is busy with a load."""
         return self.link.load_s(tokens) if self.token_s is None else tokens * self.token_s
 
 
 class Loads(NamedTuple):
-    """What is not computed of a prompt: its first `blocks`. Those that come from lower tiers are there in `ready_s`."""
+    """The first `blocks` of a prompt need no prefill. Those of lower tiers are loaded after `ready_s` seconds."""
 
     blocks: int
     ready_s: float = 0.0
@@ -62,7 +65,7 @@ class Loads(NamedTuple):
 class TierViews:
     """All lower tiers of one engine: the `views`, the fastest first. The accelerator's residency is `device`.
 
-    `lowest` is the last one's residency: what the engine need not compute.
+    `lowest` is the residency of the last tier, which includes all faster ones.
     """
 
     def __init__(self, device: Residency, links: Sequence[TierLink]) -> None:
@@ -72,28 +75,27 @@ class TierViews:
 
     @property
     def names(self) -> list[str]:
-        """Those of the tiers."""
         return [view.residency.tier for view in self.views]
 
     @property
     def total_tokens(self) -> int:
-        """What fits into all of them, as far as it is known."""
+        """The sum of the known sizes."""
         return sum(view.total_tokens for view in self.views)
 
     def use(self, names: Sequence[str]) -> None:
-        """The engine has these tiers, the fastest first."""
+        """The engine has reported the names of its lower tiers, the fastest first."""
         if self.names != list(names):
             self.device.use_tiers(names)
             self.views = [TierView(one, link_of(one.tier, self._links)) for one in self.device.tiers]
             self.lowest = self.device.widest
 
     def forget_loads(self) -> None:
-        """Another process serves: nothing is known of its loads."""
+        """The engine has restarted, so its counters of loads start at 0."""
         for view in self.views:
             view.queue, view.token_s, view.loaded_tokens, view.loading_s = LinkQueue(), None, 0, 0.0
 
     def take(self, tokens: float) -> None:
-        """A call takes so much room; below zero: it gives it back."""
+        """A call takes room for `tokens`; a negative number gives room back."""
         for view in self.views:
             if view.free_tokens is not None:
                 view.free_tokens = max(0.0, view.free_tokens - tokens)
@@ -101,10 +103,9 @@ class TierViews:
     def loads(
         self, cached: Callable[[Residency], int], most_blocks: int, block_tokens: int, costs: CostModel, now_s: float
     ) -> Loads:
-        """What need not be computed of a prompt, at most `most_blocks` of `block_tokens`; `cached` are a residency's.
+        """The blocks of a prompt that need no prefill, at most `most_blocks`; `cached` gives a residency's blocks.
 
-        The engine has it on its accelerator, or brings it back, if that takes less time than computing it, with what
-        waits for the link.
+        A tier's blocks count if waiting for its link and loading them takes less time than computing them.
         """
         blocks, ready_s = min(most_blocks, cached(self.device)), 0.0
         for view in self.views:
@@ -118,7 +119,7 @@ class TierViews:
         return Loads(blocks, ready_s)
 
     def ready_blocks(self, call: Call, leaf: Node, costs: CostModel, now_s: float) -> int:
-        """What need not be computed of a waiting call's prompt, once the calls before it are computed."""
+        """The blocks of a waiting call's prompt that will need no prefill once the prompts before it are computed."""
         if not self.views:
             return min(call.cacheable_blocks, self.device.ready_blocks(leaf))
         return self.loads(
@@ -126,7 +127,7 @@ class TierViews:
         ).blocks
 
     def expect(self, placement: Placement, leaf: Node, block_tokens: int, *, is_booked: bool) -> Placement:
-        """A placement here, which says what comes from lower tiers. The prompt's blocks end at `leaf`."""
+        """The placement with `loaded` filled in: what comes from each lower tier. The prompt ends at `leaf`."""
         path = [] if is_booked else [Segment(node, len(node)) for node in leaf.path()][::-1]
         loaded, blocks, cached_blocks = [], 0, placement.cached_tokens // block_tokens
         for one in (self.device, *(view.residency for view in self.views)):
@@ -137,7 +138,7 @@ class TierViews:
         return placement._replace(loaded=tuple(loaded))
 
     def send(self, placement: Placement, now_s: float) -> Placement:
-        """The engine was sent the call: its loads follow those before."""
+        """The engine was sent the call: queues its loads."""
         for view in self.views:
             for tier, tokens in placement.loaded:
                 if tier == view.residency.tier:

@@ -218,7 +218,7 @@ class EngineView:
         self.floor = None
 
     def take(self, tokens: float) -> float:
-        """Takes up to `tokens` of the `free_tokens`, and returns how many; a negative number gives tokens back."""
+        """Take up to `tokens` of the `free_tokens`, and return how many; a negative number gives tokens back."""
         if self.free_tokens is None:
             return 0.0
         taken_tokens = min(self.free_tokens, tokens)
@@ -270,7 +270,7 @@ class EngineView:
         return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.unsent_context_tokens)
 
     def find_floor(self) -> Floor:
-        """Computes `floor`. Small fleets never read it, so changes do not compute it."""
+        """Compute `floor`. Small fleets never read it, so changes do not compute it."""
         queue = self.queue
         until_s, least_s = -inf, 0.0
         if (queue.unsent or queue.sent) and queue.expires_s == inf:  # otherwise the queue shrinks without an event

@@ -179,7 +179,7 @@ class PrefillQueue:
                 self.attention_s = 0.0
 
     def _add_computed(self, prefill: Prefill, now_s: float, *, is_computed: bool) -> None:
-        """Counts a leaving prefill as computed: all of it, or the progress of the oldest. Then the next one begins."""
+        """Count a leaving prefill as computed: all of it, or the progress of the oldest. Then the next one begins."""
         is_oldest = prefill is self.oldest
         if is_computed:
             self.computed_tokens += prefill.tokens
@@ -211,13 +211,13 @@ class PrefillQueue:
                 self._watch(prefill)
 
     def expire(self, now_s: float) -> None:
-        """Ends the prefills of calls that are not streamed at their predicted times. Call this before reading sums."""
+        """End the prefills of calls that are not streamed at their predicted times. Call this before reading sums."""
         while self.expires_s <= now_s:
             ended_s, prefill = self._whole[0]
             self.leave(prefill, ended_s, is_computed=True)
 
     def find_late(self, now_s: float) -> None:
-        """Marks the prefills that can no longer be on time. Call this before reading sums by precedence."""
+        """Mark the prefills that can no longer be on time. Call this before reading sums by precedence."""
         while self.late_s <= now_s:
             begins_by_s, _, prefill = heappop(self._begin_by)
             if prefill.begins_by_s == begins_by_s:  # otherwise `mark` changed the deadline, and pushed another entry
@@ -251,7 +251,7 @@ class PrefillQueue:
         heappush(self._begin_by, (prefill.begins_by_s, next(self._order), prefill))
 
     def _count(self, prefill: Prefill, *, is_on_time: bool) -> None:
-        """Changes a prefill's `is_on_time` with the sums. A prefill that has left the queue is in no sum."""
+        """Change a prefill's `is_on_time` with the sums. A prefill that has left the queue is in no sum."""
         if is_on_time is prefill.is_on_time:
             return
         is_sent = prefill in self._sent
@@ -264,7 +264,7 @@ class PrefillQueue:
             self._enter(prefill)
 
     def _enter(self, prefill: Prefill) -> None:
-        """Adds a sent prefill to the sums of its precedence."""
+        """Add a sent prefill to the sums of its precedence."""
         precedence = prefill.precedence
         self.tokens_of[precedence] += prefill.tokens
         if precedence is Precedence.REST:
@@ -273,7 +273,7 @@ class PrefillQueue:
             self._on_time[prefill] = None
 
     def _leave(self, prefill: Prefill) -> None:
-        """Takes a sent prefill out of the sums of its precedence."""
+        """Take a sent prefill out of the sums of its precedence."""
         precedence = prefill.precedence
         self.tokens_of[precedence] -= prefill.tokens
         if precedence is Precedence.REST:

@@ -57,6 +57,6 @@ class LinkQueue:
         return max(0.0, self.free_s - now_s)
 
     def load(self, now_s: float, load_s: float) -> float:
-        """Queues a load that takes the link for `load_s`, and returns the time at which it ends."""
+        """Queue a load that takes the link for `load_s`, and return the time at which it ends."""
         self.free_s = max(now_s, self.free_s) + load_s
         return self.free_s

@@ -1,1 +1,1 @@
-"""Placement chooses the engine of a call. Here are the policies, and the places of task groups."""
+"""Placement chooses the engine of a call: the policies, and how an engine that drains hands its prefixes over."""

@@ -53,7 +53,7 @@ def load_cost(call: Call, situation: Situation, engine: EngineView, cached_token
 def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed_tokens: int) -> float:
     """M: the time to recompute each node that LRU would evict, weighted by the share of the window's calls that use it.
 
-    It is 0 if the engine's free room is not known or its window is empty.
+    0 if the engine's free room is not known or its window is empty.
     """
     calls = len(engine.ledger)
     if engine.free_tokens is None or not calls:
@@ -69,11 +69,11 @@ def eviction_cost_s(call: Call, situation: Situation, engine: EngineView, missed
 
 
 def holders_of_key_portion(path: Sequence[Segment], cached: Mapping[EngineView, int]) -> list[EngineView]:
-    """The engines that hold the key portion: the node with the most tokens on the matched path; ties: the deepest.
+    """The engines that have the key portion: the node with the most tokens on the matched path; ties: the deepest.
 
-    `cached` has the number of path blocks in each engine's cache. Blocks that no engine has do not count as matched. An
-    engine holds the node if it has all blocks before the node, and at least half as many of the node's blocks as the
-    engine with the most. With less than half, E2's rule (more tokens cached than missed) would not call it cached.
+    `cached` is the number of the path's blocks in each engine's cache. Blocks that no engine has are not matched. An
+    engine has the node if it has all blocks before it, and at least half as many of its blocks as the engine with the
+    most. With less than half, E2's rule (more tokens cached than missed) would not call the node cached.
     """
     matched = max(cached.values())
     key_start = key_blocks = start = 0

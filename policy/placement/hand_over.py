@@ -1,7 +1,8 @@
 """How an engine that drains hands its prefixes over to the others, one by one, while it still answers.
 
-It keeps the calls for prefixes of which it has most, until another engine has time to compute them. An engine spends at
-most `SHARE` of its time on that. So no burst of prefills follows a drain, and what is asked for most often moves first.
+The draining engine still gets calls of which it has a longer cached prefix than every other engine. Such a call goes to
+another engine, which computes the prefix, if that engine has spent less than `SHARE` of its time on such prefills. So
+no burst of prefills follows a drain, and the prefixes that calls ask for most often move first.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
 SHARE = 0.1
-"""The part of its time that an engine spends on prefills of prefixes that it takes over."""
+"""The most of its time that an engine spends on computing prefixes that it takes over."""
 
 
 class HandOver:
-    """The engines that hand over, `leaving`, and until when the others have spent their time on what they took."""
+    """The draining engines, `leaving`, and the time from which each other engine may take over a prefix again."""
 
     def __init__(self) -> None:
         self.leaving: dict[str, EngineView] = {}
@@ -27,23 +28,23 @@ class HandOver:
         return engine_id in self.leaving
 
     def begin(self, engine: EngineView, now_s: float) -> None:
-        """From now on the engine takes only calls for what no other engine has."""
+        """The engine drains: from now on it gets only calls of which it has the longest cached prefix."""
         self.leaving[engine.engine_id] = engine
         self._latest_s[engine.engine_id] = now_s
 
     def end(self, engine_id: str) -> None:
-        """The engine hands over no more. Nothing happens if it did not."""
+        """The engine hands over no longer. No effect if it did not."""
         self.leaving.pop(engine_id, None)
         self._latest_s.pop(engine_id, None)
         if not self.leaving:
             self._spent_until_s.clear()
 
     def latest_s(self, engine_id: str) -> float:
-        """When an engine that hands over got its latest call, or began."""
+        """When a draining engine got its latest call; without one, when it began to drain."""
         return self._latest_s[engine_id]
 
     def narrow(self, call: Call, situation: Situation) -> Situation:
-        """The situation with the engines that may take the call: all, if there are none but those that hand over."""
+        """The situation with only the engines that may take the call; unchanged if all engines drain."""
         others = [engine for engine in situation.engines if engine.engine_id not in self.leaving]
         if not others:
             return situation
@@ -60,7 +61,7 @@ class HandOver:
         return situation._replace(engines=takers or keepers)
 
     def placed(self, call: Call, tree: PrefixTree, placement: Placement, now_s: float) -> None:
-        """The call goes to an engine. Count the prefixes that this engine computes and draining engines hand over."""
+        """Charge the call's engine for the prefix that it computes and a draining engine has."""
         if placement.engine_id in self.leaving:
             self._latest_s[placement.engine_id] = now_s
             return

@@ -1,14 +1,15 @@
 """The policy `plait`: a call goes to the engine where it delays itself and all others least.
 
-In a large fleet, few engines are looked at: those whose floor, the least that the call can cost there, is below the
-best offer so far (branch and bound). The outcome is that of looking at all.
+In: a call and its `Situation`. Out: a `Placement`. An `Offer` is one engine with the cost of the call there
+(`costs/delay.py`). The policy keeps no state and changes none.
 
-A call that goes where its prefix is not computes it there. Where a prefix is used often, and by few engines, later
-calls will use the copy while engines are as unequal as now. So the copy repays a part of what it costs.
-
-The calls of a task group come together, and share a prefix. By its own delay alone, each call goes where the prefix is
-until one more call there costs more than computing the prefix elsewhere. So the first calls crowd one engine. Here, one
-more engine computes the prefix if that makes the sum of the delays of all these calls clearly less.
+- Large fleets: computing a cost takes longer than computing a floor, a lower bound of the cost. A branch and bound
+  computes costs only for engines whose floor is below the best offer so far. The outcome is that of all offers.
+- Copies: an engine without the prefix computes it, and has a copy from then on. While the engines stay as unequal as
+  now, later calls save delay by the copy. This saving is taken off the offer's cost.
+- Task groups: the calls come together and share a prefix. If each took its own least delay, all would crowd the engine
+  with the prefix until one more call there cost more than computing the prefix elsewhere. So one more engine computes
+  the prefix if the sum of the delays of all these calls is then clearly less.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.types import Call, Compared, Placement, Rule
 
 FEW: Final = 4
-"""So many engines are looked at one by one: that takes less time than to compute their floors first. With 8 engines,
-floors take half the time (`python -m benchmarks placement`).
+"""Up to so many engines, computing all costs is faster than computing floors first. With 8 engines, floors take half
+the time (`python -m benchmarks placement`).
 """
 
 MOST_FOR_GROUP: Final = 16
-"""So many engines are looked at for a call of a task group. The next call of the group may find others."""
+"""A call of a task group compares at most so many engines. The next call of the group may compare others."""
 
 ROUNDING: Final = 1e-9
 
@@ -55,13 +56,12 @@ _rank: Final[Callable[[Offer], Rank]] = attrgetter("rank")
 def least_delay(call: Call, situation: Situation) -> Placement:
     """The engine with the least delay. Ties: in turn.
 
-    A call with a TTFT or a JCT goes to an engine that is expected to meet it. If none is, the call goes where it is
-    late by the least. A call of a task group without a TTFT goes where that is best for the whole group. Where there is
-    one engine and neither TTFT nor JCT, nothing has to be computed.
+    A call with a TTFT or a JCT goes to the cheapest engine that is expected to meet it, or else to the one that misses
+    it by the least. A call of a task group without a TTFT goes where the sum over the group is least.
     """
     if len(situation.engines) == 1 and (call.slo is None or not call.slo.has_zero):
         engine = situation.engines[0]
-        if engine.queue.expires_s <= situation.now_s:  # as where its delay is computed
+        if engine.queue.expires_s <= situation.now_s:  # computing a delay would do this, which is skipped here
             engine.queue.expire(situation.now_s)
         return placed(call, engine, None, loads_of(call, situation, engine).blocks, compared=_ONLY_ENGINE)
     asked = CallToPlace.of(call, situation)
@@ -90,11 +90,13 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 _ONLY_ENGINE: Final = Compared("only_engine", engines=1)
 
 MOST_KEPT: Final = 3
-"""So many of the best offers are known afterwards, and the cheapest: a call that waits long refers to them."""
+"""A placement keeps so many of the best offers, and the cheapest. Waiting calls keep their placements, so few offers
+save memory.
+"""
 
 
 def _kept(best: Offer, offers: Sequence[Offer], count: int) -> tuple[Sequence[Offer], float]:
-    """The `best`, the cheapest, and so many of the others, the best first; and what all the rest cost at least."""
+    """(the `best`, the cheapest, and the `count` best others; a lower bound on the cost of the rest)."""
     first = {id(best): best} | {id(one): one for one in nsmallest(count, offers, key=_rank)}
     cheapest = _cheapest(offers)
     kept = first | {id(cheapest): cheapest}
@@ -102,14 +104,14 @@ def _kept(best: Offer, offers: Sequence[Offer], count: int) -> tuple[Sequence[Of
 
 
 def _cheapest(offers: Sequence[Offer]) -> Offer:
-    """The first of those that cost least, whatever they miss."""
+    """The first of the offers with the least cost, even if it misses a TTFT or JCT."""
     return min(offers, key=lambda one: one.cost.total_s)
 
 
 def with_copies(
     asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer]
 ) -> Sequence[Offer]:
-    """The offers of all engines, with what a copy of the prompt's longest cached part would repay."""
+    """`offers`, one an engine, less what a copy of the prompt's longest cached part would repay there."""
     found = longest(asked, situation, engines, offers)
     if found is None:
         return offers
@@ -119,9 +121,9 @@ def with_copies(
 
 
 def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> Search:
-    """A search whose `best` is the first of the best of all offers `with_copies`, without looking at every engine.
+    """Search for the offer that is the best `with_copies` of all engines, without computing every cost.
 
-    An offer that misses the TTFT or the JCT is compared with all.
+    Every cost is computed while the best offer misses the TTFT or the JCT: a floor says nothing about lateness.
     """
     search, found = Search(asked, situation, engines), longest(asked, situation, engines)
     if found is None:
@@ -140,9 +142,9 @@ def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[Eng
 
 
 class Search:
-    """A branch and bound over `engines`. `copy` is what those would make that have no part of the prompt.
+    """A branch and bound over `engines`. `best` is the best of the `offers` so far.
 
-    `offers` were made, of which `best` is the best so far.
+    `copy`, if there is one, is taken off the cost of the engines that the search computes from then on.
     """
 
     __slots__ = ("_asked", "_engines", "_heaps", "_place", "_situation", "best", "copy", "offers")
@@ -154,19 +156,16 @@ class Search:
         self._asked = asked
         self._situation = situation
         self._engines = engines
-        self._heaps: list[list[tuple[float, int]]] = []  # the engines that were not looked at, by their floors
-        self._place = -1  # of the best
+        self._heaps: list[list[tuple[float, int]]] = []  # (floor, place) of the engines without an offer
+        self._place = -1  # the place of `best` among the engines
 
     @property
     def others_s(self) -> float:
-        """No engine that made no offer costs less."""
+        """A lower bound on the cost of every engine without an offer."""
         return min([heap[0][0] for heap in self._heaps if heap], default=inf)
 
     def over(self, least: Iterable[tuple[float, int]]) -> None:
-        """Look for the best of these engines, too, each given as the least cost in seconds and the place.
-
-        An engine whose least cost is infinite is left out.
-        """
+        """Search these engines too, given as (floor in seconds, place). An infinite floor leaves an engine out."""
         heap = list(least)
         heapify(heap)
         best = self.best if self._place >= 0 else None
@@ -185,7 +184,7 @@ class Search:
         self._heaps.append(heap)
 
     def compare(self, count: int, holders: Collection[int]) -> None:
-        """Look on until the best `count` offers are known. The `holders` make no copy."""
+        """Search on until the best `count` offers are known. The `holders` have the prefix and make no copy."""
         heap = [one for heap in self._heaps for one in heap if one[0] < inf]
         heapify(heap)
         self._heaps, copy = [heap], self.copy
@@ -206,7 +205,7 @@ class Search:
 
 
 def _offers(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> tuple[Sequence[Offer], float]:
-    """The offers of all engines; in a large fleet, of those with the lowest floors, and the lowest of the others."""
+    """(offers, lower bound on the cost of the rest). In a large fleet only the engines with the lowest floors offer."""
     others_s = inf
     if len(engines) > MOST_FOR_GROUP:
         least_s = floors(asked, situation, engines).costs_s
@@ -217,16 +216,18 @@ def _offers(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVi
 
 
 def _rounded(seconds: float) -> float:
-    """A little less: a floor and a cost that are equal may differ by the order in which they were added up."""
+    """A little less than `seconds`: a floor and an equal cost may differ by rounding, as they sum in another order."""
     return seconds - ROUNDING * abs(seconds)
 
 
 REPAID = 4.0
-"""How much longer than one call the engines stay as unequal as now: the copy serves the uses of this time."""
+"""The engines are taken to stay as unequal as now for so many times the duration of one call. A copy is credited with
+the uses of this time.
+"""
 
 
 class Longest(NamedTuple):
-    """The longest part of a prompt that an engine has: its blocks, and the places of all engines that have it."""
+    """The longest cached part of a prompt: its blocks, and the places of the engines that have all of them."""
 
     blocks: int
     holders: Collection[int]
@@ -235,9 +236,10 @@ class Longest(NamedTuple):
 def longest(
     asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], offers: Sequence[Offer] = ()
 ) -> Longest | None:
-    """None if no engine has a part of the prompt, or all have as much. Looks at few engines that have less.
+    """Find the longest cached part; None if no engine has any, or all have the same length.
 
-    `offers` are those of all engines, or none.
+    The search goes from the deepest node upwards, and ends where no engine can have more. `offers` are those of all
+    engines, or empty.
     """
     cached: dict[int, int] = {}
     best = 0
@@ -257,7 +259,7 @@ def longest(
 
 
 class Copy(NamedTuple):
-    """A copy of `blocks` of a prompt. It will serve so many `uses`, each of which costs `holder_s` without it."""
+    """A copy of a prompt's first `blocks`. It will serve `uses` calls, each of which costs `holder_s` without it."""
 
     blocks: int
     holder_s: float
@@ -265,14 +267,14 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, situation: Situation, found: Longest, best: Offer) -> Self:
-        """`best` is the best offer of an engine that has the longest part."""
+        """`best` is the best offer of the engines in `found`."""
         node = next(segment.node for segment in situation.path if segment.node.end_blocks >= found.blocks)
         lasts_s = REPAID * (best.cost.first_token_s + best.cost.decode_s)
         uses = node.uses(situation.now_s) / USES_S * lasts_s / (len(found.holders) + 1)
         return cls(found.blocks, best.cost.total_s, uses)
 
     def least_with(self, costs_s: Sequence[float], with_copy_s: Sequence[float]) -> list[float]:
-        """The floors of engines less what the copy repays there. This calls nothing for each engine."""
+        """The floors of all engines, less what the copy repays there, without a function call for each engine."""
         holder_s, uses = self.holder_s, self.uses
         return [
             cost_s - uses * (holder_s - copy_s) if copy_s < holder_s else cost_s
@@ -280,7 +282,7 @@ class Copy(NamedTuple):
         ]
 
     def on(self, asked: CallToPlace, passed: Passed, offer: Offer) -> Offer:
-        """The offer of an engine that has not this part of the prompt. What the copy repays is taken off its cost."""
+        """Take what the copy repays off the offer of an engine without these blocks."""
         with_copy_s = cost_with_copy(asked, offer, self.blocks, passed).total_s
         repaid_s = self.uses * max(0.0, self.holder_s - with_copy_s)
         if repaid_s:
@@ -290,10 +292,10 @@ class Copy(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """By the place of an engine: the least cost of the call, and the least cost if it had a copy of so many blocks.
+    """By the place of an engine: the least cost of the call, and the least cost if the engine had the copy.
 
-    A floor is far less work than the delay itself. It leaves out what may be nothing, as evictions, and takes the best
-    cost model of the fleet for the prompt.
+    A floor is cheap to compute: it leaves out the parts of a delay that may be 0, like evictions, and computes the
+    prompt by the fastest cost model of the fleet.
     """
 
     costs_s: Sequence[float]
@@ -301,24 +303,25 @@ class Floors(NamedTuple):
 
 
 class _Prefill(NamedTuple):
-    """The least seconds of a prefill: its own, weighed, and half of them; what it adds to the iterations of others.
-
-    `later`: for each second that it waits, the seconds by which it delays later calls, weighed.
-    """
+    """Lower bounds on the seconds of a prefill, without the engine's slowness."""
 
     weighed_s: float
+    """Its own time, times `FIRST_TOKEN_WEIGHT`."""
     half_s: float
+    """Half of its own time."""
     added_s: float
+    """What the prefill adds to the iterations of decodes."""
     later: float
+    """The weighted delay of later calls for each second that this prefill waits."""
 
 
 _cost_model = attrgetter("cost_model")
 
 
 def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView], copy_blocks: int = 0) -> Floors:
-    """The floors of all engines, the second ones only for a copy of some blocks.
+    """The floors of all engines; `with_copy_s` is empty without `copy_blocks`.
 
-    The loop is run for each call and each engine of a large fleet. So it calls nothing.
+    The loop runs for each call over each engine of a large fleet, so its body makes no function call.
     """
     call, output_tokens, now_s, passed = asked.call, asked.output_tokens, situation.now_s, situation.passed
     models = _models(engines)
@@ -328,7 +331,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
     deeper_s = output_tokens * token_s * (call.prompt_tokens + output_tokens / 2)
     weight, stalled = FIRST_TOKEN_WEIGHT, STALLED_SHARE
     most_wait_s = asked.most_wait_s
-    waits = call.due_s == inf  # an engine may serve an urgent call before all that wait
+    waits = call.due_s == inf  # an engine may serve an urgent call at once, so its floor has no queue
     costs_s, with_copy_s = list[float](), list[float]()
     for engine in engines:
         until_s, least_s, iteration_s, deepening, calls, slowness = engine.floor or engine.find_floor()
@@ -356,7 +359,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
 
 
 def _passing(engine: EngineView, passed: Passed, queue_s: float) -> tuple[float, int]:
-    """The queue and the calls of an engine for a call that passes some that wait."""
+    """(queue seconds, calls) of an engine for a call that overtakes calls in the gateway's lines."""
     if queue_s and passed.shares.get(engine.engine_id, 0.0):
         sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
         queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
@@ -364,7 +367,7 @@ def _passing(engine: EngineView, passed: Passed, queue_s: float) -> tuple[float,
 
 
 def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:
-    """The cost models of the fleet, of which there are few."""
+    """The distinct cost models of the fleet: one for each kind of engine."""
     if len(set(map(id, map(_cost_model, engines)))) == 1:
         return (engines[0].cost_model,)
     return {id(engine.cost_model): engine.cost_model for engine in engines}.values()
@@ -373,7 +376,7 @@ def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:
 def _prefills(
     asked: CallToPlace, situation: Situation, models: Collection[CostModel]
 ) -> tuple[Mapping[str, int], Mapping[int, _Prefill]]:
-    """How many blocks of the prompt engines have at most, and the least prefill for each such number."""
+    """(by engine, the most blocks of the prompt it can have; the least prefill for each such number)."""
     most_blocks = dict[str, int]()
     for node, blocks in situation.path:
         if node.first is not None:
@@ -400,30 +403,27 @@ def _least_prefill(asked: CallToPlace, models: Collection[CostModel], cached_blo
 
 
 WORTH = 0.9
-"""An engine is added if that makes the sum at least a tenth less: lengths of answers are guesses, a prefill is not."""
+"""A further engine has to make the sum at least a tenth less: its prefill is certain, answers' lengths are not."""
 
 LEAST_GROWTH = 1e-6
-"""A call that costs no more than the one before it is taken to cost this part of its delay more."""
+"""The least growth of a call's cost over the previous one's, as a part of its delay: the fill divides by the growth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What an engine costs the calls of a group that go there.
-
-    Computing the shared prefix costs `opening_s`. Besides, the first call costs `first_s`. Each further one costs
-    `growth_s` more than the one before it.
-    """
+    """An engine's costs for the calls of a group, as a line: call n costs `first_s` + n * `growth_s`, from n = 0."""
 
     offer: Offer
     opening_s: float
+    """The cost of computing the shared prefix, once."""
     first_s: float
     growth_s: float
 
 
 def best_for_group(asked: CallToPlace, siblings: int, offers: Sequence[Offer]) -> Offer:
-    """The offer that the call takes if it and so many more like it are divided best.
+    """The offer that the call takes if it and `siblings` like it are divided over engines at the least sum of delays.
 
-    Of the engines that are used, the call goes where it costs least once the prefix is there.
+    Of the used engines, the call goes where it costs least with the prefix already cached.
     """
     shared_blocks = max(one.cached_blocks for one in offers)
     places = [_place(asked, one, shared_blocks) for one in sorted(offers, key=lambda one: one.rank)]
@@ -431,7 +431,7 @@ def best_for_group(asked: CallToPlace, siblings: int, offers: Sequence[Offer]) -
 
 
 def used(places: Sequence[Place], calls: int) -> Sequence[Place]:
-    """The first of `places` that are worth using for so many calls."""
+    """The leading `places` that are worth using for so many calls."""
     count, least_s = 1, least_sum_s(places[:1], calls)
     for more in range(2, len(places) + 1):
         sum_s = least_sum_s(places[:more], calls)
@@ -441,9 +441,10 @@ def used(places: Sequence[Place], calls: int) -> Sequence[Place]:
 
 
 def least_sum_s(places: Sequence[Place], calls: float) -> float:
-    """The least sum of delays of so many calls in `places`, each of which computes the prefix.
+    """The least sum of delays of `calls` divided over `places`, each of which computes the prefix.
 
-    Parts of calls may be divided. So one more call would cost the same, `level_s`, in each place that gets some.
+    Fractions of calls are allowed (water filling). So the next call costs the same, `level_s`, in each place with
+    calls.
     """
     filled = sorted(places, key=lambda one: one.first_s)
     while True:
@@ -456,7 +457,6 @@ def least_sum_s(places: Sequence[Place], calls: float) -> float:
 
 
 def _place(asked: CallToPlace, offer: Offer, shared_blocks: int) -> Place:
-    """An engine's place for calls that share the first `shared_blocks` of their prompts."""
     own_s = offer.cost.total_s
     second_s, third_s = (joined_cost(asked, offer, shared_blocks, others).total_s for others in (1, 2))
     growth_s = max(third_s - second_s, LEAST_GROWTH * own_s)

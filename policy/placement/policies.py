@@ -1,8 +1,7 @@
-"""The placement policies: what one is, all of them by their names in the configuration, and the plain ones.
+"""The placement policies by their names in the configuration, and the two plain ones.
 
-A policy chooses the engine of a call. It reads the `Situation`, changes nothing, and returns a `Placement`. The router
-books it. A call that continues another is placed on the same engine, under every policy: its prompt is cached there.
-See docs/placement.md.
+A policy reads the `Situation`, changes nothing, and returns a `Placement`, which the router books. Under every policy,
+a call that continues another goes to the same engine, where its prompt is cached. See docs/placement.md.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Compared, Placement, PlacementReason
 
 Groups = Callable[[], Sequence[Sequence[EngineView]]]
-"""Returns the engines that take calls. Those of a group serve the same models."""
+"""Returns the engines that take calls, grouped by the models that they serve."""
 
 
 def tidy(tree: PrefixTree, groups: Groups, now_s: float) -> None:
-    """Tidy the prefix tree. A merge takes nodes away: a policy that refers to some has an `age` of its own."""
+    """Merge nodes of the tree. A merge removes nodes, so a policy that keeps references to nodes has its own `age`."""
     del groups, now_s
     tree.tidy()
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the engines of calls are chosen."""
+    """A placement policy."""
 
     name: str
-    """In the configuration."""
+    """The name in the configuration."""
 
     title: str
-    """In tables."""
+    """The name in tables."""
 
     place: Callable[[Call, Situation], Placement]
     """Chooses the engine of a call. Changes nothing."""
 
     keeps_sessions: bool = False
-    """A session's calls go where its context is, so sessions may be held for the caches' sake."""
+    """Whether a session's calls go where its context is cached. Only then holding sessions back helps the caches."""
 
     moves_waiting: bool = False
-    """A call that waits for an engine may go to another one that gets room."""
+    """Whether a call may move from one engine's line to another engine that has room."""
 
     age: Callable[[PrefixTree, Groups, float], None] = tidy
-    """Does what is due about once a second, at a time in seconds."""
+    """Periodic work, called about once a second with the time."""
 
 
 def by_name(*policies: Policy) -> dict[str, Policy]:
@@ -74,14 +73,14 @@ POLICIES: Final = by_name(
     Policy("round_robin", "round robin", round_robin),
     Policy("least_outstanding", "least outstanding", least_outstanding),
 )
-"""The policies that the gateway has. `gateway/config/placement_policy.py` takes those of one's own, too."""
+"""The built-in policies. `gateway/config/placement_policy.py` also loads an operator's own."""
 
 
 _CONTINUES: Final = Compared("continues")
 
 
 def continued(engine_id: str, call: Call, situation: Situation) -> Placement | None:
-    """The placement of `call` on this engine; None if that is not among those of the situation."""
+    """The placement of `call` on this engine; None if the engine is not eligible."""
     for engine in situation.engines:
         if engine.engine_id == engine_id:
             cached_blocks = cached_prefix(call, situation, engine)

@@ -19,9 +19,7 @@ FORMAT_VERSION = 1
 """Part of h_0, so hashes of another format version never match."""
 
 MIN_TREE_BLOCK_TOKENS = 64
-"""The shortest tree block. It measures a shared prefix to 1 % of a typical prompt, and hashes such a prompt in 0.2 ms
-(docs/design/prefix-tree.md).
-"""
+"""Measures a shared prefix to 1 % of a typical prompt, which is hashed in 0.2 ms (docs/design/prefix-tree.md)."""
 
 
 def tree_block_tokens(engine_block_tokens: int) -> int:
@@ -37,7 +35,7 @@ if array("I").itemsize != 4 or byteorder != "little":  # pragma: no cover - no s
 
 @lru_cache(maxsize=1024)
 def root_hash(model: str, cache_salt: str = "") -> int:
-    """h_0 of a chain; NUL joins its parts. `model` is the name that calls use, so each LoRA adapter has own chains."""
+    """h_0 of a chain; NUL joins its parts. `model` is the name that calls use: each LoRA adapter has its own chains."""
     seed = "\0".join((f"plait-{FORMAT_VERSION}", model, cache_salt))
     return int.from_bytes(sha256(seed.encode()).digest()[:8], "big")
 
@@ -50,7 +48,7 @@ def chain(tokens: Sequence[int], block_tokens: int, parent: int) -> array[int]:
 
 
 def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, root: int) -> int:
-    """Append to a chain, which begins at `root`, the hashes of the whole blocks of `tokens` that it lacks.
+    """Appends the hashes of the whole blocks of `tokens` that `hashes` lacks; the chain begins at `root`.
 
     Returns the hash of all tokens (`whole_hash`).
     """
@@ -71,14 +69,14 @@ def extend_chain(hashes: array[int], tokens: Sequence[int], block_tokens: int, r
 
 
 def whole_hash(rest: Sequence[int], before: int) -> int:
-    """The hash of a whole prompt: of the tokens `rest` behind its whole blocks, whose hash is `before`."""
+    """The hash of a whole prompt: `before` is the hash of its whole blocks, `rest` the tokens after them."""
     if not len(rest):
         return before
     return int.from_bytes(sha256(before.to_bytes(8, "big") + array("I", rest).tobytes()).digest()[:8], "big")
 
 
 class HashChain:
-    """A growing chain. `hashes` are those of its whole blocks. Later tokens are kept until they fill a block."""
+    """A growing chain: `hashes` of its whole blocks, and the last tokens until they fill a block."""
 
     __slots__ = ("_rest", "_root", "block_tokens", "hashes")
 
@@ -104,7 +102,6 @@ class HashChain:
         return self.hashes[index - 1] if index else None
 
     def copy(self) -> HashChain:
-        """An independent copy of the chain so far."""
         other = HashChain(self.block_tokens, self._root)
         other.hashes = self.hashes[:]
         other._rest = self._rest[:]

@@ -1,4 +1,4 @@
-"""The prefixes that calls share most, read from the top of the prefix tree: for people who watch the fleet."""
+"""The prefixes that calls share most, found from the top of the prefix tree: for the live screen."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 MOST_CHILDREN: Final = 1_000
-"""Children of one node that are looked at, the oldest ones. What is used all the time stays in caches and is old."""
+"""A search visits only the oldest children of a node: a prefix that is used all the time stays cached, and is old."""
 
 MOST_NODES: Final = 3_000
-"""Nodes that one search looks at: about a millisecond."""
+"""A search visits at most so many nodes, in about a millisecond."""
 
 LEAST_USES: Final = 1.5
-"""A prefix that fewer calls have used lately is shared with nobody."""
+"""With fewer recent uses, a prefix is not shared."""
 
 
 def hot_prefixes(tree: PrefixTree, now_s: float, recent: Iterable[int], limit: int) -> list[Node]:
-    """The ends of at most `limit` prefixes, the one that saves most first. `recent` has first blocks of late prompts.
+    """The last nodes of at most `limit` prefixes, those that save most first. `recent`: first blocks of recent prompts.
 
-    What a prefix saves is its uses of about the last minute times its length. A prefix ends where its calls part: no
-    prompt that goes on is used half as often.
+    A prefix saves its uses of about the last minute times its length. A prefix ends where its calls diverge: no longer
+    prefix is used half as often.
     """
     root, left = tree.root, MOST_NODES
     newest = (node for first in recent if (node := root.children.get(first)) is not None)
@@ -32,7 +32,7 @@ def hot_prefixes(tree: PrefixTree, now_s: float, recent: Iterable[int], limit: i
         node = level.pop()
         left -= 1
         if node.use_count < LEAST_USES:
-            continue  # its uses were at most so many, ever
+            continue  # uses only decay from this count, so there is no need to compute them
         uses = node.uses(now_s)
         if uses < LEAST_USES:
             continue
@@ -46,12 +46,12 @@ def hot_prefixes(tree: PrefixTree, now_s: float, recent: Iterable[int], limit: i
 
 
 def prefix_id(node: Node) -> str:
-    """A short name of the prefix that ends with a node. It is made of its last block's hash."""
+    """A short name of the prefix that ends with a node, from its last block's hash."""
     return f"{node.hashes[-1]:016x}"[:6]
 
 
 def cached_shares(node: Node) -> dict[str, float]:
-    """Which part of the prefix that ends with a node each engine holds, or is expected to."""
+    """By engine, the part of the prefix that ends with a node that is resident or expected there."""
     blocks = dict[str, int]()
     for part in node.path():
         for engine_id, holding in part.holdings.items():

@@ -1,9 +1,12 @@
 """The prefix tree: one radix tree over chained block hashes, shared by all engines and models.
 
 A node is a run of blocks that every prompt through it shares. Because hashes are chained, one hash identifies a whole
-prefix. So a match is a bisection in each node, and chains of different models never meet below the root. Each node has
-a `Holding` for each engine: the engine's blocks of the node, and the calls that shared it recently. See
-docs/design/prefix-tree.md.
+prefix. So a match is a bisection in each node, and chains of different models never meet below the root.
+
+A node has a `Holding` for each engine: how many leading blocks the engine has, and the calls whose prompts span the
+node. A call ends at the end of a node: `insert` splits a node where a new prompt leaves it, `tidy` merges nodes that no
+call and no engine tells apart, and `prune` drops blocks that no engine has and no call spans. Splits and merges keep
+the lower node object, because calls refer to it. See docs/design/prefix-tree.md.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from math import exp
 from typing import Final, NamedTuple
 
 USES_S = 60.0
-"""How long a use of a prefix counts: about as long ahead as the next uses can be foreseen."""
+"""The time constant by which uses of a prefix decay: uses can be predicted about as long ahead."""
 
 NO_BRANCHES: Final[dict[int, Node]] = {}
 NO_HOLDINGS: Final[dict[str, Holding]] = {}
-"""Shared by all nodes that have none, since a dict of one entry takes 200 bytes. They stay empty."""
+"""Both stay empty: all nodes without branches or other holdings share them. A dict of its own takes 200 bytes."""
 
 
 class Node:
     """A run of blocks; `start_blocks` blocks of the prompt come before it.
 
-    A node has an `only_child`, or several children in `branches`, by their first block. Most nodes have a holding of
-    one engine, the `first`; those of further engines are in `others`, by engine. Loops over a path look both up without
-    a call. `use_count` is how often the node was used when that was at `used_s`.
+    A node has an `only_child`, or several children in `branches`, by their first block. Most nodes have one engine's
+    holding, `first`; further ones are in `others`, by engine. Hot loops read both attributes without a function call.
+    `use_count` is the decayed number of uses as of `used_s`.
     """
 
     __slots__ = (
@@ -62,11 +65,11 @@ class Node:
 
     @property
     def children(self) -> Mapping[int, Node]:
-        """The children by their first block, the oldest first. It is not to be changed."""
+        """The children by their first block, the oldest first; read-only."""
         return self.branches if self.only_child is None else {self.only_child.hashes[0]: self.only_child}
 
     def add_child(self, child: Node) -> None:
-        """Put a node below this one. It takes the place of the child with the same first block, if there is one."""
+        """Add a child, or replace the child with the same first block."""
         first_block, only = child.hashes[0], self.only_child
         if only is not None and only.hashes[0] != first_block:
             self.branches, self.only_child = {only.hashes[0]: only, first_block: child}, None
@@ -76,7 +79,7 @@ class Node:
             self.only_child = child
 
     def drop_child(self, first_block: int) -> None:
-        """A child left the tree."""
+        """Remove a child."""
         if self.only_child is not None:
             self.only_child = None
             return
@@ -93,7 +96,6 @@ class Node:
         return {} if self.first is None else {self.first.engine_id: self.first, **self.others}
 
     def holding_of(self, engine_id: str) -> Holding | None:
-        """The engine's holding, if it has one."""
         first = self.first
         return first if first is not None and first.engine_id == engine_id else self.others.get(engine_id)
 
@@ -115,7 +117,7 @@ class Node:
             self.others[holding.engine_id] = holding
 
     def drop_unused(self, holding: Holding) -> None:
-        """Forget a holding of the node if it is empty. One that only has sharers leaves the order of use."""
+        """Remove the holding if it is empty. A holding that only has sharers stays, but leaves the order of use."""
         if holding.resident_blocks or holding.bookings:
             return
         holding.unlink()
@@ -130,9 +132,8 @@ class Node:
             self.others = NO_HOLDINGS
 
     def can_join(self, lower: Node) -> bool:
-        """Whether nothing divides this node from `lower`, its only child: no call ends between them on any engine.
-
-        Every engine has the blocks of both in use since the same time, so the order of eviction stays the same.
+        """Whether this node can merge with `lower`, its only child: on every engine, no call ends between the two, and
+        they are neighbours in the order of use, so a merge changes no eviction.
         """
         return all(holding.can_join(lower.holding_of(engine_id)) for engine_id, holding in self.holdings.items())
 
@@ -150,7 +151,7 @@ class Node:
     # Uses.
 
     def use(self, now_s: float) -> None:
-        """A call that ends with the node was placed, on any engine."""
+        """A call whose prompt ends at this node was placed, on any engine."""
         node = self
         while (parent := node.parent) is not None:
             count = node.use_count
@@ -159,7 +160,7 @@ class Node:
             node = parent
 
     def uses(self, now_s: float) -> float:
-        """The calls that span the node, each of which counts less with time: those of about the last `USES_S`."""
+        """The placed calls that span the node, decayed: about those of the last `USES_S`."""
         return self.use_count * exp((self.used_s - now_s) / USES_S) if self.use_count else 0.0
 
     def path(self) -> Iterator[Node]:
@@ -173,11 +174,13 @@ class Node:
 class Holding:
     """One engine's leading blocks of one node; also a link in that engine's order of use.
 
-    `resident_blocks` were reported, or assumed to be stored. `bookings` counts booked calls, also those that no
-    report has confirmed since they ended. Their blocks are expected: all blocks of the node, since a call spans whole
-    nodes. `waiting` of them are of calls that wait in the gateway. `sharers` counts the calls placed there within the
-    window H. Of two holdings, the one with the higher `used` was used later. The last `leaving_blocks` of the resident
-    blocks are expected to be evicted for booked calls.
+    - `resident_blocks`: leading blocks that the engine reported, or is assumed to have stored.
+    - `leaving_blocks`: the last of them that are expected to be evicted for booked calls.
+    - `bookings`: booked calls that span the node, until a report after their end confirms them. All blocks of the node
+      are expected while there is one, since a call spans whole nodes.
+    - `waiting`: those of the bookings whose calls wait in the gateway.
+    - `sharers`: calls placed here within the window H.
+    - `used`: a counter; the higher one was used later.
     """
 
     __slots__ = (
@@ -216,7 +219,7 @@ class Holding:
         return len(self.node.hashes) if self.bookings else self.resident_blocks - self.leaving_blocks
 
     def split(self, upper: Node, blocks: int) -> Holding:
-        """The holding of `upper`, which takes over the node's first `blocks` blocks. It follows in the order of use."""
+        """Make the holding of `upper`, which takes over the first `blocks`. It is next in the order of use."""
         above = Holding(upper, self.engine_id, min(blocks, self.resident_blocks), self.bookings, self.sharers)
         above.waiting, above.used = self.waiting, self.used
         self.resident_blocks = max(0, self.resident_blocks - blocks)
@@ -227,12 +230,11 @@ class Holding:
         return above
 
     def can_join(self, below: Holding | None) -> bool:
-        """Whether one holding can stand for this one and `below`, the engine's holding of the node's only child.
+        """Whether one holding can replace this one and `below`, the engine's holding of the node's only child.
 
-        The same calls span both, and no other node is between them in the order of use. Blocks that are expected to be
-        evicted must be behind the blocks that stay.
+        The same calls have to span both, and no other node may be between them in the order of use.
         """
-        if self.leaving_blocks:
+        if self.leaving_blocks:  # in one holding, these blocks would be before the resident ones of `below`
             return False
         if below is None:
             return not self.bookings and not self.sharers
@@ -280,24 +282,19 @@ class Segment(NamedTuple):
 
 
 class PrefixTree:
-    """The radix tree.
-
-    `ends` has, for each engine, the nodes with resident blocks by the last one of these. `_only_child` has nodes that
-    may be merged with their only child. `_most_children` is the most children of the root since its dict was made.
-    `_matched` is the latest match while the tree is as it was then: the chain, its length, and the path. A call is
-    booked in the moment in which it is placed, so it need not be matched twice.
-    """
+    """The radix tree. `ends` has, for each engine, each node with resident blocks, by the last resident block."""
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("Q"))
         self.ends: defaultdict[str, dict[int, Node]] = defaultdict(dict)
         self._blocks = 0
-        self._most_children = 0
-        self._only_child: dict[Node, None] = {}
+        self._most_children = 0  # of the root, since its dict was made
+        self._only_child: dict[Node, None] = {}  # nodes that `tidy` may merge with their only child
+        # The latest match (chain, its length, path), until the tree changes: a call is booked right after its
+        # placement, so the second match is free.
         self._matched: tuple[Sequence[int], int, list[Segment]] | None = None
 
     def __len__(self) -> int:
-        """Blocks in the tree."""
         return self._blocks
 
     def nodes(self) -> Iterator[Node]:
@@ -309,7 +306,7 @@ class PrefixTree:
             stack += children
 
     def match(self, hashes: Sequence[int]) -> list[Segment]:
-        """The path that `hashes` shares with the tree, root first. Changes nothing. O(nodes x log of their blocks)."""
+        """The path that `hashes` shares with the tree, root first, in O(nodes x log of their blocks)."""
         segments = []
         node, position, length = self.root, 0, len(hashes)
         while position < length:
@@ -325,14 +322,14 @@ class PrefixTree:
                 segments.append(Segment(child, common))
                 if common < blocks:
                     break
-            else:  # the last blocks are equal, so all are
+            else:  # the last hashes are equal, and each stands for all blocks before it
                 segments.append(Segment(child, blocks))
             position, node = end, child
         self._matched = hashes, length, segments
         return segments
 
     def insert(self, hashes: Sequence[int]) -> Node:
-        """Insert a chain that begins at the root. Returns the chain's last node, which ends at the chain's end."""
+        """Insert a chain that begins at the root. Returns the node that ends with the chain."""
         chain, length, path = self._matched or (None, 0, [])
         if chain is not hashes or length != len(hashes):
             path = self.match(hashes)
@@ -345,7 +342,7 @@ class PrefixTree:
         return self.add_leaf(node, hashes[end:]) if end < len(hashes) else node
 
     def add_leaf(self, parent: Node, hashes: Sequence[int]) -> Node:
-        """Add the chain `hashes` below `parent`. None of its blocks may be in the tree."""
+        """Add the blocks `hashes` below `parent`. None of them may be in the tree."""
         leaf = Node(parent, parent.start_blocks + len(parent.hashes), array("Q", hashes))
         parent.add_child(leaf)
         self._matched = None
@@ -355,8 +352,8 @@ class PrefixTree:
     def extend(self, node: Node, hashes: Sequence[int]) -> Node:
         """Add `hashes` after `node` and return the node that has them. None of them may be in the tree.
 
-        A leaf that no call spans grows, so that an output reported block by block stays one node. A leaf that calls
-        span gets a child, because calls span whole nodes.
+        A leaf that no call spans grows, so that an output that is reported block by block stays one node. A leaf that a
+        call spans gets a child, because a call spans whole nodes.
         """
         if node.parent is None or node.children or any(h.bookings or h.sharers for h in node.holdings.values()):
             return self.add_leaf(node, hashes)
@@ -366,10 +363,7 @@ class PrefixTree:
         return node
 
     def split(self, node: Node, blocks: int) -> Node:
-        """Cut `node` after its first `blocks` blocks and return the new upper part.
-
-        The lower part stays the same object, because calls that end there refer to it. They span the upper part too.
-        """
+        """Cut `node` after its first `blocks` and return the new upper part. `node` becomes the lower part."""
         assert node.parent is not None
         assert 0 < blocks < len(node)
         self._matched = None
@@ -391,7 +385,7 @@ class PrefixTree:
     def prune(self, node: Node) -> int:
         """Drop blocks that no engine needs, from `node` upwards; returns how many nodes left the tree.
 
-        An engine needs all blocks of a node that calls span, and else its resident ones.
+        An engine needs all blocks of a node that a call spans, otherwise only its resident ones.
         """
         removed, self._matched = 0, None
         while (parent := node.parent) is not None and node.only_child is None and not node.branches:
@@ -412,14 +406,14 @@ class PrefixTree:
         if node.only_child is None and not node.branches and node.parent is not None:
             node = node.parent
         if node.only_child is not None and node.parent is not None:
-            self._only_child[node] = None  # perhaps nothing divides it from its child any more: `tidy` looks
+            self._only_child[node] = None  # may be mergeable now: `tidy` checks
         return removed
 
     def tidy(self) -> None:
-        """Merge nodes that nothing divides any more, and give unused memory of the root back.
+        """Merge nodes that no call and no engine tells apart any more, and free unused memory of the root.
 
-        Called about once a second, and never while nodes are walked: a prefix that is shared again and again is then
-        split and merged at most once a second. Each block that moves was moved by a split before.
+        Called about once a second, and never while nodes are walked. So a prefix that calls share again and again is
+        split and merged at most once a second. Each block that a merge moves was moved by a split before.
         """
         nodes, self._only_child = self._only_child, {}
         for node in nodes:
@@ -431,10 +425,7 @@ class PrefixTree:
             self._most_children = len(branches)
 
     def _merge(self, upper: Node) -> None:
-        """Merge a node into its only child, if both are still in the tree and nothing divides them.
-
-        The lower part stays the same object, as when a node is split.
-        """
+        """Merge a node into its only child, if both are still in the tree and `can_join`."""
         parent, self._matched = upper.parent, None
         assert parent is not None
         lower = upper.only_child

@@ -1,12 +1,15 @@
 """Residency: which prefixes one engine holds, by its own reports (docs/design/residency.md).
 
-The engine reports the blocks that its cache stored and removed. Between reports, the prefixes of booked calls are
-expected. Nodes are kept in the order of their last use, descendants before ancestors. An LRU cache of reference-counted
-blocks evicts them in this order.
+In: the engine's reports of stored and removed blocks (`resident.apply`), and between reports the steps of a call:
+`book`, `send`, `touch`, `unbook` and, after the window H, `unshare`. A booked call's prefix is expected in the cache.
+Out: how much of a prompt is cached (`cached_blocks`), and what LRU evicts next (`victims`).
 
-Below the accelerator an engine may have further tiers: host memory, disk. What LRU caches evict to each other is in all
-of them together what one cache of their size would hold. So each tier has a residency of what is there or in a faster
-one: in the same tree, with holdings of its own.
+Invariants: an engine's cached blocks are runs from the root without gaps. In the order of last use, descendants come
+before ancestors, because an LRU cache of reference-counted blocks evicts in this order.
+
+Below the accelerator an engine may have further tiers: host memory, disk. LRU caches that evict to each other have
+together what one cache of their total size would have. So a tier's residency is what is in the tier or a faster one. It
+is in the same tree, with holdings of its own.
 """
 
 from __future__ import annotations
@@ -23,15 +26,14 @@ DEVICE: Final = "device"
 """The tier whose blocks are used without a transfer."""
 
 Victim = tuple[Node, int]
-"""A node, and how many of its last resident blocks are evicted."""
+"""(node, how many of its last resident blocks are evicted)."""
 
 
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    An engine that does not report has at most `most_blocks` resident; None: its size is not known. `lower` is that of
-    the next tier; None: there is none. Nodes name the engine's holdings by `engine_id`, those of a lower tier by
-    another one.
+    `most_blocks` is the cache's size for an engine that does not report; None: not known. `lower` is the residency of
+    the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended.
     """
 
     def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
@@ -47,16 +49,16 @@ class Residency:
 
     @property
     def tiers(self) -> Sequence[Residency]:
-        """Those of the lower tiers, the fastest first."""
+        """The residencies of the lower tiers, the fastest first."""
         return () if self.lower is None else (self.lower, *self.lower.tiers)
 
     @property
     def widest(self) -> Residency:
-        """That of the last tier. Its holdings are in each node in which any of the engine's are."""
+        """The last tier's residency. A node with a holding of any tier has one of this tier."""
         return self if self.lower is None else self.lower.widest
 
     def use_tiers(self, names: Sequence[str]) -> None:
-        """The engine has these lower tiers. What was known of others is forgotten."""
+        """The engine has reported its lower tiers. If they changed, the old tiers are forgotten."""
         if [one.tier for one in self.tiers] == list(names):
             return
         if self.lower is not None:
@@ -70,7 +72,7 @@ class Residency:
             self.lower.use_tiers(names[1:])
 
     def book_as(self, engine_id: str, order: UseOrder) -> None:
-        """Take over the calls that are booked in another tier of the engine, or share blocks there."""
+        """Copy the bookings and sharers of another tier of the engine, whose `order` of use is given."""
         for holding in [node.holding_of(engine_id) for node in self._tree.nodes()]:
             if holding is not None and (holding.bookings or holding.sharers):
                 own = holding.node.holding(self.engine_id)
@@ -80,12 +82,12 @@ class Residency:
                 self._order.use(holding.node.holding(self.engine_id))
 
     def clear(self) -> None:
-        """Nothing is known of any tier: no block is resident until it is reported again."""
+        """In all tiers, no block is resident until it is reported again."""
         for one in (self, *self.tiers):
             one.resident.clear()
 
     def forget(self) -> None:
-        """The engine is gone, or has this tier no more."""
+        """The engine or this tier is gone: removes all of its holdings."""
         self.resident.clear()
         for node in list(self._tree.nodes()):
             holding = node.holding_of(self.engine_id)
@@ -95,10 +97,7 @@ class Residency:
         self._tree.ends.pop(self.engine_id, None)
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
-        """The length of the longest run of blocks from the root of `path` that is resident or expected here.
-
-        Of a node, blocks that are expected to be evicted for a booked call do not count, unless calls span the node.
-        """
+        """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first
@@ -114,9 +113,9 @@ class Residency:
         return total
 
     def book(self, leaf: Node, *, waits: bool = False) -> None:
-        """A call that ends at `leaf` was booked here. Its blocks are expected, and it shares them within H.
+        """A call whose prompt ends at `leaf` was booked: a booking and a sharer of each node of the path.
 
-        If it `waits`, it was not sent yet; `send` follows.
+        A call that `waits` in the gateway has not been sent; `send` follows.
         """
         node, engine_id = leaf, self.engine_id
         while (parent := node.parent) is not None:
@@ -132,9 +131,9 @@ class Residency:
             self.lower.book(leaf, waits=waits)
 
     def join(self, leaf: Node) -> int:
-        """Another gateway's call that ends at `leaf` was sent here. Its blocks are expected; it shares none within H.
+        """Another gateway's call was sent here: a booking of each node of the path, and no sharer.
 
-        Returns its `ready_blocks` without itself, in the last tier.
+        Returns the call's `ready_blocks` before this booking, in the last tier.
         """
         total, node, engine_id = 0, leaf, self.engine_id
         while (parent := node.parent) is not None:
@@ -149,7 +148,7 @@ class Residency:
         return total if self.lower is None else self.lower.join(leaf)
 
     def send(self, leaf: Node) -> None:
-        """A call does not wait any more: the engine will compute its blocks."""
+        """A call that waited in the gateway was sent: the engine will compute its blocks."""
         if self.lower is not None:
             self.lower.send(leaf)
         for node in leaf.path():
@@ -158,12 +157,9 @@ class Residency:
             holding.waiting -= 1
 
     def ready_blocks(self, leaf: Node) -> int:
-        """The length of the longest run of blocks from the root to `leaf` that is here, or that sent calls compute.
-
-        A call has to be booked at `leaf`.
-        """
+        """The leading blocks up to `leaf` that are resident, or that sent calls compute. A call is booked at `leaf`."""
         total, node, engine_id = 0, leaf, self.engine_id
-        while node.parent is not None:  # many waiting calls are asked about for each that is sent
+        while node.parent is not None:  # a hot loop: for each call that is sent, it runs for many that wait
             holding, blocks = node.first, len(node.hashes)
             if holding is None or holding.engine_id != engine_id:
                 holding = node.others[engine_id]
@@ -173,13 +169,13 @@ class Residency:
         return total
 
     def touch(self, leaf: Node) -> None:
-        """The prefix that ends at `leaf` was in use until now."""
+        """The prefix that ends at `leaf` was used now."""
         self._order.touch_path(leaf)
         if self.lower is not None:
             self.lower.touch(leaf)
 
     def unbook(self, leaf: Node, *, waits: bool = False) -> None:
-        """The call's blocks are no longer expected. Only its resident blocks stay. One that `waits` was not sent."""
+        """The call's blocks are no longer expected; resident ones stay. A call that `waits` was never sent."""
         if self.lower is not None:
             self.lower.unbook(leaf, waits=waits)
         node, engine_id = leaf, self.engine_id
@@ -213,7 +209,7 @@ class Residency:
         self._tree.prune(leaf)
 
     def victims(self, blocks: int, keep: Collection[Node] = ()) -> Iterator[Victim]:
-        """The victims that LRU would evict next to free `blocks`. Booked nodes and nodes in `keep` stay."""
+        """What LRU would evict next to free `blocks`. Booked nodes and nodes in `keep` stay."""
         for holding in self._order.free():
             if blocks <= 0:
                 return
@@ -224,17 +220,17 @@ class Residency:
             yield holding.node, taken
 
     def expect_eviction(self, blocks: int) -> list[Victim]:
-        """A booked call needs `blocks` more than are free. The blocks that LRU evicts then count as cached no more."""
+        """A booked call needs `blocks` more than are free. The blocks that LRU will evict no longer count as cached."""
         victims = [victim for victim in self.victims(blocks) if victim[1]]
         for node, taken in victims:
             node.holding(self.engine_id).leaving_blocks += taken
         return victims
 
     def end_expectation(self, victims: Sequence[Victim]) -> None:
-        """The call's prompt is computed, or the call has ended. `victims` that were not evicted count as cached."""
+        """The call's prompt is computed, or the call has ended. `victims` that are still resident count as cached."""
         for victim, taken in victims:
             rest = taken
-            for node in victim.path():  # a split since then moved part of the node to an ancestor
+            for node in victim.path():  # a split since may have moved some of the blocks to a new ancestor
                 holding = node.holding_of(self.engine_id)
                 spared = min(rest, holding.leaving_blocks) if holding is not None else 0
                 if holding is not None:
@@ -244,9 +240,9 @@ class Residency:
                     break
 
     def assume_stored(self, leaf: Node, *, is_booked: bool) -> None:
-        """The engine does not report: it has stored the prefix that ends at `leaf`, and has evicted others for it.
+        """For an engine that does not report: takes the prefix up to `leaf` as stored, and others as evicted for it.
 
-        If a call `is_booked` there, that has ended.
+        `is_booked`: a call was booked at `leaf`, and has ended.
         """
         if self.lower is not None:
             self.lower.assume_stored(leaf, is_booked=is_booked)
@@ -267,7 +263,7 @@ class Residency:
             self.evict(resident.blocks - self.most_blocks)
 
     def evict(self, blocks: int) -> None:
-        """Assume that `blocks` were evicted in LRU order; for engines that do not report."""
+        """For an engine that does not report: takes `blocks` as evicted, in LRU order."""
         for node, taken in self.victims(blocks):
             self.resident.evict(node, taken)
 

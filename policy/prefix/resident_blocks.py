@@ -8,7 +8,7 @@ from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree
 from plait.policy.prefix.use_order import UseOrder
 
 Run = tuple[int | None, Sequence[int]]
-"""(The block before the run, None at the root; the hashes of its blocks)."""
+"""(hash of the block before the run, None at the root; hashes of the run's blocks)."""
 
 
 class ResidentBlocks:
@@ -27,9 +27,9 @@ class ResidentBlocks:
         return 0 if holding is None else holding.resident_blocks
 
     def apply(self, removed: Iterable[int], stored: Iterable[Run], left: set[int] | None = None) -> list[Node]:
-        """A report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does.
+        """Apply a report: the engine evicted blocks, then stored runs of blocks. Raises ValueError as `store` does.
 
-        Returns where the runs end. Blocks that were resident and are so no more are added to `left`.
+        Returns the nodes at which the runs end. Blocks that are no longer resident are added to `left`.
         """
         finder = BlockFinder(self._engine_id, self._ends, self._order)
         for block in removed:
@@ -38,7 +38,7 @@ class ResidentBlocks:
         return [node for node in ends if node is not None]
 
     def cover(self, other: ResidentBlocks, ends: Iterable[Node]) -> None:
-        """Of the prefixes that end with these nodes, have resident what is resident in another tier of the engine."""
+        """Copy what is resident in another tier of the engine, along the prefixes that end with these nodes."""
         for end in ends:
             for node in end.path():
                 blocks = other.of(node)
@@ -50,13 +50,13 @@ class ResidentBlocks:
     def store(self, parent: int | None, hashes: Sequence[int]) -> None:
         """The engine stored the blocks `hashes`, which follow the block `parent` (None: they begin a chain).
 
-        A run whose parent is not resident here cannot be reached from the root. It is ignored. Raises ValueError for a
-        run in which a block follows itself, or ends where another of the engine's runs ends.
+        A run whose parent is not resident is ignored, because no prompt can use it. Raises ValueError for a run in
+        which a block follows itself, or that ends where another of the engine's runs ends.
         """
         self.apply((), [(parent, hashes)])
 
     def remove(self, block: int) -> None:
-        """The engine evicted a block. The blocks after it go too: they can no longer be reached from the root."""
+        """The engine evicted a block. The blocks after it count as evicted too, because no prompt can use them."""
         self.apply([block], ())
 
     def _store(self, parent: int | None, hashes: Sequence[int], finder: BlockFinder) -> Node | None:
@@ -82,7 +82,6 @@ class ResidentBlocks:
         return node
 
     def _extend(self, node: Node, fresh: Sequence[int]) -> Node:
-        """Put new blocks after `node`."""
         once = set(fresh)
         known = (self._ends, *(above.hashes for above in node.path()))
         if len(once) < len(fresh) or not all(map(once.isdisjoint, known)):
@@ -135,7 +134,7 @@ class ResidentBlocks:
         self._tree.prune(node)
 
     def keep(self, holding: Holding, blocks: int) -> None:
-        """Have the first `blocks` blocks of a node be the resident ones. Raises ValueError if another ends there."""
+        """Set a node's resident blocks. Raises ValueError if another node's resident blocks end with the same one."""
         node, hashes, before = holding.node, holding.node.hashes, holding.resident_blocks
         if blocks and self._ends.get(hashes[blocks - 1], node) is not node:
             raise _contradiction()
@@ -148,10 +147,11 @@ class ResidentBlocks:
 
 
 class BlockFinder:
-    """`ends` has the last resident block of each of the engine's nodes. A report usually names only those.
+    """Finds the nodes of resident blocks while one report is applied.
 
-    At the first other block, all of the engine's blocks are indexed. So a report costs at most O(its blocks + the
-    engine's), and no index of all blocks takes memory between reports.
+    A report mostly names blocks in `ends`: the last resident block of a node. At the first other one, all of the
+    engine's blocks are indexed. So a report costs at most O(its blocks + the engine's), and the index takes no memory
+    between reports.
     """
 
     def __init__(self, engine_id: str, ends: Mapping[int, Node], order: UseOrder) -> None:
@@ -161,7 +161,7 @@ class BlockFinder:
         self._nodes: dict[int, Node] | None = None
 
     def find(self, block: int) -> tuple[Node, int] | None:
-        """The node of a resident block, and the block's position in it; None if it is not resident."""
+        """(node, position in the node) of a resident block; None if the block is not resident."""
         node = self._ends.get(block)
         if node is not None:
             return node, node.holding(self._engine_id).resident_blocks - 1
@@ -171,11 +171,11 @@ class BlockFinder:
             resident = node.hashes[: holding.resident_blocks] if holding is not None else ()
             if block in resident:
                 return node, resident.index(block)
-            node = node.parent  # a split since then may have moved the block to an ancestor
+            node = node.parent  # a split since may have moved the block to a new ancestor
         return None
 
     def stored(self, hashes: Sequence[int], node: Node) -> None:
-        """Blocks are resident from now on, in `node` and its ancestors."""
+        """Add blocks that were stored in `node` and its ancestors to the index, if there is one."""
         if self._nodes is not None:
             self._nodes.update(dict.fromkeys(hashes, node))
 

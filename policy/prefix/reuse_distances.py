@@ -1,19 +1,21 @@
-"""How large a cache would have had to be to have the blocks that prompts used again: LRU stack distances, by sampling.
+"""How large a cache has to be to hit the blocks that prompts use again: LRU stack distances of a sample of blocks.
 
-A block's distance counts the tokens of all distinct blocks that an LRU cache evicts after the block, and its own: each
-cache of at least so many tokens would have had it. A prompt uses all its blocks at once, the first as the latest,
-because engines evict a prompt from its end. So a block stays as long as any that follows it in a prompt, and what a
-cache has of a prompt is always its beginning.
+In: the block hashes of each prompt (`used`). Out: by cache size, the tokens that would have been hits
+(`within_tokens`).
 
-Blocks are sampled as in SHARDS (Waldspurger et al., FAST 2015). One of `one_of` is followed, by its hash, and stands
-for so many. The blocks of the own prompt need no sample: the block's index says how many come before it.
+The distance of a reused block is the size of the smallest LRU cache that still has the block: the tokens of the
+distinct blocks used since, and its own. A prompt uses all its blocks at once, the first as the latest, because engines
+evict a prompt from its end. So what a cache has of a prompt is always a prefix.
 
-The blocks that a cache would have lacked are counted, and the rest of all blocks are its hits (SHARDS-adj). A system
-prompt of thirty blocks may have no followed block, or two, and yet be most of what is used. Whatever a cache lacks is
-spread over many blocks, so the sample tells its number well.
+Sampling is that of SHARDS (Waldspurger et al., FAST 2015): one block of `one_of`, chosen by its hash, is followed and
+stands for `one_of` blocks. Within its own prompt, a block's index tells exactly how many blocks come before it.
 
-The rate is fixed, and the blocks that were used longest ago are dropped. A rate that adapts would be finer for the
-first half a billion tokens only, after which it would have come down to this one.
+Misses are counted, and hits are all uses less the misses (SHARDS-adj). Hits concentrate on few hot blocks, of which a
+sample may have none: a system prompt of thirty blocks has no followed block, or two. Misses are spread over many
+blocks, so a sample counts them well.
+
+The rate is fixed, and the least recently used of the followed blocks are dropped. An adaptive rate would be finer only
+for the first half a billion tokens, and would then be as low as this one.
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ from math import inf
 from typing import Final
 
 BOUNDS_TOKENS: Final = tuple(8_000 << doublings for doublings in range(17))
-"""Sizes of caches: from less than an engine has to 524 million tokens, 64 TiB of Mistral 7B's."""
+"""Sizes of caches: from less than an engine has up to 524 million tokens, which is 64 TiB for Mistral 7B."""
 
 ONE_OF: Final = 256
 """A prompt of 1,000 blocks has four followed ones and takes 10 us (docs/measurements/prefix-tree.md)."""
 
 DROPPED: Final = 512
-"""So many followed blocks are dropped at once: each time, both lists are moved."""
+"""How many followed blocks are dropped at once: each drop moves both lists."""
 
 MOST_FOLLOWED: Final = BOUNDS_TOKENS[-1] // (64 * ONE_OF) + 2 * DROPPED
-"""They reach beyond the last bound, with blocks of the least size. About 5 MB."""
+"""Enough to reach the last bound with the smallest blocks. About 5 MB."""
 
 
 class ReuseDistances:
-    """The distances of one model's prompts. Of the followed blocks at most `most_followed` are remembered.
+    """The distances of one model's prompts. At most `most_followed` blocks are remembered.
 
     `one_of` is a power of two, at most 256. With 1, all blocks are followed and all figures are exact.
     """
@@ -53,24 +55,24 @@ class ReuseDistances:
         self._block_tokens = block_tokens
         self._one_of = one_of
         self._most = most_followed
-        # Makes 0 of the lowest byte of each followed hash. Of 256 only those with the byte 0 are followed as they are.
+        # A table for `bytes.translate`: the lowest byte of each followed hash becomes 0. With 256 no table is needed.
         self._marks = None if one_of == 256 else bytes(low % one_of for low in range(256))
-        self._last: dict[int, int] = {}  # when each followed block was used last
-        self._stamps: list[int] = []  # these times, ascending
-        self._blocks: list[int] = []  # whose they are
+        self._last: dict[int, int] = {}  # by followed block, the stamp of its last use
+        self._stamps: list[int] = []  # these stamps, ascending
+        self._blocks: list[int] = []  # the block of each stamp
         self._clock = 0
         self._used_blocks = 0
-        self._counts = [0] * (len(BOUNDS_TOKENS) + 1)  # distances up to each bound that are beyond the one before
+        self._counts = [0] * (len(BOUNDS_TOKENS) + 1)  # a histogram of distances, with a last bin beyond all bounds
         self._within = [0] * len(BOUNDS_TOKENS)
 
     def used(self, hashes: Sequence[int]) -> Sequence[float]:
         """A prompt with these chained hashes was used. Returns the distances in tokens of its followed blocks.
 
-        A distance is infinite if the block is new, or was dropped.
+        The distance of a block that is new or was dropped is infinite.
         """
         self._used_blocks += len(hashes)
         whole = hashes if isinstance(hashes, array) else array("Q", hashes)
-        marks = whole.tobytes()[::8].translate(self._marks)  # of each hash its lowest byte (little endian)
+        marks = whole.tobytes()[::8].translate(self._marks)  # the lowest byte of each hash (little endian)
         index = marks.find(0)
         return self._follow(whole, marks, index) if index >= 0 else ()
 
@@ -85,7 +87,7 @@ class ReuseDistances:
             if stamp is not None:
                 place = bisect_left(stamps, stamp)
                 del stamps[place], blocks[place]
-                later = len(stamps) - place  # without those of this prompt, which have left their places
+                later = len(stamps) - place  # this prompt's earlier blocks are deleted already; `index` counts them
                 distance = (later * self._one_of + index + 1) * self._block_tokens
             distances.append(distance)
             self._counts[bisect_left(BOUNDS_TOKENS, distance)] += 1
@@ -102,16 +104,15 @@ class ReuseDistances:
         return distances
 
     def _drop(self) -> None:
-        """Forget the blocks that were used longest ago."""
         surplus = max(len(self._blocks) - self._most, min(DROPPED, self._most // 2))
         for block in self._blocks[:surplus]:
             del self._last[block]
         del self._blocks[:surplus], self._stamps[:surplus]
 
     def within_tokens(self) -> list[int]:
-        """How many of the used tokens a cache of each of `BOUNDS_TOKENS` would have had, and then all used tokens.
+        """The tokens that would have been hits in a cache of each size in `BOUNDS_TOKENS`, then all used tokens.
 
-        No figure ever falls: one waits where the sample has more missing blocks than a fair one.
+        The figures are counters, so they never fall: where the sample overestimates misses, a figure stays for a while.
         """
         used_tokens, weight = self._used_blocks * self._block_tokens, self._one_of * self._block_tokens
         missing = list(accumulate(reversed(self._counts)))[-2::-1]

@@ -1,4 +1,4 @@
-"""The order in which the blocks of one engine were used: what LRU evicts next comes first."""
+"""The order in which one engine's blocks were last used: the next victims of LRU come first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from plait.policy.prefix.prefix_tree import Holding, Node
 
 
 class UseOrder:
-    """An engine's holdings, in two rings through a sentinel each, least recently used first.
+    """An engine's holdings in two linked rings, each with a sentinel, least recently used first.
 
-    What calls have booked is in a ring of its own: it is not evicted, and many calls may wait. Each step is O(1). Only
-    a holding whose last booking has gone passes those that were used after it, one by one.
+    Booked holdings have a ring of their own, because they are never victims and may be many. Each operation is O(1),
+    except `unbooked`: the holding moves back past each holding that was used after it.
     """
 
     def __init__(self, engine_id: str, sentinel_node: Node) -> None:
@@ -32,7 +32,7 @@ class UseOrder:
         return _around(self._free)
 
     def use(self, holding: Holding) -> None:
-        """From now on `holding` is the most recently used of its ring. It may have been in the other, or in none."""
+        """Make `holding` the most recently used of its ring. It may come from the other ring, or from none."""
         older, newer = holding.older, holding.newer
         if older is not None and newer is not None:
             older.newer, newer.older = newer, older
@@ -43,7 +43,7 @@ class UseOrder:
         latest.newer = ring.older = holding
 
     def touch_path(self, leaf: Node) -> None:
-        """Make the engine's holdings on the path to `leaf` the most recently used of their rings, ancestors last."""
+        """Make the engine's holdings on the path to `leaf` the most recently used of their rings, the root's last."""
         node, engine_id = leaf, self._engine_id
         while (parent := node.parent) is not None:
             holding = node.first
@@ -54,7 +54,7 @@ class UseOrder:
             node = parent
 
     def unbooked(self, holding: Holding) -> None:
-        """The last booking of `holding` has gone. It was used when it was last touched."""
+        """The last booking of `holding` has ended: moves it to the free ring, to the place of its last use."""
         older, newer = holding.older, holding.newer
         if older is not None and newer is not None:
             older.newer, newer.older = newer, older

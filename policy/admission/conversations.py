@@ -1,10 +1,13 @@
-"""The conversations of each tenant take turns while their calls wait, and one of them may crowd the others out.
+"""The conversations of one tenant take turns while their calls wait (`InTurn`), and one may crowd the others out
+(`Conversations`).
 
-Turns go by tokens (fair queueing by virtual time, Demers et al. 1989). Each conversation has a virtual time, which its
-tokens advance, and the next one is that with the earliest. The present advances as if all that wait were served at
-once. A conversation that comes begins at the present: it does not wait for all calls of another one, and new ones do
-not hold up an old one for ever. One of which nothing waits is forgotten. So conversations with a call at a time, such
-as agents, go in the order in which they came. All calls without a conversation are one.
+Turns are fair queueing by virtual time (Demers et al. 1989). The tokens of a conversation's sent calls advance its
+virtual time, and the conversation with the lowest time goes next. The present advances by each sent token over the
+number of waiting conversations. A new conversation begins at the present: so it does not wait for all calls of another
+one, and a flow of new ones does not starve an old one.
+
+A conversation without waiting calls is forgotten. So those with one call at a time, such as agents, go in the order of
+arrival. All calls without a conversation are one conversation.
 """
 
 from __future__ import annotations
@@ -17,29 +20,26 @@ from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
 ACTIVE_S: Final = 60.0
-"""So long after its last call a conversation counts, as a tenant does."""
+"""A conversation is active for so long after its last call, as a tenant is."""
 
 MOST_ACTIVE: Final = 1_000
-"""So many of a tenant count, the latest ones: clients may name each call anew."""
+"""At most the latest so many of a tenant are active: a client may give each call a new name."""
 
 CROWD_CALLS: Final = 4
-"""Fewer calls that wait are no crowd: an agent has its subagents'."""
+"""Fewer waiting calls are no crowd: an agent has those of its subagents."""
 
 CROWD_SHARE: Final = 1.5
-"""Of its tenant's waiting calls, a crowd is so many times what each active conversation would have of them."""
+"""A crowd has more than so many times an equal part of its tenant's waiting calls."""
 
 JUDGED_S: Final = 1.0
 
 
 class OfConversation(Protocol):
-    """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
-
-    The name of its `conversation` is empty if it has none. One that `is_back` has the number that it had at first.
-    """
+    """A waiting call, as far as turns need it (see `line.Ticket`)."""
 
     @property
     def conversation(self) -> str:
-        """Its name."""
+        """The conversation's name; empty without one."""
 
     tokens: int
     number: int
@@ -50,7 +50,7 @@ T = TypeVar("T", bound=OfConversation)
 
 
 def join(calls: dict[T, None], call: T) -> None:
-    """Add a call at the end, or if it is back, before the first that came after it."""
+    """Add a call at the end; one that is back goes before the first call that arrived after it."""
     behind = list(dropwhile(lambda one: one.number < call.number, calls)) if call.is_back else []
     calls[call] = None
     for one in behind:
@@ -58,17 +58,14 @@ def join(calls: dict[T, None], call: T) -> None:
 
 
 MOST_APART: Final = 64
-"""Each choice of a call compares the first calls of all conversations."""
+"""More conversations share one queue: each choice of a call compares the first calls of all queues."""
 
 TOGETHER: Final = "\0"
-"""No client can name a conversation so."""
+"""The name of the shared queue. No client can send this name."""
 
 
 class InTurn(Generic[T]):
-    """Calls of one tenant that wait, in the turns of their conversations; of each, in the order of joining.
-
-    While calls of `MOST_APART` conversations wait, those of further ones go as one conversation.
-    """
+    """Waiting calls of one tenant in the turns of their conversations; within one, in the order of joining."""
 
     __slots__ = ("_calls", "_names", "_present", "_times")
 
@@ -85,7 +82,7 @@ class InTurn(Generic[T]):
         return sum(map(len, self._calls.values()))
 
     def __iter__(self) -> Iterator[T]:
-        """The calls, the next one first, as if each was served in its turn. Of equal ones, the first that came."""
+        """The calls in the order in which they would be sent; ties by arrival."""
         if len(self._calls) == 1:
             yield from next(iter(self._calls.values()))
             return
@@ -102,7 +99,6 @@ class InTurn(Generic[T]):
                 heapreplace(turns, ((time + call.tokens, following.number, place), following))
 
     def add(self, call: T) -> None:
-        """A call waits."""
         name = call.conversation
         if len(self._calls) >= MOST_APART and name not in self._calls:
             name = TOGETHER
@@ -115,18 +111,17 @@ class InTurn(Generic[T]):
             join(calls, call)
 
     def _after_those_before(self, call: T) -> float:
-        """Where a conversation begins whose call is back: after those of which calls wait that came before it."""
+        """The virtual time of a conversation whose call is back: after those with calls that arrived before it."""
         before = (self._times[name] for name, calls in self._calls.items() if next(iter(calls)).number < call.number)
         return max(before, default=min(self._times.values(), default=self._present))
 
     def serve(self, call: T) -> None:
-        """A call goes: its conversation is served its tokens."""
+        """A call is sent: charge its tokens to its conversation."""
         self._present += call.tokens / len(self._calls)
         self._times[self._names[call]] += call.tokens
         self.remove(call)
 
     def remove(self, call: T) -> None:
-        """A call does not wait any more."""
         name = self._names.pop(call)
         calls = self._calls[name]
         del calls[call]
@@ -134,7 +129,7 @@ class InTurn(Generic[T]):
             del self._calls[name], self._times[name]
 
     def defer(self, call: T) -> None:
-        """A call goes to the end of its conversation, and this behind the others."""
+        """Move a call to the end of its conversation, and the conversation behind the others."""
         name = self._names[call]
         calls = self._calls[name]
         calls[call] = calls.pop(call)
@@ -143,7 +138,7 @@ class InTurn(Generic[T]):
 
 
 class TenantConversations:
-    """One tenant's conversations: when the `latest` call of each came, the oldest first, and how many of each wait."""
+    """One tenant's conversations: the time of the `latest` call of each, the oldest first, and its `waiting` calls."""
 
     __slots__ = ("is_crowded", "judged_s", "latest", "waiting")
 
@@ -154,7 +149,7 @@ class TenantConversations:
         self.judged_s = -inf
 
     def forget(self, now_s: float) -> None:
-        """Those that have had no call for long do not count any more."""
+        """Forget conversations that are no longer active."""
         latest = self.latest
         while latest:
             name = next(iter(latest))
@@ -163,7 +158,7 @@ class TenantConversations:
             del latest[name]
 
     def judge(self, now_s: float) -> None:
-        """Look whether there is a crowd."""
+        """Decide whether one conversation crowds the others out."""
         self.forget(now_s)
         self.judged_s = now_s
         most, several = max(self.waiting.values(), default=0), len(self.latest) > 1
@@ -172,13 +167,13 @@ class TenantConversations:
 
 
 class Conversations:
-    """The conversations of all tenants that are active, and how many calls of each wait."""
+    """All tenants' active conversations, and how many calls of each wait."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, TenantConversations] = {}
 
     def came(self, tenant: str, name: str, now_s: float) -> None:
-        """A call has come."""
+        """A call has arrived."""
         mine = self._tenants.get(tenant)
         if mine is None:
             mine = self._tenants[tenant] = TenantConversations()
@@ -187,18 +182,17 @@ class Conversations:
         mine.forget(now_s)
 
     def waits(self, tenant: str, name: str) -> None:
-        """A call waits."""
         self._tenants.setdefault(tenant, TenantConversations()).waiting[name] += 1
 
     def left(self, tenant: str, name: str) -> None:
-        """A call does not wait any more."""
+        """A call no longer waits."""
         waiting = self._tenants[tenant].waiting
         waiting[name] -= 1
         if not waiting[name]:
             del waiting[name]
 
     def largest(self, tenant: str) -> set[str]:
-        """Those of which most calls of a tenant wait."""
+        """The tenant's conversations with the most waiting calls."""
         waiting = self._tenants[tenant].waiting
         most = max(waiting.values(), default=0)
         return {name for name, calls in waiting.items() if calls == most}
@@ -210,10 +204,7 @@ class Conversations:
         assert all(self._tenants[tenant].waiting[name] == calls for (tenant, name), calls in found.items())
 
     def are_crowded(self, tenant: str, now_s: float) -> bool:
-        """Whether several conversations of a tenant are active, and one of them has far more than its share waiting.
-
-        It is judged once a second.
-        """
+        """Whether one of a tenant's active conversations crowds the others out; decided once in `JUDGED_S`."""
         mine = self._tenants.get(tenant)
         if mine is None or len(mine.latest) < 2:
             return False

@@ -1,13 +1,15 @@
-"""Tenants' shares: who is furthest behind, and who is active.
+"""Tenants' shares of the whole fleet: which tenant is furthest behind (`FairShares`), and which ones are active
+(`ActiveTenants`).
 
-Who is furthest behind is known by the tokens that each tenant was served, for its weight, over the whole fleet.
+Each tenant has a virtual time. Each token that it is served advances this time by 1 / its weight, and the waiting
+tenant with the lowest time goes next (start-time fair queueing, Goyal et al. 1996).
 
-Each tenant has a virtual time, which its tokens over its weight advance (start-time fair queueing, Goyal et al. 1996).
-A tenant that comes back after a pause begins at the time of the one that is furthest behind of those that wait. So
-nobody saves up a share (the lift of the virtual token counter, Sheng et al. 2024). If nobody waits, it begins at the
-time of the tenant served last. That would be too late beside others that wait: a tenant may be behind because it waits
-for one busy engine, while the fleet goes on. Deficit round robin has the same shares; here nobody waits for a quantum
-as long as the longest prompt.
+A tenant that comes back after a pause begins at the lowest time of the waiting tenants, so no tenant saves up a share
+(the lift of the virtual token counter, Sheng et al. 2024). If no tenant waits, it begins at the time of the tenant
+served last. That time would be too late while others wait: a tenant may be behind only because it waits for one busy
+engine.
+
+Deficit round robin has the same shares, but its tenants wait for a quantum as long as the longest prompt.
 """
 
 from __future__ import annotations
@@ -18,43 +20,42 @@ from math import exp
 from typing import Final
 
 MOST_OLD: Final = 64
-"""More old entries than this, and more than half, are thrown away."""
+"""A heap is rebuilt when it has more stale entries than this, and more than half are stale."""
 
 ACTIVE_S: Final = 60.0
-"""So long after its last call a tenant counts."""
+"""A tenant is active for so long after its last call."""
 
 LATELY_S: Final = 30.0
-"""What a tenant was sent is forgotten exponentially over so long."""
+"""The time constant by which the sent tokens decay."""
 
 SCALE_S: Final = 100 * LATELY_S
-"""After so long the amounts are scaled anew, which grow as `exp(t / LATELY_S)`."""
+"""Amounts grow as `exp(t / LATELY_S)`, so they are scaled down once in this time."""
 
 
 class FairShares:
-    """The virtual times. `weights` are the tenants' shares (default 1). They may change at any time.
+    """The virtual times. `weights` (default 1) may change at any time.
 
-    `on_earlier` is called with a tenant whose virtual time has gone back.
+    `on_earlier` is called with a tenant whose virtual time went back while it waits.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self.weights = {} if weights is None else weights
         self._served: dict[str, float] = {}
         self._waiting: dict[str, int] = {}
-        self._order: list[tuple[float, str]] = []  # a heap of the tenants that wait; times may have advanced since
-        self._latest = 0.0  # the time of the tenant served last
+        self._order: list[tuple[float, str]] = []  # a heap of waiting tenants; their times may have advanced since
+        self._latest = 0.0  # the virtual time of the tenant served last
         self.on_earlier: Callable[[str], None] = lambda _tenant: None
 
     def weight(self, tenant: str) -> float:
-        """A tenant's weight."""
         return self.weights.get(tenant, 1.0)
 
     def served(self, tenant: str) -> float:
-        """A tenant's virtual time."""
+        """A tenant's virtual time; for one without waiting calls, the time at which it would begin."""
         own = self._served.get(tenant, 0.0)
         return own if tenant in self._waiting else max(own, self._present())
 
     def waits(self, tenant: str) -> None:
-        """A call of the tenant waits."""
+        """A call of the tenant begins to wait."""
         waiting = self._waiting.get(tenant, 0)
         if not waiting:
             self._served[tenant] = self.served(tenant)
@@ -62,11 +63,10 @@ class FairShares:
         self._waiting[tenant] = waiting + 1
 
     def is_waiting(self, tenant: str) -> bool:
-        """Whether calls of the tenant wait."""
         return tenant in self._waiting
 
     def left(self, tenant: str) -> None:
-        """A call of the tenant does not wait any more."""
+        """A call of the tenant no longer waits."""
         waiting = self._waiting[tenant] - 1
         if waiting:
             self._waiting[tenant] = waiting
@@ -74,7 +74,7 @@ class FairShares:
             del self._waiting[tenant]
 
     def serve(self, tenant: str, tokens: int) -> None:
-        """A call of the tenant is sent. If it has waited, `left` comes after this."""
+        """A call of the tenant is sent. If it has waited, call `left` after this."""
         served = self._served.get(tenant, 0.0)
         if tenant not in self._waiting:
             present = self._present() if self._order else self._latest
@@ -84,7 +84,7 @@ class FairShares:
         self._served[tenant] = served + tokens / self.weights.get(tenant, 1.0)
 
     def correct(self, tenant: str, tokens: int) -> None:
-        """A call has ended: it took so many tokens more (or less, if negative) than expected."""
+        """A call has ended: `tokens` is how many more than expected it took; negative: fewer."""
         served = self._served.get(tenant)
         if served is None:
             return
@@ -97,7 +97,7 @@ class FairShares:
         elif served > (self._present() if self._order else self._latest):
             self._served[tenant] = served
         else:
-            del self._served[tenant]  # as good as new
+            del self._served[tenant]  # it would begin at the present anyway
 
     def _enter(self, tenant: str) -> None:
         heappush(self._order, (self._served[tenant], tenant))
@@ -106,7 +106,7 @@ class FairShares:
             heapify(self._order)
 
     def _present(self) -> float:
-        """Where a tenant begins that comes back."""
+        """The virtual time at which a returning tenant begins."""
         order = self._order
         while order:
             entered, tenant = order[0]
@@ -120,29 +120,29 @@ class FairShares:
 
 
 class ActiveTenants:
-    """The tenants that have sent a call within `ACTIVE_S`, and which part of a model each of them may take.
+    """The tenants that have sent a call within `ACTIVE_S`, and the share of each.
 
-    `weights` are their shares (default 1). They may change at any time. `latest` has the time of each tenant's last
-    call and its weight, the oldest first. A tenant that is there alone shares with nobody, whatever the time.
+    `weights` (default 1) may change at any time. `latest` has (time of the last call, weight) by tenant, the oldest
+    first.
     """
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._given = {} if weights is None else weights
         self.latest: dict[str, tuple[float, float]] = {}
         self._weights = 0.0
-        self._sent: dict[str, float] = {}  # tokens times exp((t - zero) / LATELY_S): all fade alike, so none is changed
+        self._sent: dict[str, float] = {}  # tokens * exp((t - zero) / LATELY_S): new ones weigh more, old ones stay
         self._all_sent = 0.0
         self._zero_s = 0.0
 
     def came(self, tenant: str, now_s: float) -> None:
-        """A call of the tenant has come, or was sent on."""
+        """A call of the tenant has arrived, or was sent."""
         before = self.latest.pop(tenant, None)
         weight = self._given.get(tenant, 1.0)
         self._weights += weight - (0.0 if before is None else before[1])
         self.latest[tenant] = now_s, weight
 
     def sent(self, tenant: str, tokens: int, now_s: float) -> None:
-        """An engine is sent a call of the tenant, which counts, with so many tokens."""
+        """A call of an active tenant was sent to an engine, with `tokens`."""
         if not self._sent or now_s - self._zero_s > SCALE_S:
             self._scale(now_s)
         amount = tokens * exp((now_s - self._zero_s) / LATELY_S)
@@ -155,13 +155,13 @@ class ActiveTenants:
         return self._sent.get(tenant, 0.0) > share * self._all_sent
 
     def are_several(self, now_s: float) -> bool:
-        """Whether more than one tenant counts."""
-        if len(self.latest) > 1:
+        """Whether more than one tenant is active."""
+        if len(self.latest) > 1:  # a tenant alone shares with nobody, so its last call's time does not matter
             self._forget(now_s)
         return len(self.latest) > 1
 
     def share(self, tenant: str, now_s: float) -> float:
-        """The part that the tenant may take while all that count want some."""
+        """The tenant's part by weight if all active tenants have calls; an inactive tenant counts as active."""
         self._forget(now_s)
         mine = self.latest.get(tenant)
         weight = self._given.get(tenant, 1.0) if mine is None else mine[1]
@@ -173,12 +173,12 @@ class ActiveTenants:
             if now_s - latest_s <= ACTIVE_S:
                 return
             del self.latest[tenant]
-            self._weights = self._weights - weight if self.latest else 0.0  # rounding ends with the tenants
+            self._weights = self._weights - weight if self.latest else 0.0  # 0.0 drops rounding errors
             sent = self._sent.pop(tenant, 0.0)
             self._all_sent = self._all_sent - sent if self._sent else 0.0
 
     def _scale(self, now_s: float) -> None:
-        """Let the amounts count from now."""
+        """Move zero to now, and scale the amounts."""
         factor = exp((self._zero_s - now_s) / LATELY_S)
         self._sent = {tenant: factor * amount for tenant, amount in self._sent.items()}
         self._all_sent = sum(self._sent.values())

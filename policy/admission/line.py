@@ -1,8 +1,15 @@
-"""The calls that wait in the gateway for one engine, in the order in which they are sent.
+"""A line: the gateway's queue of calls for one engine.
 
-The tenant goes next that is furthest behind. Within a tenant, calls with a TTFT or for latency go first and calls for
-throughput last; in each of these classes, calls of a lower priority go first. Calls that are equal so far go in the
-turns of hit-ratio groups, as in the engine, and in a group in the turns of their conversations.
+In: a call joins (`push`), leaves unsent (`remove`), or gets another class (`change`). Out: the call to send next
+(`take`), and small or urgent calls that may be sent before it (`having`, `first`). The order of calls is by
+
+1. tenant: the one that is furthest behind by the fleet's `FairShares`;
+2. `Rank` within a tenant: calls with a TTFT or for latency first, calls for throughput last; then the lower priority;
+3. turns of hit-ratio groups, as in the engine's scheduler (Preble, section 3.3);
+4. turns of conversations (`InTurn`), and within one by arrival.
+
+Virtual times change while calls wait, so heap entries are stale until they are read: a reader checks an entry against
+the present time, and enters the tenant again if it has moved.
 """
 
 from __future__ import annotations
@@ -19,62 +26,64 @@ from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
-"""So many calls of a class are compared, the first ones."""
+"""Only so many first calls of a class are compared by hit ratio."""
 
 MAY_PASS = (Precedence.ON_TIME, Precedence.SMALL)
-"""Calls of these precedences may go before all others in a line, those of the first one first."""
+"""Calls of these precedences may overtake all others in a line, in this order."""
 
 LOOKED_ANEW = 8
-"""The groups of so many of these are looked up anew, in turns: that takes less time than to place a call."""
+"""Each choice looks up so many calls' hit ratios again, round robin: in less time than a placement takes."""
 
 MOST_OLD = 64
-"""More old entries than this, and more than half, are thrown away."""
+"""A heap is rebuilt when it has more stale entries than this, and more than half are stale."""
 
 
 class Rank(IntEnum):
     """The class of a call. Within a tenant, a lower one goes first."""
 
     URGENT = 0
-    """It has a TTFT or JCT, or somebody waits for its answer and has said so."""
+    """The call has a TTFT or JCT, or the objective `latency`."""
     NORMAL = 1
     THROUGHPUT = 2
 
 
 class Ticket(OfConversation, Protocol):
-    """A call that waits. `tokens` is its prompt and its expected output. `number` is its place among all that came.
-
-    In a class, calls of a lower `priority` go first. `work_s` is the engine time that it takes. One that `is_back` has
-    the number that it had when it came first. `precedence` is what its prompt would have in the engine.
-    """
+    """A waiting call."""
 
     tenant: str
     tokens: int
+    """Its prompt and its expected output."""
     rank: Rank
     precedence: Precedence
+    """The precedence that its prompt would have in the engine."""
     priority: int
+    """In a rank, the lower goes first."""
     number: int
+    """Ascending in the order of arrival."""
     work_s: float
+    """The engine time that it takes."""
     is_back: bool
+    """The client was told to retry, and did: the call has the `number` of its first arrival."""
 
 
 T = TypeVar("T", bound=Ticket)
 CachedShare = Callable[[T], float]
-"""The part of a call's tokens that it would find in the engine's cache now."""
+"""Returns the part of a call's tokens that are in the engine's cache now."""
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant, rank and priority, in the turns of their conversations."""
+    """The waiting calls of one tenant, rank and priority."""
 
     __slots__ = ("_group_of", "_groups", "_next_look", "tickets")
 
     def __init__(self) -> None:
         self.tickets = InTurn[T]()
-        self._group_of: dict[T, int] = {}  # when a call was last looked at
+        self._group_of: dict[T, int] = {}  # the hit-ratio group at the last look
         self._groups = HitRatioGroups()
         self._next_look = 0
 
     def next(self, cached_share: CachedShare[T]) -> T:
-        """The call that goes next; there is one. It is charged to its group."""
+        """The call that goes next, which is charged to its group. The class must not be empty."""
         first = list(islice(self.tickets, LOOKED_AT))
         for place in range(min(LOOKED_ANEW, len(first))):
             self._look(first[(self._next_look + place) % len(first)], cached_share)
@@ -83,7 +92,7 @@ class _Class(Generic[T]):
         for ticket in first:
             group = self._group_of.get(ticket)
             queues[self._look(ticket, cached_share) if group is None else group].append(ticket)
-        while True:
+        while True:  # the chosen call's group may be stale: if it has changed, choose again
             group, ticket = next(self._groups.turns(queues))
             now_in = self._look(ticket, cached_share)
             if now_in == group:
@@ -93,17 +102,17 @@ class _Class(Generic[T]):
             queues[now_in].append(ticket)
 
     def forget(self, ticket: T) -> None:
-        """A call that was of this class waits no more, or is of another class."""
+        """A call has left the class."""
         self._group_of.pop(ticket, None)
 
     def _look(self, ticket: T, cached_share: CachedShare[T]) -> int:
-        """The call's group now."""
+        """Look up the call's present group."""
         group = self._group_of[ticket] = min(GROUPS - 1, int(GROUPS * cached_share(ticket)))
         return group
 
 
 class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by rank and priority, and those of some precedences."""
+    """The waiting calls of one tenant, by class, and by precedence if that may overtake."""
 
     __slots__ = ("classes", "of_precedence", "waiting", "weight", "work_s")
 
@@ -115,26 +124,25 @@ class _Tenant(Generic[T]):
         self.work_s = 0.0
 
     def add(self, ticket: T) -> None:
-        """A call waits."""
         if (ticket.rank, ticket.priority) not in self.classes:
             self.classes[ticket.rank, ticket.priority] = _Class()
         for queue in self._queues(ticket):
             queue.add(ticket)
 
     def serve(self, ticket: T) -> None:
-        """A call goes: its conversation is served its tokens."""
+        """A call is sent: charge its tokens to its conversation."""
         for queue in self._queues(ticket):
             queue.serve(ticket)
         self._forget(ticket)
 
     def remove(self, ticket: T) -> None:
-        """A call does not wait any more."""
+        """A call leaves unsent."""
         for queue in self._queues(ticket):
             queue.remove(ticket)
         self._forget(ticket)
 
     def _queues(self, ticket: T) -> list[InTurn[T]]:
-        """Those that have the call: its class's, and its precedence's if it may pass."""
+        """The queues that have the call: its class's, and its precedence's if that may overtake."""
         found = [self.classes[ticket.rank, ticket.priority].tickets]
         if ticket.precedence in MAY_PASS:
             found.append(self.of_precedence[ticket.precedence])
@@ -147,12 +155,11 @@ class _Tenant(Generic[T]):
             del self.classes[ticket.rank, ticket.priority]
 
     def next(self, cached_share: CachedShare[T]) -> T:
-        """The call that goes next; there is one."""
         return self.classes[min(self.classes)].next(cached_share)
 
 
 class Line(Generic[T]):
-    """The calls that wait for one engine. `work_s` is the sum of their work. `shares` are those of the whole fleet."""
+    """The calls that wait for one engine. `work_s` is the sum of their work."""
 
     def __init__(self, shares: FairShares, cached_share: CachedShare[T]) -> None:
         self.work_s = 0.0
@@ -161,7 +168,7 @@ class Line(Generic[T]):
         self._cached_share = cached_share
         self._tickets: dict[T, None] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
-        self._order: list[tuple[float, int, str]] = []  # a heap of the tenants that wait; entries may be old
+        self._order: list[tuple[float, int, str]] = []  # a heap of the waiting tenants; entries may be stale
         self._entered: dict[str, float] = {}  # the virtual time of each tenant's newest entry
         self._turn = count()
 
@@ -174,11 +181,11 @@ class Line(Generic[T]):
 
     @property
     def tenants(self) -> int:
-        """How many tenants wait."""
+        """How many tenants have waiting calls."""
         return len(self._tenants)
 
     def is_of(self, tenant: str) -> bool:
-        """Whether only this tenant waits."""
+        """Whether all waiting calls are this tenant's."""
         return self._tenants.keys() == {tenant}
 
     def __contains__(self, ticket: T) -> bool:
@@ -189,7 +196,7 @@ class Line(Generic[T]):
         return islice(reversed(self._tickets), most)
 
     def push(self, ticket: T) -> None:
-        """A call waits."""
+        """A call joins the line."""
         tenant = self._tenants.get(ticket.tenant)
         self._shares.waits(ticket.tenant)
         if tenant is None:
@@ -203,7 +210,7 @@ class Line(Generic[T]):
         self.work_s += ticket.work_s
 
     def next_tenant(self) -> str:
-        """The tenant that is furthest behind, of those that wait; there is one."""
+        """The waiting tenant that is furthest behind. The line must not be empty."""
         while True:
             served, _, name = self._order[0]
             is_newest = self._entered.get(name) == served
@@ -214,17 +221,18 @@ class Line(Generic[T]):
                 self._enter(name)
 
     def by_share(self) -> list[str]:
-        """The tenants that wait, those that are furthest behind first."""
+        """The waiting tenants, the furthest behind first."""
         return sorted(self._tenants, key=self._shares.served)
 
     def is_before_all(self, tenant: str) -> bool:
-        """Whether a tenant is further behind than all that wait; there is one."""
+        """Whether a tenant is further behind than all waiting ones. The line must not be empty."""
         return self._shares.served(tenant) < self._shares.served(self.next_tenant())
 
     def passed_share(self, tenant: str) -> float:
-        """Which part of the work that waits is behind a call of the tenant that joins now.
+        """The part of the line's work that a call of the tenant would overtake if it joined now.
 
-        As much of the others' work goes before it as their weights allow beside its own tenant's work that waits.
+        While its own tenant's waiting work is served, the others get as much as their weights allow; the rest is
+        overtaken.
         """
         mine, waiting = self._tenants.get(tenant), len(self._tenants)
         if not self.work_s or (mine is not None and waiting == 1):
@@ -235,7 +243,7 @@ class Line(Generic[T]):
         return max(0.0, self.work_s - mine.work_s - others * mine.work_s) / self.work_s
 
     def _before_s(self, tenant: str) -> float:
-        """The work of the tenants that are further behind than one of which nothing waits."""
+        """The work of the tenants that are further behind than `tenant`, which has no waiting call."""
         served = self._shares.served
         own = served(tenant)
         if own <= served(self.next_tenant()):
@@ -243,25 +251,25 @@ class Line(Generic[T]):
         return sum(other.work_s for name, other in self._tenants.items() if served(name) < own)
 
     def take(self, tenant: str | None = None) -> T:
-        """Remove the call that goes next; there is one. Its tenant (default: the next one) is served its tokens."""
+        """Remove and return the call to send next, of `tenant` or of the next tenant, and charge its tokens."""
         ticket = self._tenants[self.next_tenant() if tenant is None else tenant].next(self._cached_share)
         self.serve(ticket)
         return ticket
 
     def serve(self, ticket: T) -> None:
-        """Remove a call that goes, whether or not it is its turn. Its tenant is served its tokens."""
+        """Remove a call that is sent, in its turn or before it, and charge its tokens to its tenant."""
         self._shares.serve(ticket.tenant, ticket.tokens)
         self._tenants[ticket.tenant].serve(ticket)
         self._left(ticket)
 
     def remove(self, ticket: T) -> None:
-        """A call does not wait any more."""
+        """A call leaves the line unsent."""
         self._tenants[ticket.tenant].remove(ticket)
         self._left(ticket)
 
     def _left(self, ticket: T) -> None:
         del self._tickets[ticket]
-        self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # rounding ends with the calls
+        self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # 0.0 drops rounding errors
         tenant = self._tenants[ticket.tenant]
         tenant.waiting -= 1
         tenant.work_s -= ticket.work_s
@@ -271,7 +279,7 @@ class Line(Generic[T]):
             self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
     def change(self, ticket: T, rank: Rank, precedence: Precedence) -> None:
-        """A waiting call is of another class, or precedence. It goes to the end of its conversation there."""
+        """A waiting call gets another rank or precedence, and joins the end of its conversation there."""
         if (rank, precedence) != (ticket.rank, ticket.precedence):
             tenant = self._tenants[ticket.tenant]
             tenant.remove(ticket)
@@ -279,26 +287,26 @@ class Line(Generic[T]):
             tenant.add(ticket)
 
     def next_call(self, tenant: str) -> T:
-        """The first call of a tenant that waits. Another one of its class may go before it, by the hit-ratio groups."""
+        """The first call of a waiting tenant. `take` may choose another one of its class, by the hit-ratio groups."""
         classes = self._tenants[tenant].classes
         return next(iter(classes[min(classes)].tickets))
 
     def having(self, precedence: Precedence) -> list[str]:
-        """The tenants with waiting calls of a precedence that may pass, those that are furthest behind first."""
+        """The tenants with waiting calls of a precedence that may overtake, the furthest behind first."""
         found = [name for name, tenant in self._tenants.items() if tenant.of_precedence[precedence]]
         return sorted(found, key=self._shares.served) if len(found) > 1 else found
 
     def first(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
-        """The next calls of a tenant and a precedence to look at, `most` at once."""
+        """The next calls of a tenant and a precedence to check for room, at most `most`."""
         return list(islice(self._tenants[tenant].of_precedence[precedence], most))
 
     def look_later(self, ticket: T) -> None:
-        """A call that might pass does not yet: others are looked at before it is looked at again."""
+        """There was no room for a call that may overtake: check the tenant's others before this one again."""
         if ticket.precedence in MAY_PASS:
             self._tenants[ticket.tenant].of_precedence[ticket.precedence].defer(ticket)
 
     def first_urgent(self, tenant: str) -> T | None:
-        """The urgent call of a tenant that came first; None if none of it waits."""
+        """The earliest urgent call of a tenant; None if none waits."""
         mine = self._tenants.get(tenant)
         if mine is None:
             return None
@@ -306,7 +314,7 @@ class Line(Generic[T]):
         return min(urgent, key=lambda ticket: ticket.number, default=None)
 
     def earlier(self, tenant: str) -> None:
-        """The virtual time of a tenant has gone back."""
+        """The virtual time of a tenant went back."""
         if self._entered.get(tenant, 0.0) > self._shares.served(tenant):
             self._enter(tenant)
 

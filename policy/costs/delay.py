@@ -151,7 +151,7 @@ class Offer:
 
 
 def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer:
-    """Computes the delay of the call on `engine`."""
+    """Compute the delay of the call on `engine`."""
     if engine.tiers.views:
         cached_blocks, ready_s = loads_of(asked.call, situation, engine)
         cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)

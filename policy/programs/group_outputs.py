@@ -1,7 +1,6 @@
-"""The output tokens that a call of a task group is expected to generate: from them follows the group's common JCT.
+"""The expected output tokens of a task group's calls, from which the group's common JCT follows.
 
-The calls of one group do much the same, and unlike chats they are often many and short. So the outputs of other calls
-say nothing of them.
+The calls of a group do much the same, and are often many and short. So the outputs of other calls predict nothing.
 """
 
 from __future__ import annotations
@@ -9,28 +8,28 @@ from __future__ import annotations
 from typing import Final
 
 RECENT_CALLS: Final = 128
-"""Ours: a call counts for about as long as so many further calls end."""
+"""Ours: the mean is over about so many of the latest calls."""
 
 
 class GroupOutputs:
-    """The mean output of task groups' calls, by model, in tokens. `prior_tokens` is expected where nothing is known."""
+    """The mean output of task groups' calls, by model, in tokens.
+
+    `prior_tokens` is expected of a call without an output limit before any call of its model has ended.
+    """
 
     def __init__(self, prior_tokens: float) -> None:
         self._prior_tokens = prior_tokens
         self._means: dict[str, tuple[int, float]] = {}
-        """The number of calls that count, and their mean output."""
+        """By model: (calls in the mean, mean output)."""
 
     def ended(self, model: str, output_tokens: int) -> None:
-        """A call of a task group has generated so much."""
+        """A call of a task group has ended."""
         calls, mean_tokens = self._means.get(model, (0, 0.0))
         calls = min(calls + 1, RECENT_CALLS)
         self._means[model] = calls, mean_tokens + (output_tokens - mean_tokens) / calls
 
     def expected_tokens(self, model: str, limit: int | None) -> float:
-        """What a call with this output limit (None: no limit) is expected to generate.
-
-        Until a task group's call has ended, that is the limit.
-        """
+        """The expected output of a call: at most its `limit` (None: no limit), which counts until a call has ended."""
         if model not in self._means:
             return self._prior_tokens if limit is None else limit
         mean_tokens = self._means[model][1]

@@ -1,7 +1,8 @@
 """The need of each call of a session: a stage, throughput, or none (Parrot, 5.2).
 
-It follows from the objectives that clients state: `Marks` on the variables that they get, and annotations of calls
-(Parrot, 4.1). A stage of two or more calls is a task group.
+In: the objectives that clients state, as `Marks` on the variables that they get, and as annotations of calls (Parrot,
+4.1). Out: `Needs`, from which `Stages` are filled. A stage of two or more calls is a task group. A consumer offers its
+need to its producers, so a change moves upstream: `objectives.py` renews consumers before producers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from plait.policy.types import Objective, Slo
 class Stage(NamedTuple):
     """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls.
 
-    Native steps do not count. What an awaited native step takes has the distance 0, so the step itself has -1.
+    Native steps do not count: the producers of an awaited native step have the distance 0, so the step itself has -1.
     """
 
     awaited: str
@@ -26,7 +27,7 @@ class Stage(NamedTuple):
 
 
 LAST_STAGE: Final = Stage("", 0)
-"""The calls of a session with an objective of its own of which nobody has said yet what they are for."""
+"""The calls that no call and no get needs yet, in a session that prefers `latency`."""
 
 
 class Stages:
@@ -50,9 +51,8 @@ class Stages:
         return len(self._members.get(stage, ())) > 1
 
     def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
-        """Put a call into a stage; None takes it out. Returns the other calls that enter or leave a task group by it.
-
-        A call leaves its task group if it is now alone in its stage. It enters one if it no longer is.
+        """Put a call into a stage; None takes it out. Returns the other calls that enter or leave a task group by that:
+        the one left alone in the old stage, and the one no longer alone in the new stage.
         """
         before = self._stages.get(call_id)
         if stage == before:
@@ -86,8 +86,8 @@ Mark = Objective | Slo
 class Marks:
     """The marks on variables that have no value yet, and the annotations of calls that have not ended.
 
-    `timed` are the variables with a mark for an end-to-end time (JCT). `of_session` is the objective of all that the
-    session makes (None: none).
+    `timed` are the variables with a mark for an end-to-end time (JCT). `of_session` is the objective of all calls of
+    the session; None: it has none.
     """
 
     __slots__ = ("_annotations", "_by_variable", "_graph", "of_session", "timed")
@@ -123,7 +123,7 @@ class Marks:
         return True
 
     def answer(self, variable: str) -> None:
-        """A variable is set or has failed: its gets are answered."""
+        """A variable is set or has failed, so its gets are answered: drop its marks."""
         self._by_variable.pop(variable, None)
         self.timed.discard(variable)
 
@@ -135,7 +135,6 @@ class Marks:
             self._annotations[call_id] = objective
 
     def annotation(self, call_id: str) -> Objective | None:
-        """A call's own objective; None without an annotation."""
         return self._annotations.get(call_id)
 
     def on(self, call_id: str) -> list[Mark]:
@@ -171,8 +170,7 @@ Need = Stage | Literal[Objective.THROUGHPUT]
 class Offers:
     """The needs of one call's consumers, counted once for each link.
 
-    A change takes O(1). Finding the smallest stage takes logarithmic time in the awaited calls, and linear time in the
-    distances of one awaited call.
+    A change takes O(1). `need` takes logarithmic time in the awaited calls, and linear time in the distances of one.
     """
 
     __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
@@ -181,7 +179,7 @@ class Offers:
         self._links: dict[str, dict[int, int]] = {}  # by awaited call and distance
         self._throughput_links = 0
         self._changed: list[str] = []
-        self._heap: list[tuple[int, str]] = []  # (largest distance, awaited call), with outdated entries
+        self._heap: list[tuple[int, str]] = []  # (largest distance, awaited call); entries may be stale
 
     def __bool__(self) -> bool:
         return bool(self._links or self._throughput_links)
@@ -205,9 +203,9 @@ class Offers:
         self._changed.append(awaited)
 
     def need(self) -> Need | None:
-        """The call's need: the smallest stage that its consumers offer, else throughput; None without offers.
+        """The call's need: the smallest stage that its consumers offer, otherwise throughput; None without offers.
 
-        If consumers are in several stages of one awaited call, the largest of these counts.
+        Among several stages of one awaited call, the largest counts.
         """
         for awaited in self._links.keys() & self._changed:
             heappush(self._heap, (max(self._links[awaited]), awaited))
@@ -224,7 +222,7 @@ class Offers:
 
 
 class Needs:
-    """The needs of calls, and the needs that their consumers offer. Consumers are renewed before producers."""
+    """The needs of calls, and the needs that their consumers offer. Renew consumers before producers."""
 
     __slots__ = ("_graph", "_marks", "_needs", "_offers")
 
@@ -255,7 +253,7 @@ class Needs:
             self._offer(link.producer, need, count)
 
     def renew(self, call_id: str) -> bool:
-        """Bring up to date a call's need, and its offers to its producers. Returns whether the need has changed."""
+        """Update a call's need and its offers to its producers. Returns whether the need has changed."""
         before, need = self._needs.get(call_id), self._need_of(call_id)
         if need == before:
             return False
@@ -283,7 +281,7 @@ class Needs:
             del self._offers[call_id]
 
     def _need_of(self, call_id: str) -> Need | None:
-        """A call's need. That of a native step is one call nearer: its producers are as far as if it were not there."""
+        """A call's need. A native step's is one call nearer, so that its producers' distances do not count it."""
         need = self._need_as_call(call_id)
         if isinstance(need, Stage) and self._graph.calls[call_id].is_native:
             return need._replace(distance=need.distance - 1)

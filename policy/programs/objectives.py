@@ -17,8 +17,8 @@ Where objectives conflict:
 - If a call's consumers are in stages of several awaited calls, the call takes the smallest stage that they offer. Ties:
   the awaited call with the smaller id. A consumer offers only its own stage, so a call has one stage, however many
   variables are awaited. An awaited call is always in its own stage 0.
-- A session may have an objective for all that it makes (`prefer`). With `latency`, the calls that no call takes from
-  form a stage, until a consumer or a get comes: they are siblings, as far as anybody knows.
+- A session may have an objective for all of its calls (`prefer`). With `latency`, the calls without consumers and gets
+  form a stage, because without further knowledge they are siblings.
 - A native step runs on no engine. It has no objective and is in no stage, and distances do not count it. If its output
   is awaited, its producers are stage 0.
 - A get with an explicit `Slo` counts as `latency`; `asked` returns its figures.
@@ -52,17 +52,16 @@ from plait.policy.types import NO_SLO, Objective, Slo
 
 
 class Deduction(NamedTuple):
-    """A call's deduced objective (Parrot, 5.2): `objective` is None if no get and no annotation reaches the call.
-
-    `stage` is the number of calls after it on the longest path to the awaited call; None unless it is a latency call.
-    `group` is its task group, the same value for all calls of the group as long as the group exists; None without one.
-    `is_guess` says that only the session's objective is known, not what the call is for.
-    """
+    """A call's deduced objective (Parrot, 5.2)."""
 
     objective: Objective | None = None
+    """None: no get and no annotation reaches the call."""
     stage: int | None = None
+    """The calls after it on the longest path to the awaited call; None unless it is a latency call."""
     group: Stage | None = None
+    """The task group: one value for all of its calls, as long as the group exists."""
     is_guess: bool = False
+    """Only the session's objective is known, not which call or get needs this call."""
 
 
 NOTHING = Deduction()
@@ -76,9 +75,8 @@ _NO_PATHS: Final[Mapping[str, float]] = {}
 class CriticalPaths:
     """For each call and each timed variable that needs it, the seconds after the call on the longest path there.
 
-    `timed` are the variables that somebody waits for with an end-to-end time.
-    Events touch calls. Touched calls are renewed, consumers first.
-    Then the producers of each changed call are renewed. The cost grows with the calls and links on changed paths.
+    `timed` are the variables with a get for an end-to-end time. Events touch calls. A renewal goes upstream from the
+    touched calls, consumers first, as long as paths change: it costs as much as there are calls and links on them.
     """
 
     __slots__ = ("_below_s", "_first", "_graph", "_touched", "_waits", "timed")
@@ -87,8 +85,8 @@ class CriticalPaths:
         self._graph = graph
         self.timed: Collection[str] = marks.timed
         self._below_s: dict[str, dict[str, float]] = {}  # by call and variable
-        self._waits: dict[str, int] = {}  # by call: its links to producers; only calls that have some
-        self._first: set[str] = set()  # the calls on these paths that wait for no other
+        self._waits: dict[str, int] = {}  # by call: its links to producers, if it has any
+        self._first: set[str] = set()  # the calls on timed paths without producers, at which critical paths begin
         self._touched: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -107,7 +105,7 @@ class CriticalPaths:
         that no timed variable needs have no share. O(calls without producers on the paths, times the variables).
         """
         shares: dict[str, float] = {}
-        critical: dict[str, tuple[float, float]] = {}  # by variable: the critical path, and the time left for 1 s of it
+        critical: dict[str, tuple[float, float]] = {}  # by variable: (critical path, time left for each second of it)
         for call_id in call_ids:
             for variable, below_s in self._below_s.get(call_id, _NO_PATHS).items():
                 if variable not in critical:
@@ -145,7 +143,7 @@ class CriticalPaths:
             self._touched.add(call_id)
 
     def renew(self, call_id: str, moved: set[str]) -> bool:
-        """Bring a call's paths to the `moved` variables up to date, or all its paths if it was touched.
+        """Update a call's paths to the `moved` variables, or all its paths if it was touched.
 
         Returns whether the length of a path changed, and adds the variables of such paths to `moved`.
         """
@@ -192,7 +190,7 @@ class CriticalPaths:
 
 
 class Deductions:
-    """The deductions of one session's graph. `apply` takes the effects of every event and keeps them up to date.
+    """The deductions of one session's graph. Call `apply` with the effects of every event of the graph.
 
     Every event returns the calls whose deduction has changed. Its cost grows with the calls whose need changes, and
     with their links. Without marks, an event visits no calls. The same pass renews `paths`, for the shares of
@@ -207,7 +205,7 @@ class Deductions:
         self._needs = Needs(graph, self._marks)
         self._stages = Stages()
         self._deduced: dict[str, Deduction] = {}
-        self._is_silent = True  # nobody has said what anything is for
+        self._is_silent = True  # there are no marks and no annotations, so nothing can be deduced
         self.paths = CriticalPaths(graph, self._marks)
 
     def of(self, call_id: str) -> Deduction:
@@ -227,7 +225,7 @@ class Deductions:
         return self._marks.asked(call_id)
 
     def get(self, variable: str, mark: Mark) -> tuple[str, ...]:
-        """A client waits for a variable, which the graph need not know yet. No effect if it is set or has failed."""
+        """A client waits for a variable, which need not be in the graph. No effect if it is set or has failed."""
         if self._graph.variable_state(variable) in {VariableState.SET, VariableState.FAILED}:
             return ()
         self._marks.add(variable, mark)
@@ -244,7 +242,7 @@ class Deductions:
         return self._settle((call_id,))
 
     def prefer(self, objective: Objective | None, calls: Iterable[str]) -> tuple[str, ...]:
-        """The session has an objective for all that it makes; None takes it back. `calls` are all of its calls."""
+        """The session states an objective for all of its `calls`; None takes it back."""
         self._marks.of_session = objective
         return self._settle(calls)
 
@@ -256,7 +254,7 @@ class Deductions:
         for links, count in ((effects.linked, 1), (effects.cut, -1)):
             for link in links:
                 self.paths.link(link, count)
-                if link.producer in self._graph.calls:  # what has ended is forgotten below
+                if link.producer in self._graph.calls:  # ended calls are dropped below
                     self._needs.link(link, count)
                     changed[link.producer] = None
         if effects.variable_set is not None and effects.variable_set in self._marks:
@@ -284,7 +282,7 @@ class Deductions:
         return self._stages.move(call_id, None)
 
     def _settle(self, calls: Iterable[str], *marked: str) -> tuple[str, ...]:
-        """Bring needs, paths and deductions up to date from `calls` upstream, consumers before producers."""
+        """Update needs, paths and deductions from `calls` upstream, consumers before producers."""
         nodes, paths_moved = self._graph.calls, set(marked)
         moved = {call_id: None for call_id in calls if call_id in nodes}
         queued = set(moved)
@@ -328,8 +326,8 @@ class Deductions:
 
 LATENCY_SLO: Final = Slo(ttft_s=1.0, tpot_s=0.040, is_deduced=True)
 """The SLO of a deduced latency call. Parrot's evaluation (section 8.1) limits latency-sensitive calls to 40 ms a token.
-No person reads an intermediate result, so no tighter TPOT is needed. One second to the first token is ours: such a call
-should not have to queue.
+People do not read intermediate results, so no tighter TPOT is needed. The TTFT of 1 s is ours: the call should not
+queue.
 """
 
 GROUP_STRETCH: Final = 1.95
@@ -339,9 +337,9 @@ large batches. Batches with 8.2 times the throughput have 95 % more latency (Par
 
 
 def states_times(own: Slo | None, asked: Slo | None) -> bool:
-    """Whether somebody has stated a time of a call's SLO: its own annotation, or a TTFT or TPOT `asked` for its output.
+    """Whether a client has stated a time of a call's SLO: its own annotation, or a TTFT or TPOT `asked` for its output.
 
-    Otherwise the whole SLO is deduced, a share of an end-to-end JCT too: nobody waits for it.
+    Otherwise the whole SLO is deduced, even a share of an end-to-end JCT: no client waits for this call itself.
     """
     return own not in {None, NO_SLO} or (asked is not None and asked._replace(jct_s=None) != NO_SLO)
 

@@ -42,11 +42,10 @@ CLIENT: Final = "the client"
 
 
 class RequestGraph:
-    """The graph of one session. Its methods are events, and questions about `calls` and `variables`.
+    """The graph of one session: events change it, questions read it.
 
     `calls` are the nodes of the calls that have not ended, `variables` those of the variables that have not been
-    forgotten, `counts` says how many calls are in each state. Others may read these and their nodes; only events change
-    them.
+    forgotten, and `counts` the number of calls in each state. Other modules may read all of them.
 
     An event takes time in proportion to its changes. Adding a call takes time in proportion to its inputs and outputs.
     If the call has both producers and consumers in the graph, calls in the wrong order are visited too (see
@@ -96,9 +95,9 @@ class RequestGraph:
         return Effects(added=call_id, ready=(call_id,), linked=linked)
 
     def refuse(self, refused_id: str, outputs: Sequence[str], what: object) -> Effects:
-        """What would have produced `outputs` was refused because of `what`, so it is no call. The outputs fail.
+        """The request that would have produced `outputs` was refused because of `what`, before it became a call.
 
-        So do the calls that wait for them. Raises as `add` does.
+        The outputs and the calls that wait for them fail. Raises as `add` does.
         """
         node = CallNode(refused_id)
         _ranks_with(self, node, (), outputs)
@@ -189,9 +188,9 @@ class RequestGraph:
         return None if node is None else node.cause
 
     def producer(self, variable: str) -> str | None:
-        """The producer of a variable: a call, also one that has produced it or has failed, or `CLIENT`; None without.
+        """The producer of a variable (Parrot's GetProducer): a call, or `CLIENT`; None without one.
 
-        Parrot's GetProducer. A pending variable's producer is in the graph. Another variable's producer may have ended.
+        A pending variable's producer is in the graph. The producer of a set or failed variable may have ended.
         """
         node = self.variables.get(variable)
         return None if node is None else node.producer
@@ -208,7 +207,7 @@ class RequestGraph:
             raise UnknownVariableError(variable)
         users = tuple([consumer.call_id for consumer in node.consumers])
         producer = None if node.producer is None else self.calls.get(node.producer)
-        if producer is not None and node in producer.outputs:  # another call may have taken the id since
+        if producer is not None and node in producer.outputs:  # a later call may have the id of one that ended
             return (producer.call_id, *users)
         return users
 
@@ -321,9 +320,9 @@ class RequestGraph:
 
 
 def take_apart(graph: RequestGraph) -> None:
-    """Cut a graph that is not used any more: its calls and variables refer to each other.
+    """Break the reference cycles of a graph that is no longer used, so that its nodes are freed at once.
 
-    Otherwise they would stay until the garbage collector runs, which a gateway lets it do seldom.
+    Otherwise they would stay until the garbage collector runs, which is rare in a gateway.
     """
     for variable in graph.variables.values():
         variable.consumers.clear()

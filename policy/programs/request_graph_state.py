@@ -85,20 +85,21 @@ class InputFailed:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cause:
-    """Why a call failed: `what` happened in which call (`where` is its id), and the cause of that (`because_of`).
+    """Why a call failed: a chain of causes that tells a client which earlier call failed, and why (Parrot, section 7).
 
-    A client that gets a variable learns from it which earlier call failed, and why (Parrot, section 7). `what` is a
-    text, or a value with a `str`. At the root it is the `what` given to `fail`; elsewhere it is `InputFailed`.
-    Iterating gives the chain, this cause first and the root last. `length` is the chain's length. `furthest` are the
-    chain's last causes without this one, at most `FURTHEST_CAUSES`, the root last. Chains share their tails and may be
-    as long as the graph is deep, so no method recurses.
+    Iterating gives the chain, this cause first and the root last. Chains share their tails and may be as long as the
+    graph is deep, so no method recurses.
     """
 
     what: object
+    """A text, or a value with a `str`: at the root the `what` given to `fail`, elsewhere an `InputFailed`."""
     where: str
+    """The id of the call."""
     because_of: Cause | None = None
     length: int = field(init=False, default=1)
+    """The length of the chain."""
     furthest: tuple[Cause, ...] = field(init=False, default=())
+    """The chain's last causes without this one, at most `FURTHEST_CAUSES`, the root last."""
 
     def __post_init__(self) -> None:
         behind = self.because_of
@@ -265,10 +266,12 @@ class VariableNode:
 
 
 class CallNode:
-    """A call that has not ended. `missing` of its inputs have no value. `produced` of its outputs have a value.
+    """A call that has not ended.
 
-    `rank` is higher than the rank of every call whose output this call waits for. `is_native` says that it is a native
-    step: the client computes its output, and no engine runs it. It is expected to take `predicted_s` once it may run.
+    - `missing`: how many inputs have no value; `produced`: how many outputs have one.
+    - `rank`: higher than the rank of every call whose output this call waits for.
+    - `is_native`: a native step, whose output the client computes without an engine.
+    - `predicted_s`: the expected time from when the call may run to its end.
     """
 
     __slots__ = ("call_id", "inputs", "is_native", "missing", "outputs", "predicted_s", "produced", "rank", "state")

@@ -1,6 +1,8 @@
-"""Sessions and their contexts: what their latest calls have, or have left, in the engines' KV caches.
+"""The sessions of one model and their contexts: the prompts and answers that their latest calls left in KV caches.
 
-Which session a call is of: the one that its client names, or the one whose latest prompt it extends.
+A call belongs to the session that its client names, or else to the one whose latest prompt it extends. Because block
+hashes are chained, one block's hash decides whether a prompt extends another one: the *mark* of a context is the hash
+at nine tenths of its latest prompt.
 """
 
 from __future__ import annotations
@@ -13,77 +15,83 @@ from typing import Final
 from plait.policy.types import Call
 
 EXTENDED_SHARE: Final = 0.9
-"""98.8 % of the turns of coding agents extend so much of the latest prompt. So do questions about a document."""
+"""98.8 % of the turns of coding agents extend this part of the latest prompt. So do questions about a document."""
 
 MOST_CONTEXTS: Final = 16
-"""So many contexts of a session are known. With one more, the one that has been idle longest is forgotten."""
+"""The most contexts of a session. With one more, the one that has been idle longest is forgotten."""
 
 MOST_SESSIONS: Final = 10_000
-"""So many are known. With one more, the one whose latest call is longest ago is forgotten."""
+"""The most sessions of a model. With one more, the one with the oldest latest call is forgotten."""
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """A conversation, or an agent's or a subagent's, as its latest prompt has left it.
-
-    `tokens` is the prompt with its answer. The prompt has these whole tree blocks (none are kept while the session is
-    not live). The hash of the one that the next prompt is known by is `mark`, in the place `marked`; that of the last
-    one is `last`, in the place before `blocks`. So many `calls` of it have come and not ended. `ended_s` is None until
-    one has. A context that `is_shared` is none of a session: it is a document that many ask about, for example.
-    """
+    """The context of a conversation, an agent or a subagent, as its latest prompt left it."""
 
     session: Session
     tokens: int = 0
+    """The latest prompt and its answer."""
     hashes: Sequence[int] = ()
+    """The prompt's whole tree blocks; empty while the session is not live."""
     marked: int = -1
+    """The index of the marked block; negative: none."""
     mark: int | None = None
+    """The hash of the marked block. A prompt with it extends the latest one."""
     blocks: int = 0
+    """The number of the prompt's whole blocks."""
     last: int | None = None
+    """The hash of the last of them. A longer prompt with it continues the latest one."""
     calls: int = 0
+    """Calls that have arrived and not ended."""
     ended_s: float | None = None
+    """When a call last ended; None: none has."""
     strayed: bool = False
+    """The latest call extended the context without a name, and did not continue it."""
     is_shared: bool = False
+    """The context belongs to no session, for example a document that many calls ask about."""
 
     def is_extended_by(self, hashes: Sequence[int]) -> bool:
-        """Whether a prompt of these blocks extends the latest one."""
+        """Whether a prompt of these blocks has the latest prompt up to the mark."""
         return self.mark is not None and self.marked < len(hashes) and hashes[self.marked] == self.mark
 
     def is_continued_by(self, hashes: Sequence[int]) -> bool:
-        """Whether a prompt of these blocks goes on where the latest one ended: it has all its whole blocks."""
+        """Whether a prompt of these blocks has all whole blocks of the latest prompt, and more."""
         return self.blocks < len(hashes) and hashes[self.blocks - 1] == self.last
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What is known of one session. It was `born_s` when its first call came. `calls` are on their way or in an engine.
-
-    A session `is_proven` once its client has named it, or a call has gone on where the one before had ended. Until then
-    a session may be a document that others ask about, for example through other gateways.
-
-    A live one may have its contexts in the engines' caches. `prefill_s` is what computing all of them takes. So many
-    turns are `held`. The client has tried since `tried_s` to send one that has not passed (None: there is none).
-    """
+    """What is known of one session."""
 
     tenant: str
     name: str
     born_s: float
+    """When its first call arrived."""
     contexts: list[Context] = field(default_factory=list)
     is_proven: bool = False
+    """The client named the session, or a call continued the one before. Otherwise it may be a shared document, whose
+    other questions come through other gateways.
+    """
     is_live: bool = False
+    """Its contexts count as being in the engines' caches."""
     calls: int = 0
+    """Turns that have passed the gate and not ended."""
     held: int = 0
+    """Turns that the gate holds."""
     ended_s: float = 0.0
     tried_s: float | None = None
+    """Since when the client has tried to send a turn that has not passed; None: there is none."""
     prefill_s: float = 0.0
+    """Seconds to compute all contexts."""
 
     @property
     def tokens(self) -> int:
-        """What its contexts have. Blocks that several have in common count for each."""
+        """The sum over its contexts; blocks in several contexts count for each."""
         return sum(context.tokens for context in self.contexts)
 
 
 class KnownSessions:
-    """The sessions of one model. `on_close` is called with a context that is not known any more.
+    """The sessions of one model. `on_close` is called with each context that is forgotten or becomes shared.
 
     `marks` has the contexts by tenant and mark.
     """
@@ -96,13 +104,13 @@ class KnownSessions:
         self._shared: OrderedDict[Context, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Session]:
-        """All of them. The one whose latest call is longest ago is the first."""
+        """The sessions, those with the oldest latest call first."""
         return iter(self._sessions)
 
     def extended(self, tenant: str, name: str, hashes: Sequence[int]) -> Context | None:
-        """The context that a prompt of these blocks goes on with; of the session of this `name`, if it is not empty.
+        """The context that a prompt of these blocks extends. With a `name`, it is of this session or shared.
 
-        Of several contexts without a name, it is the one with the longest mark.
+        Among several, the one with the mark furthest into the prompt.
         """
         session = self._named.get((tenant, name)) if name else None
         if session is not None:
@@ -118,7 +126,7 @@ class KnownSessions:
         return None
 
     def begin(self, tenant: str, name: str, now_s: float) -> Context:
-        """A new context, of the session of this `name` if there is one, else of a new session."""
+        """Add a context to the session of this `name`, or to a new session."""
         session = self._named.get((tenant, name)) if name else None
         if session is None:
             session = Session(tenant, name, now_s, is_proven=bool(name))
@@ -134,7 +142,7 @@ class KnownSessions:
         return context
 
     def mark(self, context: Context, hashes: Sequence[int], place: int) -> None:
-        """The context is known by the block in this place of its latest prompt; negative: by none."""
+        """Record the context's latest prompt, and mark its block at the index `place`; negative: none."""
         tenant = context.session.tenant
         if context.mark is not None and self.marks.get((tenant, context.mark)) is context:
             del self.marks[tenant, context.mark]
@@ -144,7 +152,7 @@ class KnownSessions:
             self.marks[tenant, context.mark] = context
 
     def share(self, context: Context) -> None:
-        """The context is none of a session. It stays known by its mark, so that later calls are none either."""
+        """Take a context out of its session. Its mark stays, so that later calls that extend it count as chat."""
         if context.is_shared:
             return
         self._on_close(context)
@@ -161,7 +169,7 @@ class KnownSessions:
 
     def _close(self, context: Context) -> None:
         self._on_close(context)
-        context.hashes, context.tokens = (), 0  # a call of it may be on its way still
+        context.hashes, context.tokens = (), 0  # a call of the context may still end and look at these
         self.mark(context, (), -1)
         context.session.contexts.remove(context)
 
@@ -177,5 +185,5 @@ class KnownSessions:
 
 
 def marked_block(call: Call) -> int:
-    """The place of the block of a prompt that the next one is known by; negative if the prompt is too short."""
+    """The index of the block to mark in a call's prompt; negative if the prompt is too short."""
     return min(len(call.block_hashes), round(EXTENDED_SHARE * call.prompt_tokens) // call.block_tokens) - 1

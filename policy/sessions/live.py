@@ -1,4 +1,4 @@
-"""The live sessions, whose contexts may be in the engines' caches, and what these take."""
+"""The live sessions, whose contexts count as being in the engines' caches, and the tokens of these contexts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from plait.policy.sessions.known import Context, Session
 
 Spares = Callable[[str], bool]
-"""Whether the sessions of a tenant are spared."""
+"""Whether a tenant's sessions are spared: they lose their room only if no other session can."""
 
 
 class LiveSessions:
-    """The live sessions of one model. Tree blocks have `block_tokens`; one that several contexts have counts once."""
+    """The live sessions of one model. A tree block that several contexts share counts once in `tokens`."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._sessions: dict[Session, None] = {}
-        self._uses: Counter[int] = Counter()  # by the hash of a block
-        self._rest = 0  # the tokens of all contexts that are in no whole block of a prompt
+        self._uses: Counter[int] = Counter()  # by block hash, how many contexts have the block
+        self._rest = 0  # the sum over contexts of the tokens outside whole blocks of prompts
         self._of_tenant: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Session]:
-        """The live sessions. The one whose latest call passed longest ago is the first."""
+        """The live sessions, those whose latest call passed longest ago first."""
         return iter(self._sessions)
 
     def __len__(self) -> int:
@@ -38,11 +38,11 @@ class LiveSessions:
         return [tenant for tenant, tokens in self._of_tenant.items() if tokens > 0]
 
     def tokens_of(self, tenant: str) -> int:
-        """What a tenant's contexts take. Blocks that several have count for each."""
+        """The sum over a tenant's contexts; blocks in several contexts count for each."""
         return self._of_tenant[tenant]
 
     def needed(self, hashes: Sequence[int], tokens: int) -> int:
-        """How many more tokens there would be with a context. Its first blocks may be there already."""
+        """By how much `tokens` would grow with a further context, whose first blocks may be shared."""
         there = bisect_left(hashes, 1, key=lambda one: one not in self._uses)
         return tokens - there * self._block_tokens
 
@@ -58,7 +58,7 @@ class LiveSessions:
         self._sessions[session] = None
 
     def drop(self, session: Session) -> None:
-        """The session is not live any more. Its contexts have nothing until their next calls come."""
+        """The session is no longer live. Its contexts count as empty until their next calls."""
         for context in session.contexts:
             self._count(context, context.hashes, -1)
             context.hashes, context.tokens = (), 0
@@ -74,7 +74,7 @@ class LiveSessions:
                 del self._sessions[session]
 
     def change(self, context: Context, hashes: Sequence[int], tokens: int) -> None:
-        """The context has these whole blocks of a prompt, and so many tokens with the rest of it and its answer."""
+        """The context has a new latest prompt: its whole blocks, and the `tokens` of prompt and answer."""
         if context.session.is_live:
             common = _common(context.hashes, hashes)
             self._count(context, context.hashes[common:], -1)
@@ -86,19 +86,16 @@ class LiveSessions:
     # What may go.
 
     def youngest_idle(self, spares: Spares) -> Session | None:
-        """The youngest live session without a call. One that `spares` names is taken only if there is no other."""
+        """The youngest live session without a call, spared ones last."""
         idle = [session for session in self._sessions if not session.calls]
         return max(idle, key=lambda one: (not spares(one.tenant), one.born_s)) if idle else None
 
     def longest_idle(self) -> Session | None:
-        """Of those without a call, the one whose latest call passed longest ago."""
+        """Among the sessions without a call, the one whose latest call passed longest ago."""
         return next((session for session in self._sessions if not session.calls), None)
 
     def expired(self, worth_s: Callable[[Session], float], now_s: float, spares: Spares) -> Session | None:
-        """The one that has been idle longest beyond the time for which keeping its contexts is worth it.
-
-        It is one that this `spares` only if there is no other.
-        """
+        """The session that has been idle longest beyond `worth_s`, spared ones last; None if none has."""
         idle = (session for session in self._sessions if not session.calls)
         over = ((now_s - one.ended_s - worth_s(one), one) for one in idle)
         expired = [(not spares(session.tenant), over_s, session) for over_s, session in over if over_s > 0]
@@ -115,7 +112,7 @@ class LiveSessions:
         assert +self._of_tenant == +of_tenant
 
     def _count(self, context: Context, hashes: Sequence[int], sign: int) -> None:
-        """Count a context, or count it no more; of its blocks only these."""
+        """Add a context to the sums (`sign` 1), or take it out (-1), with only these of its blocks."""
         uses = self._uses
         if sign > 0:
             uses.update(hashes)
@@ -129,6 +126,6 @@ class LiveSessions:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many first blocks two prompts have in common."""
+    """How many leading blocks two prompts share."""
     most = min(len(first), len(second))
     return bisect_left(range(most), 1, key=lambda place: first[place] != second[place])

@@ -1,24 +1,25 @@
-"""The gate of one model: it holds sessions so that the contexts of those that are live fit into the engines' caches.
+"""The gate of one model: it holds sessions so that the contexts of the live ones fit into the engines' caches.
 
-A synchronous core; each event carries its time. A call that comes is a `Turn`. It is of a session, or it is chat: a
-prompt that extends nothing and is short or of no named session, or one that shares its beginning with others, as
-questions about a document do. Those come while others are in engines, or do not go on where the last one ended. Chat is
-never held; while it is in an engine its tokens count.
+A synchronous core: each event carries its time. An arriving call is a `Turn`, of a session or of chat. Chat is a prompt
+that extends nothing and is short or names no session, or one that only shares its beginning with others, as questions
+about a document do: they arrive while others run, or do not continue the last one. Chat is never held, and its tokens
+count while it is in an engine.
 
-- `arrive`: a call has come. A live session's passes, unless the live contexts have outgrown the caches: then the
-  youngest session without a call is paused, which may be this one. Another session's passes if there is room, and is
-  held if there is not. `release` may let it pass at once.
+Events:
+
+- `arrive`: a live session's turn passes, unless the live contexts have outgrown the caches: then the youngest session
+  without a call is paused, which may be this one. Another session's turn passes if there is room, otherwise it is held.
 - `sent`: a turn that has passed is in an engine.
-- `ended`: a turn was answered. Its session stays live, and its context keeps what it has.
-- `gone`: a turn is not to be answered, held or not.
-- `release`: the turns that are held no more. It is to be called after each of these, and as time passes.
+- `ended`: a turn was answered. Its session stays live.
+- `gone`: a turn will not be answered, whether it was held or not.
+- `release`: returns the turns that pass now. Call it after each other event, and once in a while.
 
-While the gate is open, all pass. It closes where keeping contexts is worth it (`Worth`), which is judged each second.
-Room for the first that is held comes from a session that has been idle for so long that keeping its context has cost
-as much as computing it again will, or for a part of that while few are held. Tenants within their share give room only
-if the others have none. A tenant below its share waits for no tenant above its own: the youngest idle sessions of the
-latter give room, and if none is idle, the turn passes without room. Nobody is held for longer than `MOST_HELD_S`. See
-docs/design/sessions.md.
+While the gate is open, all turns pass. It closes where keeping contexts is worth it (`Worth`). Room for the first held
+turn comes from a session that has been idle for so long that keeping its context has cost as much as computing it again
+will, or for a part of this time while few turns are held. Tenants within their share give room last.
+
+A tenant below its share never waits for a tenant above its own: the latter's youngest idle sessions give room, and if
+none is idle, the turn passes without room. No turn is held for longer than `MOST_HELD_S`. See docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -36,71 +37,72 @@ from plait.policy.sessions.worth import Caches, Worth
 from plait.policy.types import Call
 
 OUTGROWN: Final = 1.05
-"""Contexts grow while sessions are live. Nobody is paused until the caches are too small by a twentieth."""
+"""Live contexts grow. A session is paused only once they exceed the caches by a twentieth."""
 
 MOST_LIVE: Final = 2.0
-"""While the gate is open, nobody is paused. But contexts that are so many times the caches are not in them."""
+"""While the gate is open, no session is paused. Beyond this multiple of the caches the oldest contexts cannot be cached
+any more, so their sessions are no longer live.
+"""
 
 MOST_HELD_S: Final = 600.0
-"""A session that has tried for so long passes."""
+"""A turn whose client has tried for so long passes."""
 
 MOST_AWAY_S: Final = 120.0
-"""A client that was told to come again, and has not come for so long, begins its tries anew."""
+"""A client that was told to retry and stays away longer starts its time of tries again."""
 
 CHAT_TOKENS: Final = 4_000
-"""A shorter prompt that extends none is chat, whatever session its client names."""
+"""A shorter prompt that extends none is chat, even if its client names a session."""
 
 HELD_WEIGHT: Final = 2.0
-"""With half as many held as live, contexts are kept for as long as that is worth it; with fewer, for less long."""
+"""With at least half as many turns held as sessions live, an idle context is kept for its whole worth; with fewer, for
+a part of this time.
+"""
 
 USUAL_THINKS: Final = 1.5
-"""A context is kept for so many mean think times, at least, if that is worth it."""
+"""An idle context is kept for at least so many mean think times, if its worth is as long."""
 
 CHAT_SHARE: Final = 0.5
-"""Chat counts up to such a part of the caches, so that long prompts without a session do not keep all sessions out."""
+"""The most of the caches that chat counts for, so that long prompts without a session do not keep all sessions out."""
 
 FIRST_BETWEEN_S: Final = 10.0
-"""Between two turns that pass, until it has been measured."""
+"""The time between two turns that pass, until it is measured."""
 
 BETWEEN_KEPT: Final = 0.9
-"""What a mean keeps with each further one."""
+"""The factor by which the old mean decays with each further value."""
 
 
 class Arrival(Protocol):
     """A call as the gate sees it."""
 
     @property
-    def call(self) -> Call:
-        """What is asked."""
+    def call(self) -> Call: ...
 
     @property
     def output_tokens(self) -> int:
-        """What is expected of its answer."""
+        """The expected length of its answer."""
 
     @property
-    def tenant(self) -> str:
-        """Whose call it is."""
+    def tenant(self) -> str: ...
 
     @property
     def session(self) -> str:
-        """The session that its client has named; empty: none."""
+        """The session that its client names; empty: none."""
 
     @property
     def passes(self) -> bool:
-        """Whether it is never held: the others of its program wait for it."""
+        """Whether the call is never held, because other calls of its program wait for it."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A call that has come to a gate, and the context that it goes on with; None if it goes on with none.
-
-    `tokens` are its prompt and the answer that is expected. Those of chat count while it is in an engine.
-    """
+    """A call at a gate."""
 
     gate: SessionGate
     asked: Arrival
     context: Context | None
+    """The context that the call extends or begins; None: it has none."""
     tokens: int
+    """Its prompt and the expected answer."""
     is_chat: bool
     is_held: bool = False
     is_sent: bool = False
@@ -115,10 +117,7 @@ class Turn:
 
 
 class HeldTurns:
-    """The turns that are held, by tenant.
-
-    A tenant's go by the birth of their sessions: who has begun goes before who has not.
-    """
+    """The held turns by tenant, each tenant's by the birth of their sessions: the oldest session goes first."""
 
     def __init__(self) -> None:
         self.turns: dict[str, list[Turn]] = {}
@@ -158,7 +157,7 @@ class HeldTurns:
         self._passed_s = now_s
 
     def outlook(self, turn: Turn) -> tuple[int, float]:
-        """A turn's place among its tenant's, and the seconds until it passes, by how often one has passed."""
+        """(a turn's place among its tenant's held ones, predicted seconds until it passes)."""
         place = self.turns[turn.asked.tenant].index(turn) + 1
         return place, place * len(self.turns) * self._between_s
 
@@ -170,11 +169,10 @@ class HeldTurns:
 
 
 class SessionGate:
-    """The sessions of one model. `look` returns the engines' caches; None if they do not say how large they are.
+    """The sessions of one model. `look` returns the engines' caches; None if their sizes are not known.
 
-    `weight` returns a tenant's weight. A prompt of fewer than `chat_tokens` that extends none is chat. `paused` counts
-    live sessions that had to wait for their next turn, `expired` those whose room was taken while they were idle for
-    long.
+    `weight` returns a tenant's weight. `paused` counts live sessions that lost their room to others, and `expired`
+    those that lost it because they were idle for long.
     """
 
     def __init__(
@@ -195,14 +193,14 @@ class SessionGate:
 
     @property
     def tokens(self) -> int:
-        """The tokens of live contexts, and of chat in engines as far as it counts."""
+        """The tokens of live contexts, and of chat in engines up to `CHAT_SHARE`."""
         caches, chatting = self.worth.caches, self._chatting_tokens
         return self.live.tokens + (chatting if caches is None else min(chatting, int(CHAT_SHARE * caches.kv_tokens)))
 
     # Events.
 
     def arrive(self, asked: Arrival, now_s: float) -> Turn:
-        """A call has come. If it is held, `release` returns it, then or later."""
+        """A call has arrived. If its turn is held, a later `release` returns the turn."""
         if now_s >= self.worth.due_s:
             self.worth.judge(self.known, now_s)
         begins = not asked.passes and asked.call.prompt_tokens >= self._chat_tokens  # if it extends none
@@ -235,7 +233,7 @@ class SessionGate:
             self._chatting_tokens += turn.tokens
 
     def ended(self, turn: Turn, output_tokens: int | None, now_s: float) -> None:
-        """A turn was answered; `output_tokens` is None if it is not known."""
+        """A turn was answered; `output_tokens` is None if not known."""
         context = turn.context
         if context is not None:
             context.ended_s = now_s
@@ -246,7 +244,7 @@ class SessionGate:
         self.gone(turn, now_s)
 
     def gone(self, turn: Turn, now_s: float) -> None:
-        """A turn is not to be answered, or was."""
+        """A turn has ended, or will not be answered."""
         if turn.is_chat and turn.is_sent:
             self._chatting_tokens -= turn.tokens
         if turn.context is None:
@@ -279,10 +277,11 @@ class SessionGate:
     # Whose call it is.
 
     def _context(self, asked: Arrival, now_s: float, *, begins: bool) -> Context | None:
-        """The context that a call goes on with, or a new one that it `begins`; None if it does neither.
+        """The context that a call extends, or a new one that it `begins`; None: the call is chat.
 
-        Of the turns of coding agents, 95 % go on where the latest prompt ended. The others rewrite its end, not twice
-        in a row. Each question about a document leaves the one before it, at the document's end.
+        95 % of the turns of coding agents continue the latest prompt. The others rewrite its end, but not twice in a
+        row. A question about a document never continues the question before it. So a context without a name becomes
+        shared when two calls in a row extend it without continuing it, or when its calls overlap.
         """
         hashes = asked.call.block_hashes
         context = self.known.extended(asked.tenant, asked.session, hashes)
@@ -311,12 +310,12 @@ class SessionGate:
     # Who is live.
 
     def _pass(self, turn: Turn) -> None:
-        """The turn's session is live, and has a call on its way."""
+        """Let a turn pass: its session becomes live, with one more call."""
         session = turn.session
         session.calls += 1
         session.tried_s = None
         if not session.contexts:
-            return  # its context is shared, as was found while it was held
+            return  # its context became shared while the turn was held
         self.live.call(session)
         self.known.called(session)
         caches = self.worth.caches
@@ -326,7 +325,7 @@ class SessionGate:
                 self.live.drop(oldest)
 
     def _stays_live(self, turn: Turn) -> bool:
-        """Whether a live session's turn passes. If the contexts have outgrown the caches, the youngest are paused."""
+        """Whether a live session's turn passes. Pauses the youngest sessions if contexts have outgrown the caches."""
         caches = None if turn.asked.passes else self.worth.caches
         while caches is not None and self.worth.is_closed and self.tokens > OUTGROWN * caches.kv_tokens:
             youngest = self.live.youngest_idle(self._within_shares().__contains__)
@@ -341,12 +340,12 @@ class SessionGate:
         return True
 
     def _is_spared(self, tenant: str) -> bool:
-        """Whether a tenant's sessions are not paused: it is within its share, and another one is above its own."""
+        """Whether a tenant is within its share while another one is above its own: its sessions are not paused."""
         within = self._within_shares()
         return tenant in within and len(within) < len(self.live.tenants)
 
     def _may_be_live(self, turn: Turn, now_s: float) -> bool:
-        """Whether a turn passes whose session is not live: there is room and nobody waits, or it need not wait."""
+        """Whether a turn passes whose session is not live: it need not wait, or there is room and no turn is held."""
         if not self.worth.is_closed or turn.asked.passes or turn.tried_for_s(now_s) >= MOST_HELD_S:
             return True
         slo = turn.asked.call.slo
@@ -365,21 +364,21 @@ class SessionGate:
         return self._level(tenant) <= self._fair_level(tenant)
 
     def _level(self, tenant: str) -> float:
-        """The live tokens of a tenant, for its weight."""
+        """A tenant's live tokens over its weight."""
         return self.live.tokens_of(tenant) / self._weight(tenant)
 
     def _within_shares(self) -> set[str]:
-        """The tenants with live sessions that have no more than their shares."""
+        """The tenants with live sessions that are at most at their shares."""
         fair = self._fair_level()
         return {tenant for tenant in self.live.tenants if self._level(tenant) <= fair}
 
     def _fair_level(self, *more: str) -> float:
-        """The level at which each tenant that has sessions live or held, or is one `more`, has just its share."""
+        """The level at which a tenant has exactly its share, among those with live or held sessions and `more`."""
         caches, tenants = self.worth.caches, {*more, *self.live.tenants, *self.held.tenants}
         return inf if caches is None else caches.kv_tokens / sum(map(self._weight, tenants))
 
     def _next(self, now_s: float) -> Turn | None:
-        """The turn that passes next; None if there is no room for the first one, and no other one need wait for it."""
+        """The turn that passes next; None if the first one has no room, and all others have to wait for it."""
         turns = [self.held.of(tenant)[0] for tenant in sorted(self.held.tenants, key=self._level)]
         if not turns:
             return None
@@ -388,12 +387,12 @@ class SessionGate:
         if self._find_room(first, now_s):
             return first
         late = (turn for turn in self.held if turn.tried_for_s(now_s) >= MOST_HELD_S)
-        fair = self._fair_level(first.asked.tenant)  # whose turn is held counts in it
+        fair = self._fair_level(first.asked.tenant)
         owed = turns if any(self._level(one) > fair for one in self.live.tenants) else []
         return next((turn for turn in owed if self._take_room(turn, fair)), None) or next(late, None)
 
     def _find_room(self, turn: Turn, now_s: float) -> bool:
-        """Whether there is room for a turn. Sessions that have been idle for long expire for it."""
+        """Whether there is room for a turn. Expires sessions that have been idle for long to make room."""
         caches, tenant = self.worth.caches, turn.asked.tenant
         while caches is not None and self.worth.is_closed and not self._has_room(turn):
             within = self._within_shares()
@@ -405,12 +404,12 @@ class SessionGate:
         return True
 
     def _worth_s(self, caches: Caches, within: Collection[str]) -> Callable[[Session], float]:
-        """How long each session may be idle until another one is given its room.
+        """Returns how long each session may be idle before a held one gets its room.
 
-        While few are held for each that is live, this is a part of what keeping its contexts is worth: a session that
-        comes back does not wait for long then. The least is the time within which most come back: else each would find
-        its context evicted by the one before. Tenants `within` their shares have the whole time if another one is above
-        its own.
+        The time is the session's whole worth, or a part of it while few turns are held, so that finished sessions delay
+        no turn for long. The part is at least the time within which most sessions return: otherwise each would find its
+        context evicted by the one before. Tenants `within` their shares keep the whole time if another is above its
+        own.
         """
         part = min(1.0, HELD_WEIGHT * len(self.held) / max(1, len(self.live)))
         least_s, spared = USUAL_THINKS * self.worth.think_s, within if len(within) < len(self.live.tenants) else ()
@@ -422,11 +421,11 @@ class SessionGate:
         return worth_s
 
     def _take_room(self, turn: Turn, fair: float) -> bool:
-        """Whether others owe a turn its room: its tenant has no other session live, or stays within its share with it.
+        """Whether other tenants owe a turn its room. Pauses their youngest idle sessions for it.
 
-        Those owe it that are above their shares, the `fair` level. Their youngest idle sessions are paused for it.
-        Nobody owes room to a tenant that would then have as much for its weight: else two sessions that do not fit
-        together would go on pausing each other.
+        A turn is owed room if its tenant has no other live session, or stays within its share with this one. Tenants
+        above the `fair` level owe it. A tenant does not owe room to one that would then be at a level as high as its
+        own: otherwise two sessions that do not fit together would pause each other again and again.
         """
         tenant = turn.asked.tenant
         own = self._level(tenant)

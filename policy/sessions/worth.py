@@ -1,8 +1,13 @@
-"""Whether it is worth it to hold sessions so that the contexts of the others stay in the engines' caches.
+"""Whether holding some sessions is worth it, so that the contexts of the others stay in the engines' caches.
 
-Two figures say it. The value of keeping a context is the prefill that it saves a turn, over the time for which it takes
-its place. Where computing again is cheap, or sessions think for long, that is little. The load says how busy the
-engines would be if each turn computed its whole context: below one they have the time. See docs/design/sessions.md.
+In: each turn's think time and prompt (`returned`), and the length of each answer (`answered`). Out, once a second:
+whether the gate is closed. Two figures decide.
+
+- Value: the prefill seconds that keeping a context saves a turn, over the seconds for which the context takes room. The
+  value is low where prefills are cheap or sessions think for long.
+- Load: how busy the engines would be if each turn computed its whole context. Below 1 they have the time to do so.
+
+See docs/design/sessions.md.
 """
 
 from __future__ import annotations
@@ -17,47 +22,45 @@ from plait.policy.sessions.known import Session
 JUDGED_S: Final = 1.0
 
 RETURNS: Final = 500
-"""So many of the latest think times count."""
+"""How many of the latest think times count."""
 
 LEAST_RETURNS: Final = 50
-"""Until so many are known, nothing is held."""
+"""With fewer known think times, no session is held."""
 
 CLOSES_VALUE, OPENS_VALUE = 0.55, 0.52
 CLOSES_LOAD, OPENS_LOAD = 1.0, 0.9
-"""The gate closes at both of the first, and opens below one of the second."""
+"""The gate closes when both figures reach `CLOSES_*`, and opens when one falls below `OPENS_*`."""
 
 PROMPTS_KEPT, OUTPUTS_KEPT = 0.99, 0.995
-"""What a mean keeps with each further one."""
+"""The factor by which the old mean decays with each further value."""
 
 ACTIVE_S: Final = 10.0
 ACTIVE_THINKS: Final = 3
 """A session is active for so long after its last call, or for so many mean think times if that is longer.
 
-Those that are over must not count: conversations of a few turns are over soon, and never come back.
+Later sessions do not count: a conversation of a few turns is soon over and never returns.
 """
 
 
 class Caches(NamedTuple):
-    """The engines that take the calls of a model: how many, and the KV of all of them in all tiers.
-
-    Where several gateways share the engines, it is one gateway's part of both. So much of the KV is on accelerators as
-    the `device_share`.
-    """
+    """The engines that take the calls of a model. Where several gateways share them, this gateway's part."""
 
     engines: float
+    """How many."""
     kv_tokens: int
+    """The size of their KV caches, all tiers included."""
     costs: CostModel
     slowness: float = 1.0
     device_share: float = 1.0
+    """The part of `kv_tokens` on accelerators."""
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds in which an engine computes a whole context."""
         return self.slowness * self.costs.prefill_time_s(tokens) if tokens > 0 else 0.0
 
     def worth_s(self, tokens: int) -> float:
         """How long a context may be idle until keeping it has cost as much as computing it again.
 
-        Of the engines' time, a context in their caches takes its share of the caches.
+        A context costs the same part of the engines' time as it takes of their caches.
         """
         if tokens <= 0:
             return 0.0
@@ -65,10 +68,10 @@ class Caches(NamedTuple):
 
 
 class Worth:
-    """Measures a model's sessions, and says whether they are held: whether the gate `is_closed`.
+    """Measures a model's sessions, and decides whether the gate `is_closed`.
 
-    `look` returns the engines' `caches`; None if they do not say how large they are. Then the gate is open. It is
-    judged anew from `due_s` on.
+    `look` returns the engines' caches; None if their sizes are not known: then the gate is open. The next decision is
+    due at `due_s`.
     """
 
     def __init__(self, look: Callable[[], Caches | None]) -> None:
@@ -83,11 +86,11 @@ class Worth:
 
     @property
     def think_s(self) -> float:
-        """The mean of the latest think times; 0 if none is known."""
+        """The mean of the latest think times; 0 without any."""
         return sum(self._thinks_s) / len(self._thinks_s) if self._thinks_s else 0.0
 
     def returned(self, think_s: float, prompt_tokens: int) -> None:
-        """A session's turn has come, so long after the end of the one before."""
+        """A session's next turn has arrived, `think_s` after the end of the one before."""
         self._thinks_s.append(think_s)
         self._returns += 1
         self._prompt_tokens += max(1 - PROMPTS_KEPT, 1 / self._returns) * (prompt_tokens - self._prompt_tokens)
@@ -97,7 +100,7 @@ class Worth:
         self._output_tokens += max(1 - OUTPUTS_KEPT, 1 / self._answers) * (output_tokens - self._output_tokens)
 
     def judge(self, known: Iterable[Session], now_s: float) -> None:
-        """Look, once a second, whether it is worth it to hold any of the known sessions."""
+        """Decide, at most once in `JUDGED_S`, whether the gate is closed."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + JUDGED_S
@@ -114,7 +117,7 @@ class Worth:
             self.is_closed = self.value >= CLOSES_VALUE and self.load >= CLOSES_LOAD
 
     def _measure(self, caches: Caches, active_s: float) -> None:
-        """All contexts of active sessions take `active_s` to compute."""
+        """Compute value and load; `active_s` is the time to compute all contexts of active sessions."""
         decode_s = self._decode_s(caches)
         fill_s = caches.worth_s(round(self._prompt_tokens))
         thinks_s = self._thinks_s
@@ -124,7 +127,7 @@ class Worth:
         self.load = active_s / (caches.engines * (self.think_s + decode_s))
 
     def _decode_s(self, caches: Caches) -> float:
-        """A mean answer beside a full cache, by the cost model: what is measured has the thrashing in it."""
+        """The time of a mean answer beside a full cache, by the cost model: measured times include the thrashing."""
         kv_tokens = caches.device_share * caches.kv_tokens / caches.engines
         calls = max(1, round(kv_tokens / self._prompt_tokens))
         return self._output_tokens * caches.slowness * caches.costs.decode_iteration_s(calls, kv_tokens)

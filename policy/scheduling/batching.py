@@ -1,7 +1,7 @@
-"""An iteration as it fills up: its calls, and the compute, KV blocks and sequence slots that are left.
+"""An iteration while a plan fills it: its calls, and the compute, KV blocks and sequence slots that are left.
 
-A call's compute demand is its uncached tokens. Its KV demand is the whole new blocks that those tokens need. Prompts
-are cut where the budget ends (dynamic chunking). Long prompts are also cut where the free blocks end.
+A call's compute demand is its uncached tokens. Its KV demand is the whole new blocks for these tokens. Prompts are cut
+where the budget ends (dynamic chunking). Long prompts are also cut where the free blocks end.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from plait.policy.scheduling.plan import EngineFacts, LocalCall
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """A call that could compute `tokens` after its `context_tokens`.
-
-    `waits` says that the call does not run yet. `remaining_s` (T_r) and `due_s` are as in `slo.Timer`. T_r is infinite
-    for a best-effort call. `missed_slo` says that the call's TTFT or JCT can no longer be met.
-    """
+    """A call that could compute `tokens` after its `context_tokens`."""
 
     call: LocalCall
     tokens: int
     context_tokens: int
     waits: bool
+    """The call does not run yet."""
     remaining_s: float = inf
+    """T_r, as in `slo.Timer`; infinite for a best-effort call."""
     due_s: float | None = None
+    """The time until the next token is due, as in `slo.Timer`."""
     is_long: bool = False
     missed_slo: bool = False
+    """The TTFT or JCT can no longer be met."""
 
     @property
     def loses_nothing(self) -> bool:
@@ -39,17 +39,18 @@ class Candidate:
 
 
 Decode = tuple[LocalCall, int, int]
-"""(Running call past its prompt, tokens to compute, tokens in the cache). Most plans need no more of it."""
+"""(running call past its prompt, tokens to compute, tokens in the cache). Few plans make a `Candidate` of it."""
 
 
 class Batch:
     """The calls of one iteration, and the room that is left in it.
 
-    `picks` are the tokens of each call. `started` are the waiting calls among them. `preempted` are the calls that make
-    room. `paused` says whether running decodes were left out. `floor_tokens` may be computed beyond the time limit.
-    `reserve_tokens` of the tokens left are kept for other calls. `unreserved_blocks` are the `free_blocks` without
-    those reserved for running calls. A prompt starts only if all its blocks fit into them. Otherwise prompts begun
-    would compete for blocks, and some would be preempted and computed again.
+    - `picks`: the tokens of each call; `started`: the waiting calls among them; `preempted`: the calls that make room.
+    - `paused`: whether running decodes were left out.
+    - `floor_tokens`: may be computed even beyond the time limit.
+    - `reserve_tokens`: the part of the tokens left that is kept for other calls.
+    - `unreserved_blocks`: the `free_blocks` less those reserved for running calls. A prompt starts only if all its
+      blocks fit into them. Otherwise prompts begun would compete for blocks, and the preempted ones would repeat work.
     """
 
     def __init__(self, budget: Budget, facts: EngineFacts, free_slots: int) -> None:
@@ -71,7 +72,7 @@ class Batch:
 
     @property
     def left_tokens(self) -> int:
-        """Prompt tokens that still fit. The value is kept until the batch changes, because it is read often."""
+        """Prompt tokens that still fit; cached until the batch changes, because it is read often."""
         state = (self._changes, self.budget.limit_s, self.floor_tokens)
         if state != self._left_state:
             self._left_state, self._left_tokens = state, self._room(self._facts.max_batch_tokens, 0)

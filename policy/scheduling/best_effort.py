@@ -1,7 +1,7 @@
-"""Best effort: the rest of an iteration, for calls that have missed their SLO and best-effort calls.
+"""The rest of an iteration, for calls that have missed their SLO and best-effort calls.
 
-Some of its tokens are reserved for them (the reserve). A time limit lets it end in time for the calls that arrive
-during it.
+A part of the tokens is reserved for these calls (the reserve). A time limit ends the iteration in time for the calls
+that arrive during it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LEAST_ITERATIONS = 2.0
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    It is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a short
-    iteration would not help arrivals. The limit is then the time with the pivot's tokens, after the longest context of
-    a prompt that has begun: else such a prompt would hardly go on. `batch` holds the running decodes.
+    The limit is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a
+    short iteration would not help arrivals. Then the limit is the time of the pivot's tokens after the longest context
+    of a prompt begun, so that such a prompt makes progress. `batch` has only the running decodes.
     """
     slack_s, pace = moment.arrivals_slack_s, moment.pace
     if slack_s is None:
@@ -54,7 +54,7 @@ MISSED_SHARE = 0.02
 """Ours: the reserve, as a share of the tokens left, if calls have missed their SLO and no call is best-effort."""
 
 Select = Callable[[Moment, Batch, Iterable[Candidate]], None]
-"""Adds candidates to a batch, as far as they fit."""
+"""Adds the candidates that fit to a batch."""
 
 
 def reserve_tokens(moment: Moment, batch: Batch, others: Sequence[Candidate], found: Sorted) -> int:

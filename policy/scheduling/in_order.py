@@ -1,6 +1,6 @@
-"""Schedulers that plan in an order: running calls first, then waiting calls until one does not fit.
+"""Schedulers that pick running calls first, then waiting calls in an order until one does not fit.
 
-They differ in the order of admission: by arrival, by longest cached prefix, or by hit-ratio groups.
+The order of admission is by arrival, by longest cached prefix, or by hit-ratio groups.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The calls of an iteration that compute prompt blocks which other calls may need, by block."""
+"""Leaders: the calls of an iteration that compute prompt blocks which other calls need, too."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MOST_HELD = 64
 
 
 class Leaders:
-    """The calls of an iteration that compute prompt blocks, by the key of the first block that each computes.
+    """The leaders of one iteration, by the key of the first block that each computes.
 
-    `followers` are the calls that were found to wait for one of them. They wait for the whole iteration.
+    `followers` are the calls that wait for a leader. A follower waits for the whole iteration.
     """
 
     def __init__(self, facts: EngineFacts) -> None:
@@ -25,18 +25,18 @@ class Leaders:
         return bool(self._by_key)
 
     def add(self, call: LocalCall, stored_tokens: int, end_tokens: int) -> None:
-        """The call computes its prompt to `end_tokens`. Its first `stored_tokens` can be found in the cache."""
+        """The call computes its prompt up to `end_tokens`. Its first `stored_tokens` are in the cache."""
         if stored_tokens < call.prompt_tokens:
             key = self._facts.block_key(call, stored_tokens)
             if key is not None and (key not in self._by_key or end_tokens > self._by_key[key][1]):
                 self._by_key[key] = call, end_tokens
 
     def remove(self, call: LocalCall) -> None:
-        """The call does not compute in this iteration after all."""
+        """The call was taken out of the iteration."""
         self._by_key = {key: leader for key, leader in self._by_key.items() if leader[0] is not call}
 
     def compute_for(self, call: LocalCall, cached_tokens: int) -> bool:
-        """Whether one of them computes the block that a waiting call needs next."""
+        """Whether a leader computes the block that a waiting call needs next."""
         return self._facts.block_key(call, cached_tokens) in self._by_key
 
     def cached_tokens(self, call: LocalCall, cached_tokens: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A plan's input: the state of an engine, with its running calls split into decodes and prefills, and the settings."""
+"""A plan's input: the settings, and the engine's state with its running calls split into decodes and prefills."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ prefill that recomputes a preempted call.
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The state of the engine. It does not change while a plan is made.
-
-    `long_calls` are the running calls that were started as long prompts. `empty_budget` is the budget of an empty
-    iteration. `may_pause` says whether running decodes may be left out. `arrivals_slack_s` is the TTFT slack expected
-    of arrivals, None if no arrivals are expected.
-    """
+    """The state of the engine, constant while a plan is made."""
 
     now_s: float
     waiting: Sequence[LocalCall]
     decodes: Sequence[Decode]
+    """The running calls past their prompts."""
     prefills: Sequence[Candidate]
+    """The other running calls."""
     facts: EngineFacts
     settings: SloSettings
     objectives: Objectives
     pace: Pace
     preemptions: PreemptionHistory
     long_calls: Collection[LocalCall]
+    """The running calls that started as long prompts."""
     empty_budget: Budget
+    """The budget of an empty iteration."""
     may_pause: bool
+    """Whether the plan may leave out running decodes."""
     arrivals_slack_s: float | None
+    """The TTFT slack expected of arrivals; None: no arrivals are expected."""
 
     @cached_property
     def decode_candidates(self) -> list[Candidate]:

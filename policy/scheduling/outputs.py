@@ -1,4 +1,4 @@
-"""The outputs of calls that ended recently. They tell how many tokens the calls that run now are still to generate."""
+"""The outputs of recently ended calls, which predict how many tokens the running calls still generate."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ START_OUTPUT_TOKENS = 211
 """
 
 LONGEST_PART = 5
-"""Ours: a call may be among the longest fifth of the outputs. Then it generates more tokens than it is allowed for."""
+"""Ours: predictions leave out the longest fifth of the outputs. A call among these generates more than predicted."""
 
 LEAST_OUTPUT_TOKENS = 32
-"""Ours: a call whose output is longer than the mean, or than all recent ones, is expected to generate this many more
-tokens.
-"""
+"""Ours: the further tokens predicted for a call that is longer than the mean, or than all recent outputs."""
 
 RECENT_OUTPUTS = 1024
 """Ours: this many of the latest outputs of a class count."""
@@ -41,9 +39,8 @@ class Outputs(NamedTuple):
     mean_tokens: float
 
     def to_come(self, generated: int) -> int:
-        """The tokens to allow for after a call's first `generated`, at least 1.
-
-        Of the outputs that are longer than `generated`, all but the longest fifth end within them.
+        """The further tokens to allow for after the first `generated`, at least 1: all but the longest fifth of the
+        outputs that are longer than `generated` end within them.
         """
         ascending = self.ascending
         longer = len(ascending) - bisect_right(ascending, generated)
@@ -61,7 +58,7 @@ class RecentOutputs:
 
     @property
     def by_class(self) -> Mapping[CallClass, Outputs]:
-        """The outputs of each class of which a call has ended. The mapping is replaced, not changed, as calls end."""
+        """The outputs of each class with an ended call. Each change makes a new mapping, so a plan may keep the old."""
         return self._by_class
 
     def on_ended(self, calls: Iterable[LocalCall]) -> None:

@@ -1,6 +1,6 @@
 """An engine's recent speed: the figures from which remaining times are computed (AccelGen, 4.3).
 
-Besides times, these are the outputs of calls that ended, and counts and times of preemptions.
+In: each iteration's duration and work, and the waiting and running calls of each plan. Out: a `Pace`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PreemptionHistory:
             self._durations_s.popleft()
 
     def on_plan(self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall]) -> list[LocalCall]:
-        """Compare with the calls of the last plan. Returns the calls that have left the engine since then."""
+        """Find the preemptions since the last plan. Returns the calls that have left the engine since then."""
         before, self._running = self._running, dict.fromkeys(running)
         gone = [call for call in before if call not in self._running]
         if not gone and not self._preempted_s:
@@ -87,21 +87,22 @@ class PreemptionHistory:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The paper's figures.
-
-    `longest_s` is T_max, the longest recent iteration. `chunk_tokens` is L_c, the mean chunk. `preemption_rate` is P,
-    preemptions per generated token. `longest_preemption_s` is P_max. `tokens_per_s` is S_pf / T_pf, the throughput at
-    the pivot, None while it is not known. `outputs` are those of recent calls by class; their mean is S_g.
-    `shortest_s` is ours: the iteration with one token, 0 while it is not known.
-    """
+    """The paper's figures, and `shortest_s`, which is ours."""
 
     longest_s: float
+    """T_max: the longest recent iteration."""
     shortest_s: float
+    """The time of an iteration with one token; 0: not known."""
     chunk_tokens: float
+    """L_c: the mean chunk of a prompt."""
     preemption_rate: float = 0.0
+    """P: preemptions per generated token."""
     longest_preemption_s: float = 0.0
+    """P_max."""
     tokens_per_s: float | None = None
+    """S_pf / T_pf: the throughput at the pivot; None: not known."""
     outputs: Mapping[CallClass, Outputs] = field(default_factory=dict)
+    """The outputs of recent calls by class; their mean is S_g."""
     pivot_tokens: int = 0
     """S_pf, at most the engine's own maximum."""
 
@@ -136,7 +137,7 @@ class Pace:
         return self.outputs.get(class_of(call), START_OUTPUTS).mean_tokens
 
     def tokens_to_come(self, call: LocalCall) -> int:
-        """The output tokens to allow for from now on, to end in time: at least 1, at most those of the call's limit."""
+        """The further output tokens to allow for, so that the call ends in time: from 1 to the rest of its limit."""
         outputs, limit = self.outputs.get(class_of(call), START_OUTPUTS), call.max_output_tokens
         to_come = outputs.to_come(call.output_tokens)
         return to_come if limit is None else max(1, min(to_come, limit - call.output_tokens))

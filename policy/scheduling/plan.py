@@ -14,17 +14,16 @@ from plait.policy.types import Objective, Slo
 
 
 class IterationWork(NamedTuple):
-    """Sums over the calls of an iteration. A call with one new token is a decode, one with more computes a chunk.
-
-    `sequence_tokens` are new and context tokens. `chunks` are the new tokens of each chunk. `chunk_products` sums the
-    products of each chunk's new and sequence tokens.
-    """
+    """Sums over the calls of an iteration. A call with one new token is a decode, one with more computes a chunk."""
 
     new_tokens: int = 0
     sequence_tokens: int = 0
+    """New and context tokens."""
     decodes: int = 0
     chunks: tuple[int, ...] = ()
+    """The new tokens of each chunk."""
     chunk_products: int = 0
+    """The sum over chunks of new tokens times sequence tokens."""
 
     @classmethod
     def of(cls, new_tokens: Collection[int], context_tokens: Collection[int]) -> IterationWork:
@@ -48,22 +47,21 @@ RECENT_ITERATIONS = 128
 
 @dataclass(slots=True, eq=False)
 class LocalCall:
-    """A call inside an engine. The KV of its first `computed_tokens`, prompt then output, is in the cache.
-
-    `arrived_s` is the call's zero on the engine's clock: its arrival there less the time that it waited before. The
-    call generates at most `max_output_tokens`; None: the limit is not known. The other fields are its annotations.
-    Among equal calls, a lower `priority` goes first.
-    """
+    """A call inside an engine."""
 
     call_id: str
     arrived_s: float
+    """Zero on the engine's clock: the arrival there, less the time that the call waited before."""
     prompt_tokens: int
     computed_tokens: int = 0
+    """The leading tokens, prompt then output, whose KV is in the cache."""
     output_tokens: int = 0
     slo: Slo | None = None
     objective: Objective | None = None
     priority: int = 0
+    """Among equal calls, the lower goes first."""
     max_output_tokens: int | None = None
+    """None: not known."""
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -90,30 +88,30 @@ class EngineFacts(Protocol):
         """Tokens of a waiting call's prompt that are in the cache now."""
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """Free blocks that `new_tokens` more of a call take, including the cached blocks that the call would pin."""
+        """Free blocks that `new_tokens` more of a call take, including cached blocks that can then not be evicted."""
 
     def blocks_freed(self, call: LocalCall) -> int:
         """Blocks that preempting a running call would free."""
 
     @property
     def loading(self) -> Collection[LocalCall]:
-        """Waiting calls whose blocks are being brought back from lower tiers. They take no tokens, and block nobody."""
+        """Waiting calls whose blocks are being loaded from lower tiers. They take no tokens and delay no other call."""
 
     @property
     def shares_in_iteration(self) -> bool:
         """Whether a call can use blocks that an earlier pick of the same iteration computes."""
 
     def stored_tokens(self, call: LocalCall) -> int:
-        """Tokens of a running call that other calls can find in the cache, as far as they form whole blocks."""
+        """Tokens of a running call in whole blocks that other calls can find in the cache."""
 
     def block_key(self, call: LocalCall, tokens: int) -> Hashable | None:
-        """The key of the call's block that holds the token after its first `tokens`; None if it is no whole block.
+        """The key of the call's block with the token after its first `tokens`; None if this block is not whole.
 
-        Blocks have equal keys if calls can share them, so if all tokens to their ends are equal.
+        Two blocks have equal keys if calls can share them: all tokens up to their ends are equal.
         """
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
-        """Tokens of a waiting call that it could take from the other call's blocks. Its last token is computed."""
+        """Tokens of a waiting call that it could take from the other call's blocks, without its last token."""
 
 
 def ready(waiting: Sequence[LocalCall], facts: EngineFacts) -> Sequence[LocalCall]:
@@ -123,23 +121,21 @@ def ready(waiting: Sequence[LocalCall], facts: EngineFacts) -> Sequence[LocalCal
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The intent for one iteration: calls to preempt, then `picks` of (call, tokens to compute), in order.
-
-    A call gets at most the tokens of its pick. Only the call that uses up the budget may get more, if others leave
-    tokens. `backfill` are the calls that may take the rest of the budget, in order: some engines find out only on
-    admission how many tokens a call needs. A call that is neither picked nor in the backfill gets no tokens.
-    `budget_tokens` limits the iteration below the engine's own maximum.
-    """
+    """The intent for one iteration. A call that is neither picked nor in the backfill gets no tokens."""
 
     preempt: tuple[LocalCall, ...]
     picks: tuple[tuple[LocalCall, int], ...]
+    """(call, most tokens to compute), in order. The call that uses up the budget may get more, if others leave tokens.
+    """
     backfill: tuple[LocalCall, ...] = ()
+    """Calls that may take the rest of the budget, in order: some engines know only on admission what a call needs."""
     budget_tokens: int | None = None
+    """A limit below the engine's own maximum."""
 
 
 @runtime_checkable
 class LocalScheduler(Protocol):
-    """Plans an engine's iterations. It is deterministic: the same history of arguments gives the same plan.
+    """Plans an engine's iterations, deterministically: the same history of arguments gives the same plan.
 
     Planning the same iteration twice changes nothing.
     """

@@ -1,6 +1,6 @@
-"""Preemption: the calls that go first in an iteration, for which running calls may be preempted.
+"""The first calls of an iteration, for which running calls may be preempted.
 
-They are the running decodes, then urgent calls and prompts begun. Decodes limit the prompts beside them.
+These are the running decodes, then urgent calls and prompts begun. The decodes' SLOs limit the prompts beside them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ MakeRoom = Callable[[Moment, Batch, Candidate], bool]
 def order_by_slack(moment: Moment, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates in ascending T_r. A prompt begun has the T_r that it would have if nothing of it were computed.
 
-    Otherwise its progress would put it behind equal calls that wait, and all of them would be computed by turns.
+    Otherwise its progress would put it behind equal waiting calls, and the scheduler would compute a chunk of each.
     """
     execution_s = moment.objectives.execution(moment.pace).of
 
@@ -136,7 +136,7 @@ def add_urgent(moment: Moment, batch: Batch, candidates: Sequence[Candidate], ma
 
 
 def may_pause(paused_s: float | None, now_s: float) -> bool:
-    """Whether decodes may be left out now. `paused_s` is when the last plan left them out; None if it did not."""
+    """Whether a plan may leave out decodes: not in two iterations in a row. `paused_s` is when the last plan did."""
     return paused_s in {None, now_s}  # a plan for the same moment may leave them out again
 
 

@@ -1,8 +1,8 @@
-"""Lets waiting calls with a common prefix wait while one call, the leader, computes it. So it is computed once.
+"""Calls with a common prefix wait while one call, the leader, computes the prefix, which is then computed only once.
 
 A call follows a leader if the leader computes the block that the call needs next. The call waits only in iterations in
-which the leader computes tokens, and only if it ends no later for that. So it never waits for a leader that stands
-still, has ended or was preempted, or for blocks that were evicted.
+which the leader computes tokens, and only if the call ends no later by waiting. So no call waits for a leader that
+makes no progress, has ended or was preempted, or for blocks that were evicted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def startable_calls(moment: Moment, batch: Batch, waiting: Iterable[LocalCall]) 
 def hold_follower(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
     """Hold a waiting call that could get tokens in this iteration, if it follows a leader. Returns whether it is held.
 
-    A held call waits for the whole iteration. If the engine can use a leader's blocks in this iteration, they count as
-    cached from now on.
+    A held call waits for the whole iteration. If the engine shares blocks within an iteration, the leaders' blocks
+    count as cached from now on.
     """
     leaders, call = batch.leaders, candidate.call
     if not (candidate.waits and leaders) or batch.left_tokens <= batch.reserve_tokens:
@@ -60,7 +60,7 @@ def hold_follower(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
 
 
 def follows(moment: Moment, batch: Batch, candidate: Candidate) -> bool:
-    """Whether a waiting call should wait for a leader: it ends no later for that. Changes nothing."""
+    """Whether a waiting call should wait for a leader, because its prompt ends no later by waiting. Changes nothing."""
     leaders, call, context_tokens = batch.leaders, candidate.call, candidate.context_tokens
     if call in leaders.followers:
         return True
@@ -81,16 +81,16 @@ def _use_shared(batch: Batch, candidate: Candidate) -> None:
 
 
 def lead_in_flight(moment: Moment, batch: Batch) -> None:
-    """A call whose prompt an engine has computed, but not yet stored, leads: its blocks can be found soon."""
+    """Make leaders of calls with one token: the engine may store the last blocks of their prompts only later."""
     for call, _, _ in moment.decodes:
         if call.output_tokens == 1:
             batch.leaders.add(call, moment.facts.stored_tokens(call), call.prompt_tokens)
 
 
 def with_heirs(moment: Moment, waiting: Iterable[Candidate]) -> Moment:
-    """The moment, in which each prompt begun has the least T_r of the calls that follow it: they depend on it.
+    """The moment with each prompt begun at the least T_r of its followers, which depend on it (priority inheritance).
 
-    The `waiting` calls are in ascending T_r. Most have more time than the prompts begun.
+    The `waiting` calls are in ascending T_r, so the search ends at the largest T_r of a prompt begun.
     """
     facts = moment.facts
     begun = {facts.block_key(prefill.call, facts.stored_tokens(prefill.call)): prefill for prefill in moment.prefills}

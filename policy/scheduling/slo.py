@@ -4,8 +4,8 @@ A call's remaining time T_r is its slack: how much longer the call may wait and 
 SLO is how long the next iteration may take with the call in it. Both are in seconds from now, and negative if the call
 is late.
 
-TTFT slack is how much longer a call's first token may take than on an idle engine. That of recent calls predicts the
-slack of the next arrivals.
+TTFT slack is how much longer a call's first token may take than on an idle engine. The slack of recent calls predicts
+the slack of the next arrivals.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Objectives:
         return False
 
     def on_plan(self, now_s: float, running: Sequence[LocalCall], ended: Iterable[LocalCall]) -> None:
-        """Note which running calls have their first token now, and forget the ended calls."""
+        """Record the time of new first tokens, and forget the ended calls."""
         for call in ended:
             self._first_token_s.pop(call, None)
         first_token_s = self._first_token_s
@@ -107,7 +107,6 @@ class Objectives:
         return timing
 
     def execution(self, pace: Pace) -> ExecutionTime:
-        """How T_e is computed."""
         return pivot_execution(pace)
 
     def jct_remaining_s(self, call: LocalCall, jct_s: float, now_s: float, tokens: int, pace: Pace) -> float:
@@ -144,7 +143,7 @@ class Objectives:
 
         A JCT without a TPOT limits the iteration to the time left for each token to come, but to no less than the
         shortest iteration. A TPOT under the shortest iteration, and a JCT that passes before the next token, cannot be
-        met, so they are ignored. So is a JCT that was deduced: it is that of a whole group, whose other prompts wait.
+        met, so they are ignored. A deduced JCT is ignored, too: it is a whole group's, whose other prompts wait.
         """
         slos_s, first_token_s = [], self._first_token_s
         shortest_s, tokens_to_come = pace.shortest_s, pace.tokens_to_come

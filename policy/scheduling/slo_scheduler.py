@@ -1,8 +1,11 @@
-"""The `slo` local scheduler. It combines iteration SLOs, dynamic chunking, multi-resource batching, hit-ratio groups.
+"""The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups.
 
-It plans as `hit_ratio` does while no call has an SLO and no TTFT slack is remembered.
+In: before each iteration, the engine's waiting and running calls (`plan`); after it, its duration and work (`observe`).
+Out: a `Plan`. Between plans the scheduler remembers only speeds, and which calls started, were preempted or ended. A
+plan may be made again for the same moment, so `_remember` notes what the plan intends, and `_follow` what came of it.
 
-An experiment may replace some phases of a plan (`Phases`).
+While no call has an SLO and no TTFT slack is remembered, the scheduler plans as `hit_ratio` does. Experiments may
+replace phases of a plan (`Phases`).
 """
 
 from __future__ import annotations
@@ -134,7 +137,7 @@ class SloScheduler:
         lead_in_flight(moment, batch)
         # 3. Calls that can still meet their SLO come next.
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
-        lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}  # of themselves
+        lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}  # before they inherit a T_r
         moment = with_heirs(moment, found.startable())
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
         others = [one for one in begun if one.call in lose_nothing]

@@ -1,6 +1,6 @@
 """Sorts the waiting calls: calls that can still meet their SLO, calls that have missed it, and best-effort calls.
 
-This part of a plan looks at every waiting call. So it does little for each call and builds few objects.
+This part of a plan visits every waiting call, so it does little for each and builds few objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Ranked = tuple[float, Candidate]
 class TimedCalls:
     """All waiting calls, in the order of arrival.
 
-    The calls in `entries` can still meet their SLO. Those in `missed` cannot. Those in `best_effort` have no deadline.
+    Calls in `entries` can still meet their SLO, calls in `missed` cannot, and calls in `best_effort` have no deadline.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -71,9 +71,10 @@ class Upcoming:
 class Sorted:
     """The waiting calls that a plan can use.
 
-    `urgent` and `normal` are in ascending T_r. `held` are the long prompts that may not start, as far as `normal` was
-    read. `missed` are by priority, then descending response ratio. `best_effort` are all waiting best-effort calls, in
-    the order of arrival.
+    - `urgent`, `normal`: in ascending T_r.
+    - `held`: the long prompts that may not start; filled while `normal` is read.
+    - `missed`: by priority, then descending response ratio.
+    - `best_effort`: all waiting best-effort calls, in the order of arrival.
     """
 
     urgent: list[Candidate] = field(default_factory=list)
@@ -172,9 +173,9 @@ def _hold_long(candidates: Iterable[Candidate], long_slots: int, held: list[Cand
 def _by_response_ratio(missed: Sequence[Missed], moment: Moment, batch: Batch) -> list[Ranked]:
     """The first `missed` calls, as many as a plan can use, by priority, then by descending response ratio.
 
-    The ratio is the time waited divided by the KV time to come. KV time is tokens held times seconds, because the KV
-    cache runs out first. So large calls do not delay small ones. A large call gets its turn too, because its ratio
-    grows while it waits.
+    The ratio is the time waited divided by the KV time to come: tokens in the cache times seconds, because the KV cache
+    runs out first. So large calls do not delay small ones. A large call gets its turn, because its ratio grows while it
+    waits.
     """
     now_s, pace = moment.now_s, moment.pace
     token_s = 1 / pace.tokens_per_s if pace.tokens_per_s else 0.0

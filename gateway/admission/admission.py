@@ -1,8 +1,14 @@
-"""Admission: what a tenant may use, which sessions may be live, what waits for its engine, and what is refused.
+"""Admission: tenants' limits, held sessions, the queue before the engines, and refusals.
 
-A synchronous core; each event carries its time. Both the gateway and the simulator drive it. A call's session may be
-held first (docs/design/sessions.md). Then the call is placed, and sent at once if its engine has room. Else it is in
-the `Queue`. See docs/design/admission.md.
+A synchronous core: each event carries its time, and the gateway or the simulator drives it.
+
+In: a call arrives (`enter`), changes its objectives (`refine`), and ends: sent (`left`), given up by its client
+(`gone`), or told to retry (`leave`). Out: `call.is_sent` or `call.error`, and `call.tell()` once a waiting call gets
+one of them.
+
+A call goes through these stages: tenant's rates, session gate (docs/design/sessions.md), tenant's running calls,
+placement, the line of its engine (`Lines`), sent. Each stage may pass the call on at once. See
+docs/design/admission.md.
 """
 
 from __future__ import annotations
@@ -32,23 +38,22 @@ from plait.policy.types import Call
 KEPT = "It keeps its place: send it again."
 
 GRACE_S: Final = 10.0
-"""A place is kept so much longer than the client was told to stay away."""
+"""A place in the queue is kept for so much longer than the Retry-After that the client got."""
 
 MOST_KEPT: Final = 10_000
-"""So many places are kept. Beyond, the oldest are given up."""
+"""The most places that are kept. Beyond it, the oldest are dropped."""
 
 LOOK_S: Final = 0.25
-"""While sessions are held, room may come as time passes: so often it is looked for."""
+"""The interval at which the gates look for room while sessions are held: idle sessions expire without an event."""
 
 log = structlog.get_logger(__name__)
 
 
 class Admission:
-    """The calls that wait in the gateway: first their sessions for room in the caches, then they for an engine.
+    """Admission of one gateway.
 
-    `limits` returns the limits of a tenant. `weights` are the tenants' shares (default 1); they may change. Prompts of
-    fewer than `chat_tokens` that extend no other are never held for their sessions' sake; infinite: none is. `at`,
-    `max_wait_s` and `ahead_s` are those of the `queue`.
+    `limits` returns a tenant's limits. `weights` (default 1) may change. `chat_tokens` is as in `SessionGates`. `at`,
+    `max_wait_s` and `ahead_s` are as in `Queue`.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class Admission:
         self.sessions = SessionGates(router, at, self.shares.weight, self._freed, chat_tokens)
         self._lines = self.queue.lines
         self._limits = limits
-        self._busy = set[str]()  # and tenants that were busy lately
+        self._busy = set[str]()  # tenants with calls here, and some that had calls when `busy` last looked
         self._places = KeptPlaces()
         self._numbers = count()
 
@@ -89,17 +94,16 @@ class Admission:
         return self.queue.backlogs[model].length if model in self.queue.backlogs else 0
 
     def outlook(self, call: Waiting) -> tuple[int, float]:
-        """A waiting call's place among those of its tenant, and the seconds until it goes, as predicted."""
+        """(a waiting call's place among its tenant's, predicted seconds until it is sent)."""
         if call.is_held:
             return self.sessions.outlook(call)
         return self.queue.backlogs[call.call.model].outlook(call)
 
     def has_place(self, call: Waiting) -> bool:
-        """Whether a call was here, and has counted for its tenant's rates."""
+        """Whether the call is a retry that keeps its place: it has counted for its tenant's rates already."""
         return self._places.has(call)
 
     def use(self, tenant: str) -> TenantUse:
-        """What a tenant uses now."""
         return self._uses[tenant]
 
     def busy(self) -> Collection[str]:
@@ -110,13 +114,13 @@ class Admission:
     # Events.
 
     def enter(self, call: Waiting, now_s: float) -> None:
-        """A call arrives. It is sent at once, or waits, or is given up with an error. `left` or `gone` has to follow.
+        """A call arrives. It is sent at once, waits, or gets an error. `left` or `gone` has to follow.
 
         Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it.
         """
         use, limits = self._uses[call.tenant], self._limits(call.tenant)
         number = self._places.take(call, now_s) if self._places.kept else None
-        is_new = number is None  # another one has counted before, and was taken
+        is_new = number is None  # a retry has passed the limits already, so none is asked again
         if is_new and not call.is_leased and (limits.has_rates or use.has_rates):
             use.check_rate(limits, call.tokens, now_s)
         call.number, call.is_back = next(self._numbers) if number is None else number, not is_new
@@ -141,11 +145,11 @@ class Admission:
             call.turn.gate.sent(call.turn)
 
     def spend(self, tenant: str, now_s: float) -> None:
-        """A request of the tenant was refused that was no call: it counts for the rate of calls."""
+        """A request was refused before it became a call: it counts for its tenant's rate of calls."""
         self._uses[tenant].spend(self._limits(tenant), now_s)
 
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
-        """A call that was sent has ended, and its booking. `used_tokens` replaces its predicted tokens, if known."""
+        """A sent call and its booking have ended. `used_tokens`, if known, replaces the predicted tokens."""
         assert call.booking is not None
         self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
@@ -160,7 +164,7 @@ class Admission:
                 self.sessions.release(gate, now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
-        """The client of a call has gone before it was sent, or in that moment."""
+        """The client of a call has gone before the engine got the call."""
         if call.is_sent:
             self.queue.unsent(call, now_s)
         elif call.error is None and not call.is_held:
@@ -168,7 +172,7 @@ class Admission:
         self.sessions.gone(call, now_s)
 
     def leave(self, call: Waiting, now_s: float) -> LimitError:
-        """A call that waits goes, and may come back to its place; returns what its client is to be told."""
+        """Take a waiting call out, but keep its place for a retry. Returns the 429 for its client."""
         position, expected_s = self.outlook(call)
         again_s = min(max(1.0, expected_s), MOST_RETRY_AFTER_S)
         self._places.keep(call, now_s + again_s)
@@ -180,14 +184,14 @@ class Admission:
         return LimitError(f"The call waits for an engine, {where}. {KEPT}", code="waiting", retry_after_s=again_s)
 
     def refine(self, waiting: Waiting, call: Call, now_s: float) -> None:
-        """The objectives of a call have changed while it waits; if it has not entered yet, it enters with them."""
+        """The objectives of a call have changed, before it enters or while it waits."""
         waiting.call = call
         has_entered = waiting.tell is not None
         if has_entered and not waiting.is_sent and waiting.error is None and not waiting.is_held:
             self.queue.refine(waiting, now_s)
 
     def limits_changed(self, now_s: float) -> None:
-        """Tenants may have more running."""
+        """Tenants may have more calls running."""
         for tenant in list(self.busy()):
             self.queue.place_held(tenant, now_s)
 
@@ -200,7 +204,7 @@ class Admission:
         assert all(tenant in running for tenant, use in self._uses.items() if use.running)
 
     def _freed(self, call: Waiting, now_s: float) -> None:
-        """A call's session is not held any more."""
+        """A call's session is no longer held: place the call."""
         self._busy.add(call.tenant)
         try:
             if self._uses[call.tenant].running < self._limits(call.tenant).max_running:
@@ -214,59 +218,56 @@ class Admission:
             self._sent(call, now_s)
 
     def _sent(self, call: Waiting, _now_s: float) -> None:
-        """A call that has waited is to be sent."""
+        """A call that has waited may be sent."""
         if call.turn is not None:
             call.turn.gate.sent(call.turn)
         if call.tell is not None:
             call.tell()
 
     def _given_up(self, call: Waiting, now_s: float) -> None:
-        """A call that has waited is not to be sent."""
+        """A call that has waited got an error."""
         self.sessions.gone(call, now_s)
         if call.tell is not None:
             call.tell()
 
 
 class KeptPlaces:
-    """The numbers of calls that have left and may come back: their clients could not be kept waiting."""
+    """The places in the queue of calls whose clients were told to retry."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[object, ...], tuple[int, float]] = {}  # number and time of expiry, by the call
 
     def keep(self, call: Waiting, until_s: float) -> None:
-        """The call has left. Its client may come back until some seconds after this time."""
+        """Keep the call's place until `GRACE_S` after this time."""
         if len(self.kept) >= MOST_KEPT:
             del self.kept[next(iter(self.kept))]
         self.kept[_same(call)] = call.number, until_s + GRACE_S
 
     def has(self, call: Waiting) -> bool:
-        """Whether the call has been here."""
         return bool(self.kept) and _same(call) in self.kept
 
     def take(self, call: Waiting, now_s: float) -> int | None:
-        """The number of the call when it came first; None if it has not been here, or too long ago."""
+        """The number of the call's first arrival; None if no place is kept for it, or no longer."""
         number, until_s = self.kept.pop(_same(call), (None, 0.0))
         return number if now_s <= until_s else None
 
 
 def _same(call: Waiting) -> tuple[object, ...]:
-    """What is equal for a call that is sent again."""
+    """The key by which a retry is recognised."""
     asked = call.call
     last = asked.block_hashes[-1] if len(asked.block_hashes) else None
     return call.tenant, asked.model, asked.prompt_tokens, asked.output_limit, asked.prompt_hash, last
 
 
 def _all(_model: str) -> float:
-    """The part of a gateway that is alone."""
     return 1.0
 
 
 class SessionGates:
-    """The session gates, by base model. `on_free` is called with each call that was held, when it is to be placed.
+    """The session gates, by base model. `on_free` is called with each held call that passes.
 
-    `weight` returns a tenant's weight. Prompts of fewer than `chat_tokens` that extend no other are chat (infinite:
-    nothing is held). `at` schedules what comes later. `caches` finds what the engines of a model have, and `part` says
-    how much of it is this gateway's: several share it.
+    `weight` returns a tenant's weight. Prompts of fewer than `chat_tokens` that extend no other are chat; infinite: no
+    call is held. `caches` finds the engines' caches of a model, and `part` returns this gateway's part of them.
     """
 
     def __init__(
@@ -288,14 +289,14 @@ class SessionGates:
         self._on_free = on_free
         self._chat_tokens = chat_tokens
         self._held: dict[Turn, Waiting] = {}
-        self._closed: set[SessionGate] = set()  # as was logged
+        self._closed: set[SessionGate] = set()  # the gates that were last logged as closed
         self._is_looking = False
 
     def _caches(self, router: Router, model: str) -> Caches | None:
         return caches(router, model, self.part(model))
 
     def arrive(self, call: Waiting, now_s: float) -> bool:
-        """A call has come. Returns whether it passes; if not, it is held until `on_free` is called with it."""
+        """A call has arrived. Returns whether it passes. A held call passes when `on_free` is called with it."""
         if self._chat_tokens == inf:
             return True
         model = self._router.models.bases.get(call.call.model, call.call.model)
@@ -319,11 +320,11 @@ class SessionGates:
         return not turn.is_held
 
     def release(self, gate: SessionGate, now_s: float) -> None:
-        """Let the calls pass that a gate need not hold any more."""
+        """Let the calls pass that a gate no longer holds."""
         self._free(self._released(gate, now_s), now_s)
 
     def gone(self, call: Waiting, now_s: float) -> None:
-        """A call is not to be answered, held or not."""
+        """A call will not be answered, whether it was held or not."""
         turn, call.turn = call.turn, None
         if turn is not None:
             gate = turn.gate
@@ -339,11 +340,11 @@ class SessionGates:
         return 0 if call.turn is None else len(call.turn.gate.held.of(call.tenant))
 
     def has_begun(self, call: Waiting) -> bool:
-        """Whether a held call goes on with a context: the session would be lost without it."""
+        """Whether a call extends an answered context: a refusal would lose the session's work so far."""
         return call.turn is not None and call.turn.context is not None and call.turn.context.ended_s is not None
 
     def outlook(self, call: Waiting) -> tuple[int, float]:
-        """A held call's place among those of its tenant, and the seconds until it goes, as predicted."""
+        """(a held call's place among its tenant's, predicted seconds until it passes)."""
         assert call.turn is not None
         return call.turn.gate.held.outlook(call.turn)
 
@@ -357,7 +358,7 @@ class SessionGates:
     # The gates.
 
     def _new_gate(self, model: str) -> SessionGate | None:
-        """The gate for a base model that has none so far; None if no engine serves it."""
+        """Make the gate of a base model; None if no engine serves the model."""
         if not self._router.models.able(model):
             return None
         look = partial(self.caches, self._router, model)
@@ -401,7 +402,7 @@ class SessionGates:
 def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
     """A part of the engines that take calls for a model, and of their KV in all tiers.
 
-    None if one of the engines does not say how much it has.
+    None if the size of some engine's cache is not known.
     """
     views = router.models.able(model)
     sizes = [router.engines[view.engine_id].cache.estimated_tokens for view in views]

@@ -1,4 +1,4 @@
-"""What waits: a call, and the calls for one model with their work by tenant, how fast it goes, and what is too much."""
+"""A waiting call (`Waiting`), and all waiting calls of one model (`Backlog`): their work, and how fast it drains."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from plait.policy.sessions.session_gate import Turn
 from plait.policy.types import Call, Objective
 
 SMOOTHING_S = 10.0
-"""The rate follows about the last ten seconds."""
+"""The time constant of the rate's moving mean."""
 
 FIRST_S = 5.0
-"""The first rate is that of so long a time. Calls leave a cold fleet slowly at first: it computes their prompts."""
+"""The first measurement takes so long: calls leave a cold fleet slowly, because it computes all of their prompts."""
 
 NEXT_S = 0.5
-"""Between two looks at the rate."""
+"""The least time between two later measurements."""
 
 
 class Waiting(msgspec.Struct, eq=False):
-    """A call on its way to an engine. A line knows it as a `Ticket`, a session gate as an `Arrival`.
+    """A call on its way to an engine: a `Ticket` for a line, an `Arrival` for a session gate.
 
-    Whoever makes one says what is asked. Then each field has one writer, in the module that is named.
+    The maker fills the first part. Each other field has one writer: the module that its line names.
     """
 
     # What is asked.
@@ -38,43 +38,42 @@ class Waiting(msgspec.Struct, eq=False):
     tenant: str
 
     tokens: int
-    """Its prompt, and the output that is expected."""
+    """The prompt and the expected output."""
 
     call: Call
     """`admission` changes its objectives."""
 
     output_tokens: int = 0
-    """The output that is expected."""
+    """The expected output."""
 
     prefer: str | None = None
-    """As `avoid` and `route`, for `Router.select`."""
+    """For `Router.select`, as `avoid`, `route` and `compares`."""
 
     avoid: Collection[str] = ()
 
     route: str | None = None
 
     session: str = ""
-    """The session that its client has named."""
+    """The session that the client names."""
 
     compares: int = 0
-    """As for `Router.select`."""
 
     passes: bool = False
-    """Whether it is never held for its session's sake."""
+    """The session gate never holds it."""
 
     is_leased: bool = False
-    """Whether it is within its tenant's rates over several gateways: the gate asks."""
+    """It is within its tenant's rates over several gateways, so the rates here are not asked."""
 
     tell: Callable[[], None] | None = None
-    """Called when a call that has waited is to be sent, or has an error. Whoever lets it enter sets this."""
+    """Called when a waiting call was sent or got an error. The caller of `Admission.enter` sets it."""
 
     # Its place in a line.
 
     number: int = 0
-    """Its place among all calls that came, set in `admission`."""
+    """Ascending in the order of arrival, set in `admission`."""
 
     is_back: bool = False
-    """Whether it has the number that it had when it came first, set in `admission`."""
+    """It is a retry with the number of its first arrival, or was held by its session gate; set in `admission`."""
 
     rank: Rank = Rank.NORMAL
     """Set in `queue`; the `line` changes it while the call is there."""
@@ -86,20 +85,20 @@ class Waiting(msgspec.Struct, eq=False):
     """Set in `lines`; the `line` changes it while the call is there."""
 
     work_s: float = 0.0
-    """The engine time that it counts with, set in `queue`."""
+    """The engine time that it counts as, set in `queue`."""
 
     before: int = 0
-    """The calls of its tenant that have waited for its model before it, set in `backlog`."""
+    """How many calls of its tenant have ever waited for its model before it, set in `backlog`."""
 
     before_s: float = 0.0
-    """Their work, set in `backlog`."""
+    """The work of these calls, set in `backlog`."""
 
     # Its session.
 
     turn: Turn | None = None
     """The call's turn in the session gate of its model, set in `admission`."""
 
-    # What has become of it.
+    # Its outcome.
 
     booking: Booking | None = None
     """Set in `lines` while it is placed."""
@@ -108,21 +107,21 @@ class Waiting(msgspec.Struct, eq=False):
     """The latest booking that was undone before it was sent, set in `lines`."""
 
     is_sent: bool = False
-    """Whether it is to be sent, or is: set in `lines`."""
+    """The engine has room for it: the call may be sent, or was; set in `lines`."""
 
     error: PlaitError | None = None
-    """Why it is not sent, set in `queue`."""
+    """Why it was not sent, set in `queue`."""
 
     # What it has waited for.
 
     waits: list[Wait] | None = None
-    """One after the other, by `wait_for`; None if it has not waited."""
+    """The reasons in order of time; None: it has not waited."""
 
     line_changes: tuple[LineChange, ...] = ()
     """Set in `lines`."""
 
     def wait_for(self, why: WaitReason, now_s: float) -> None:
-        """The call waits for this from now on. A reason that has lasted no time is replaced."""
+        """The call waits for `why` from now on. A reason that lasted no time is replaced."""
         waits = self.waits
         if waits is None:
             self.waits = [Wait(why, now_s)]
@@ -133,13 +132,13 @@ class Waiting(msgspec.Struct, eq=False):
             waits.append(Wait(why, now_s))
 
     def wait_for_all(self, waits: Iterable[Wait]) -> None:
-        """The call has waited for these, too, since its latest wait began."""
+        """Add the waits of a line's first call, as far as they are after this call's latest wait began."""
         since_s = self.waits[-1].since_s if self.waits else 0.0
         for wait in waits:
             self.wait_for(wait.why, max(since_s, wait.since_s))
 
     def waited_until_s(self, now_s: float) -> float:
-        """When the call was first sent; now if it was not."""
+        """When the call was sent; now if it was not."""
         return self.booking.sent_s if self.is_sent and self.booking is not None else now_s
 
     def waited_for(self, now_s: float) -> dict[str, float] | None:
@@ -148,35 +147,33 @@ class Waiting(msgspec.Struct, eq=False):
 
     @property
     def conversation(self) -> str:
-        """The conversation that takes turns with its tenant's others; empty for calls that are of none.
+        """The conversation that takes turns with its tenant's others; empty: none.
 
-        Calls of a program are of none: a program is over sooner if its calls go one after the other.
+        Calls of a program have none: a program ends sooner if its calls are served one after the other.
         """
         return "" if self.passes else self.session
 
     @property
     def is_held(self) -> bool:
-        """Whether its session waits for room in the engines' caches."""
+        """Whether its session gate holds it."""
         return self.turn is not None and self.turn.is_held
 
     @property
     def engine_id(self) -> str:
-        """The engine that the call is placed on."""
         assert self.booking is not None
         return self.booking.placement.engine_id
 
 
 def rank_of(call: Call) -> Rank:
-    """The class of a call."""
     if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.has_zero):
         return Rank.URGENT
     return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL
 
 
 class DrainRate:
-    """How fast waiting work goes: seconds of predicted work that leave the queue in a second.
+    """How fast a queue drains: seconds of predicted work that leave in a second.
 
-    Corrects predicted work by what was seen. Until calls have left, so many `engines` do a second of it each.
+    Until it is measured, each of the `engines` is taken to do one second of work in a second.
     """
 
     def __init__(self, engines: int = 1) -> None:
@@ -186,7 +183,7 @@ class DrainRate:
         self._since_s: float | None = None
 
     def left(self, work_s: float, now_s: float) -> None:
-        """A call left the queue."""
+        """A call of `work_s` left the queue."""
         if self._since_s is None:
             self._since_s, self._work_s = now_s, 0.0
             return
@@ -199,7 +196,7 @@ class DrainRate:
             self._since_s, self._work_s = now_s, 0.0
 
     def pause(self) -> None:
-        """The queue is empty: the time until the next call says nothing of the rate."""
+        """The queue is empty: the time until the next call does not count."""
         self._since_s = None
 
     def seconds(self, work_s: float) -> float:
@@ -208,7 +205,7 @@ class DrainRate:
 
 
 class _TenantWork:
-    """One tenant's waiting calls, in the order in which they came, and how fast they go."""
+    """One tenant's waiting calls in the order of arrival, and how fast they leave."""
 
     __slots__ = ("calls", "for_throughput", "gone", "gone_s", "rate", "work_s")
 
@@ -216,29 +213,29 @@ class _TenantWork:
         self.calls: dict[Waiting, None] = {}
         self.for_throughput: dict[Waiting, None] = {}
         self.work_s = 0.0
-        self.gone, self.gone_s = 0, 0.0  # the calls that wait no more, and their work
+        self.gone, self.gone_s = 0, 0.0  # how many calls have left, and their work
         self.rate = DrainRate(engines)
 
     def before(self, call: Waiting) -> tuple[int, float]:
-        """How many calls have waited before this one, which has just joined, and their work."""
+        """(calls, their work) that have ever waited before this call, which has just joined."""
         if not call.is_back:  # it is the last one
             return self.gone + len(self.calls) - 1, self.gone_s + self.work_s
         first = list(takewhile(lambda one: one is not call, self.calls))
         return self.gone + len(first), self.gone_s + sum(one.work_s for one in first)
 
     def latest(self, conversations: Collection[str]) -> Waiting:
-        """The call to give up first: the latest of these conversations, of those for throughput if there are any.
+        """The call to refuse first: the latest one of these conversations, or else of all.
 
-        If these have none there, it is the latest of all.
+        Only calls for throughput are considered if there are any.
         """
         calls = self.for_throughput or self.calls
         return next((call for call in reversed(calls) if call.conversation in conversations), next(reversed(calls)))
 
 
 class Backlog:
-    """The calls that wait for one model, wherever they wait. It is served by so many `engines` when it begins.
+    """The waiting calls of one model, placed or not. `engines` is how many serve the model at first.
 
-    `conversations` counts what waits of each, for all models.
+    `conversations` counts the waiting calls of each conversation, over all models.
     """
 
     def __init__(self, shares: FairShares, conversations: Conversations, engines: int) -> None:
@@ -252,16 +249,16 @@ class Backlog:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is known how fast calls leave."""
+        """Whether the drain rate was measured."""
         return self._rate.is_measured
 
     @property
     def wait_s(self) -> float:
-        """The predicted seconds until all that waits has been sent."""
+        """The predicted seconds until all waiting calls have been sent."""
         return self._rate.seconds(self.work_s)
 
     def tenants(self) -> list[str]:
-        """Those with calls that wait."""
+        """The tenants with waiting calls."""
         return [name for name, tenant in self._tenants.items() if tenant.calls]
 
     def waiting(self, tenant: str) -> int:
@@ -269,7 +266,7 @@ class Backlog:
         return len(self._tenants[tenant].calls) if tenant in self._tenants else 0
 
     def tenant_wait_s(self, name: str) -> float:
-        """How long a tenant's calls take to leave. Before its own rate is known, it has its share of the whole."""
+        """The predicted seconds until a tenant's calls have been sent; by its share until its own rate is measured."""
         tenant = self._tenants[name]
         if tenant.rate.is_measured:
             return tenant.rate.seconds(tenant.work_s)
@@ -277,7 +274,7 @@ class Backlog:
         return self._rate.seconds(tenant.work_s * sum(weights.values()) / weights.get(name, 1.0))
 
     def add(self, call: Waiting) -> None:
-        """A call waits."""
+        """A call begins to wait."""
         tenant = self._tenants.get(call.tenant)
         if tenant is None:
             tenant = self._tenants[call.tenant] = _TenantWork(self._engines)
@@ -288,7 +285,7 @@ class Backlog:
         self._count(tenant, call, 1)
 
     def mark(self, call: Waiting) -> None:
-        """A waiting call may have another class than before."""
+        """A waiting call's rank may have changed."""
         for_throughput = self._tenants[call.tenant].for_throughput
         if call.rank is Rank.THROUGHPUT:
             join(for_throughput, call)
@@ -296,7 +293,7 @@ class Backlog:
             for_throughput.pop(call, None)
 
     def remove(self, call: Waiting) -> None:
-        """A call does not wait any more."""
+        """A call no longer waits."""
         tenant = self._tenants[call.tenant]
         del tenant.calls[call]
         self._conversations.left(call.tenant, call.conversation)
@@ -305,7 +302,7 @@ class Backlog:
         self._count(tenant, call, -1)
 
     def outlook(self, call: Waiting) -> tuple[int, float]:
-        """A waiting call's place among those of its tenant, as if they went in turn, and the seconds until it goes."""
+        """(a call's place among its tenant's, predicted seconds until it is sent), as if they left in order."""
         tenant = self._tenants[call.tenant]
         ahead_s = max(0.0, call.before_s - tenant.gone_s) + call.work_s
         share = min(1.0, ahead_s / tenant.work_s) if tenant.work_s else 0.0
@@ -323,12 +320,12 @@ class Backlog:
             self._rate.pause()
 
     def excess(self, name: str, most_s: float) -> Waiting | None:
-        """The call to give up as more than `most_s` of work waits; None if so much does not wait.
+        """The call to refuse if more than `most_s` of work waits; None if the queue is within the bound.
 
-        First the calls of tenant `name` count, which may take longer than all together would, because others overtake
-        them. Of all, it is a call of the tenant with the most waiting work for its weight, among those with calls for
-        throughput if there are any. It is the latest one of the conversation with the most waiting calls. One call of a
-        tenant may always wait.
+        The tenant `name` is checked alone first: its calls may take longer than the whole queue, if others overtake
+        them. For the whole queue, the refused call is one of the tenant with the most waiting work for its weight,
+        among tenants with calls for throughput if there are any. It is the latest call of the conversation with the
+        most waiting calls. One call of a tenant may always wait.
         """
         if self.waiting(name) > 1 and self.tenant_wait_s(name) > most_s:
             return self._latest(name)
@@ -351,6 +348,6 @@ class Backlog:
         assert all(call.tenant == name for name, tenant in self._tenants.items() for call in tenant.calls)
 
     def _count(self, tenant: _TenantWork, call: Waiting, sign: int) -> None:
-        tenant.work_s = tenant.work_s + sign * call.work_s if tenant.calls else 0.0  # rounding ends with the calls
+        tenant.work_s = tenant.work_s + sign * call.work_s if tenant.calls else 0.0  # 0.0 drops rounding errors
         self.length += sign
         self.work_s = self.work_s + sign * call.work_s if self.length else 0.0

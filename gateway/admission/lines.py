@@ -1,11 +1,16 @@
 """The lines before the engines: a call is placed when it arrives, and sent when its engine has room for it.
 
-A synchronous core; each event carries its time. It drives the router. See docs/design/admission.md.
+A synchronous core: each event carries its time. In: a call arrives (`place`, then `join` if it was not sent) or leaves
+(`leave`), the router says that an engine may have room, and the fleet changes. Out: `Router.send`, and `on_sent` or
+`on_failed`. Each event that may make room sets an alarm, and the alarm sends what fits (`_serve`).
 
-An engine is kept busy by what it was sent: some seconds of prompts. More would wait in the engine, where the gateway
-can neither change its order nor move it. While several tenants use a model it is less, since one of them may send much:
-then the others' calls pass in the gateway. A call that its engine serves before others does not wait for them here: one
-that can keep its promise, or adds little.
+An engine gets only some seconds of prompts, enough to stay busy (`Room`). Further calls would queue in the engine,
+where the gateway can neither reorder nor move them. While several tenants are active, an engine gets less, so that a
+tenant with few calls overtakes the others in the gateway's line. A call that the engine itself serves first (it can
+still meet its deadline, or is small) does not wait in the line.
+
+If an engine has room and an empty line, it takes over a call from another engine's line (`_help`). If an engine stops
+taking calls, its line is placed again (`Moves`). See docs/design/admission.md.
 """
 
 from __future__ import annotations
@@ -32,25 +37,25 @@ from plait.policy.costs.situation import NOTHING_PASSED, Passed
 from plait.policy.types import Placement
 
 LEAST_PAUSE_S = 0.005
-"""Before an engine is looked at again although nothing has happened."""
+"""The least time between two timed looks at an engine."""
 
 MOVED_AT_ONCE: Final = 32
-"""So many calls are placed anew in one turn: about 3 ms."""
+"""How many calls are placed again in one turn of the event loop: about 3 ms."""
 
 LINES = 4
-"""For an engine that has room and nobody waiting for it, so many lines are looked at, the longest ones."""
+"""An engine that takes over a call looks at so many of the longest lines."""
 
 CALLS = 16
-"""So many calls of each are looked at, the latest ones: most is ahead of them. 64 sums take about a millisecond."""
+"""It looks at so many of the last calls of each line, which wait longest. 64 gains take about a millisecond."""
 
 LEAST_GAIN_S = 1.0
-"""A change that gains less is not worth the risk that the prediction is wrong."""
+"""A smaller predicted gain is not worth the risk that the prediction is wrong."""
 
 PASSING = 8
-"""So many calls of a tenant are looked at for one that may pass. The next time, it is the others' turn."""
+"""How many calls of a tenant are checked for one that may overtake. The next check takes the tenant's other calls."""
 
 OLD_S: Final = 60.0
-"""Once a call has waited in a line for so long, small ones do not pass it any more."""
+"""Small calls do not overtake a line in which a call has waited for so long."""
 
 Look = Callable[[str, float], None]
 Sent = Callable[[Waiting, float], None]
@@ -58,10 +63,10 @@ Failed = Callable[[Waiting, PlaitError, float], None]
 
 
 class Lines:
-    """The calls that are placed and wait, in a line for each engine. An engine is sent prompts of `ahead_s`.
+    """The placed calls that wait, in a line for each engine.
 
-    Tenants go by `shares`. `uses` counts the calls of each that are placed. `at` schedules what comes later. `on_sent`
-    is called with a call that has waited when it is to be sent, and `on_failed` with one that no engine takes any more.
+    `uses` counts each tenant's placed calls. `ahead_s` is as in `Room`. `on_sent` is called with a waiting call that
+    was sent, and `on_failed` with one that no engine takes any more.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class Lines:
         shares.on_earlier = self._on_earlier
 
     def place(self, call: Waiting, now_s: float) -> None:
-        """Place a call. It is sent if there is room and nobody waits before it. Raises what `Router.select` raises."""
+        """Place a call, and send it if its engine has room and no call goes first. Raises as `Router.select` does."""
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
         self.room.conversations.came(call.tenant, call.conversation, now_s)
@@ -130,14 +135,14 @@ class Lines:
         self._look_when_due(engine_id, line, call.tenant, now_s)
 
     def unsent(self, call: Waiting, now_s: float) -> None:
-        """The client of a call has gone in the moment in which it was sent."""
+        """The client of a call has gone after `on_sent`, but before the engine got the call."""
         call.is_sent = False
         self.room.left(call.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
         self._release(call, now_s)
 
     def leave(self, call: Waiting, now_s: float) -> None:
-        """A placed call is not to be sent."""
+        """A placed call will not be sent."""
         self._uses[call.tenant].running -= 1
         line = self._lines.get(call.engine_id)
         if line is not None and call in line:
@@ -148,7 +153,7 @@ class Lines:
         self._release(call, now_s)
 
     def refine(self, call: Waiting, now_s: float) -> None:
-        """The objectives of a waiting call have changed. If its class has, it goes to its conversation's end there."""
+        """The objectives of a waiting call have changed, and with them its place in the line."""
         assert call.booking is not None
         self._router.refine(call.booking, call.call)
         self._lines[call.engine_id].change(call, rank_of(call.call), self._expected(call, now_s))
@@ -174,12 +179,12 @@ class Lines:
             line.earlier(tenant)
 
     def _serve(self, engine_id: str, now_s: float) -> None:
-        """Send what an engine has room for. If nobody waits for it, it may take a call from another's line."""
+        """Send what an engine has room for. With an empty line, it may take over a call from another engine's."""
         if engine_id not in self._router.engines:
             return
         line = self._lines.get(engine_id)
         if line and not _takes(self._router, next(iter(line)), engine_id):
-            return  # its line is placed anew
+            return  # the engine takes no calls: `Moves` places its line again
         while line and (call := self._take_next(line, engine_id, now_s)) is not None:
             self._router.waiting -= 1
             self._send(call, now_s)
@@ -189,7 +194,7 @@ class Lines:
             self._help(engine_id, now_s)
 
     def _take_next(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
-        """Take the call out of its line that an engine is sent next; None if there is none."""
+        """Take the call to send next out of the line; None if the engine has no room for any."""
         tenant = self._next_tenant(line, engine_id, now_s)
         if tenant is not None:
             taken = line.take(tenant)
@@ -201,7 +206,7 @@ class Lines:
         return call
 
     def _next_tenant(self, line: Line[Waiting], engine_id: str, now_s: float) -> str | None:
-        """The tenant that goes next: the one furthest behind, among those that there is room for; None if for none."""
+        """The tenant that is furthest behind among those whose next call has room; None if none has."""
         first = line.next_tenant()
         why = self._turn_waits_for(line, engine_id, first, now_s)
         if why is None:
@@ -213,14 +218,14 @@ class Lines:
         return next((name for name in others if self._turn_waits_for(line, engine_id, name, now_s) is None), None)
 
     def _turn_waits_for(self, line: Line[Waiting], engine_id: str, tenant: str, now_s: float) -> WaitReason | None:
-        """What the next call of a tenant waits for once it is the tenant's turn; None if it is sent."""
+        """What the next call of a tenant waits for if it is the tenant's turn; None: there is room."""
         due_s = self._due_s(line.next_call(tenant), now_s)
         return self.room.waits_for(self._router.engines[engine_id].view, tenant, now_s, due_s=due_s)
 
     def _joining_waits_for(
         self, line: Line[Waiting], engine_id: str, tenant: str, due_s: float, now_s: float
     ) -> WaitReason | None:
-        """What a call of the tenant waits for that comes to a line; None if it is sent at once."""
+        """What an arriving call waits for at a line that is not empty; None: it is sent at once."""
         is_first = line.is_before_all(tenant)
         if not is_first and self._next_tenant(line, engine_id, now_s) is not None:
             return "turn"
@@ -228,7 +233,7 @@ class Lines:
         return why if is_first or why is None else "turn"
 
     def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
-        """The call that goes before all others in a line; None if there is none."""
+        """The call that overtakes the line; None if none may."""
         view = self._router.engines[engine_id].view
         for precedence in MAY_PASS[: 1 if _is_old(line, now_s) else None]:
             for tenant in line.having(precedence):
@@ -242,19 +247,19 @@ class Lines:
         return None
 
     def _expected(self, call: Waiting, now_s: float) -> Precedence:
-        """The precedence of a placed call's prompt, once the calls are sent before it that it counts on."""
+        """The precedence of a placed call's prompt, by the cached tokens that its placement expects."""
         assert call.booking is not None
         view, cached_tokens = self._router.engines[call.engine_id].view, call.booking.placement.cached_tokens
         return view.precedence(call.call, cached_tokens, now_s)
 
     def _due_s(self, call: Waiting, now_s: float) -> float:
-        """When a waiting call's prompt is due, if it can still be on time; else -inf."""
+        """The deadline of a waiting call's prompt; -inf without one that can still be met."""
         assert call.booking is not None
         view = self._router.engines[call.engine_id].view
         return view.due_s(call.call, call.booking.placement.cached_tokens, now_s)
 
     def _may_pass(self, call: Waiting, now_s: float) -> bool:
-        """Whether a placed call is sent before those that wait for its engine."""
+        """Whether a placed call overtakes the line of its engine."""
         booking, line, precedence = call.booking, self._lines.get(call.engine_id), call.precedence
         assert booking is not None
         engine = self._router.engines[call.engine_id]
@@ -267,10 +272,10 @@ class Lines:
         return self.room.waits_for(engine.view, call.tenant, now_s, precedence, due_s=due_s) is None
 
     def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
-        """Whether those that wait let a call pass.
+        """Whether fairness allows a call to overtake the line.
 
-        A small one passes nobody who has waited for long. One on time whose tenant is over its share passes calls of
-        its own only, and none of them that is urgent.
+        A small call overtakes no call that has waited for `OLD_S`. A call on time whose tenant is over its share
+        overtakes only calls of its own tenant, and no earlier urgent one.
         """
         if call.precedence is Precedence.SMALL:
             return not _is_old(line, now_s)
@@ -279,7 +284,7 @@ class Lines:
         return line.is_of(call.tenant) and line.first_urgent(call.tenant) in {None, call}
 
     def _help(self, engine_id: str, now_s: float) -> None:
-        """Nobody waits for an engine: if it has room for a call that goes last, the one that gains most goes there."""
+        """An engine has an empty line: if it has room for a last prompt, the call that gains most moves there."""
         view = self._router.engines[engine_id].view
         if not self.room.has_last(view, None, now_s):
             return
@@ -296,7 +301,7 @@ class Lines:
                 self._alarms.now(engine_id)
 
     def _stranded(self) -> list[Waiting]:
-        """The calls that wait for an engine that takes them no more, or may not take all of them."""
+        """The calls whose engines no longer take them, or drain."""
         self._lines = {engine_id: line for engine_id, line in self._lines.items() if line}
         return [
             call
@@ -306,10 +311,10 @@ class Lines:
         ]
 
     def _move(self, call: Waiting, now_s: float) -> None:
-        """Place a call anew, if it still waits."""
+        """Place a call again, if it still waits."""
         if call.booking is None or call not in self._lines.get(call.engine_id, ()):
             return
-        self._shares.waits(call.tenant)  # all the time, so that its virtual time stays
+        self._shares.waits(call.tenant)  # the tenant never stops waiting, so it keeps its virtual time
         from_id = call.engine_id
         self.leave(call, now_s)
         try:
@@ -331,13 +336,13 @@ class Lines:
         self._on_sent(call, now_s)
 
     def _look_when_due(self, engine_id: str, line: Line[Waiting], tenant: str, now_s: float) -> None:
-        """Look at an engine when there is room for the tenant's next call as time passes."""
+        """Set an alarm for the time at which the tenant's next call has room without a further event."""
         due_s, view = self._due_s(line.next_call(tenant), now_s), self._router.engines[engine_id].view
         self._alarms.by(engine_id, self.room.due_s(view, tenant, now_s, due_s=due_s), now_s)
 
 
 def _passed(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Passed:
-    """What waits behind the call if it joins now, because its tenants have had their turns."""
+    """The waiting calls that the call would overtake by fair shares if it joined now."""
     shares = {engine_id: share for engine_id, line in lines.items() if (share := line.passed_share(call.tenant))}
     engines = len(router.models.able(call.call.model))
     calls = sum(share * len(lines[engine_id]) for engine_id, share in shares.items())
@@ -345,14 +350,14 @@ def _passed(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -
 
 
 def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
-    """The part of a waiting call's tokens that it would find in the cache now, whatever waits for links of tiers."""
+    """The part of a waiting call's tokens that are cached now. At the time `inf`, no tier's link is busy."""
     booking = call.booking
     assert booking is not None
     return engines[call.engine_id].ready_tokens(booking, inf) / max(1, call.tokens)
 
 
 def _is_old(line: Line[Waiting], now_s: float) -> bool:
-    """Whether somebody has waited in a line for so long that no small call passes any more."""
+    """Whether the oldest call of a line has waited for so long that no small call may overtake it."""
     first = next(iter(line)).booking
     return first is not None and now_s - first.booked_s > OLD_S
 
@@ -364,9 +369,8 @@ def _takes(router: Router, call: Waiting, engine_id: str) -> bool:
 def _best_change(
     router: Router, lines: Mapping[str, Line[Waiting]], engine_id: str, now_s: float
 ) -> tuple[float, Waiting, Placement] | None:
-    """The call that gains most by going to an engine that has room and nobody waiting for it, and its placement there.
-
-    The gain is in seconds. None if none gains enough.
+    """(gain in seconds, call, placement) of the call that gains most by moving to an idle engine; None: none gains
+    more than `LEAST_GAIN_S`.
     """
     best: tuple[float, Waiting, Placement] | None = None
     longest = sorted((line for line in lines.items() if line[1]), key=lambda line: -line[1].work_s)[:LINES]
@@ -382,7 +386,7 @@ def _best_change(
 
 
 def _candidates(router: Router, engine_id: str, line: Line[Waiting], now_s: float) -> Iterator[tuple[Waiting, float]]:
-    """The latest calls of a line, and the work before each of them."""
+    """(call, seconds of work before it) for the last calls of a line."""
     view = router.engines[engine_id].view
     ahead_s = backlog_s(view, now_s) + view.slowness * line.work_s
     for call in line.latest(CALLS):
@@ -391,14 +395,14 @@ def _candidates(router: Router, engine_id: str, line: Line[Waiting], now_s: floa
 
 
 def _may_go(router: Router, call: Waiting, engine_id: str) -> bool:
-    """Whether a call may change to an engine. One that continues another stays where that ran."""
+    """Whether a call may move to an engine. A call that continues another one stays where that one ran."""
     if call.prefer is not None or engine_id in call.avoid or engine_id in router.hand_over:
         return False
     return _takes(router, call, engine_id)
 
 
 def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, now_s: float) -> tuple[float, Placement]:
-    """What is gained if a call that waits goes to another engine, in seconds, and its placement there."""
+    """(gain in seconds, placement) if a waiting call moves to an engine."""
     call, there = booking.call, router.engines[booking.placement.engine_id].view
     able, path = router.models.able(call.model), router.tree.match(call.block_hashes)
     situation = router.demand.situation(call, path, able, now_s)._replace(engines=[router.engines[engine_id].view])
@@ -407,9 +411,9 @@ def _gain_s(router: Router, booking: Booking, ahead_s: float, engine_id: str, no
 
 
 class Alarms:
-    """When engines are looked at: as soon as something has happened that may make room, and when time makes room.
+    """Calls `look(engine_id, now_s)` after events that may make room, and at times at which there may be room.
 
-    Calls `look` with an engine and the time. `at` schedules it.
+    A look runs in a later turn of the event loop, so that it sees the state after the whole event.
     """
 
     def __init__(self, at: At, look: Look) -> None:
@@ -419,18 +423,18 @@ class Alarms:
         self._due: dict[str, float] = {}
 
     def now(self, engine_id: str) -> None:
-        """Look at an engine once the event that goes on is over."""
+        """Look at an engine after the current event."""
         self.all([engine_id])
 
     def all(self, engine_ids: Iterable[str]) -> None:
-        """Look at these engines once the event that goes on is over."""
+        """Look at these engines after the current event."""
         is_new = not self._news
         self._news.update(dict.fromkeys(engine_ids))
         if is_new and self._news:
             self._at(0.0, self._look_at_news)
 
     def by(self, engine_id: str, when_s: float, now_s: float) -> None:
-        """Look at an engine at a time at the latest; infinite: not for this."""
+        """Look at an engine at `when_s`, unless an earlier look is due; infinite: no look."""
         when_s = max(when_s, now_s + LEAST_PAUSE_S)
         if when_s < self._due.get(engine_id, inf):
             self._due[engine_id] = when_s
@@ -448,9 +452,9 @@ class Alarms:
 
 
 class Moves:
-    """Moves the calls of lines whose engines take them no more, some in each turn of the event loop.
+    """Moves the calls of engines that no longer take them, `MOVED_AT_ONCE` in each turn of the event loop.
 
-    Calls `move` with each of the calls that are `stranded`, in the order in which they came, then `on_done`.
+    Calls `move` with each stranded call in the order of arrival, then `on_done`.
     """
 
     def __init__(
@@ -467,7 +471,7 @@ class Moves:
         self._is_due = False
 
     def soon(self) -> None:
-        """Look for calls to move once the event that goes on is over."""
+        """Look for calls to move after the current event."""
         if not self._is_due:
             self._is_due = True
             self._at(0.0, self._begin)
@@ -477,7 +481,7 @@ class Moves:
         self._go_on(sorted(self._stranded(), key=lambda call: -call.number), now_s)
 
     def _go_on(self, calls: list[Waiting], now_s: float) -> None:
-        """Move the last of these calls, and the others in later turns."""
+        """Move the last `MOVED_AT_ONCE` of these calls now, and the rest in later turns."""
         for call in [calls.pop() for _ in calls[:MOVED_AT_ONCE]]:
             self._move(call, now_s)
         if calls:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of admission: what waits for an engine, and the sessions."""
+"""Prometheus metrics of admission: waiting calls and sessions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plait.policy.sessions.session_gate import SessionGate
 
 
 class AdmissionCollector(Collector):
-    """What waits for an engine, and the sessions, read when scraped. What was refused is in `plait_refusals_total`.
+    """Waiting calls and sessions, read when scraped. Refused calls are in `plait_refusals_total`.
 
-    `tenant_label` turns a tenant into what operators read.
+    `tenant_label` returns the label of a tenant for operators.
     """
 
     def __init__(self, admission: Admission, tenant_label: Callable[[str], str] = str) -> None:
@@ -23,7 +23,7 @@ class AdmissionCollector(Collector):
         self._tenant_label = tenant_label
 
     def collect(self) -> Iterator[Metric]:
-        """Waiting calls and their predicted wait, by model, and by tenant for those that have some."""
+        """Waiting calls and their predicted wait, by model, and by tenant with waiting calls."""
         of_all = _families("plait_waiting", "Calls that wait to be sent to their engine", ["model"])
         of_one = _families("plait_tenant_waiting", "Calls of a tenant that wait", ["tenant", "model"])
         for model, backlog in list(self._admission.queue.backlogs.items()):
@@ -36,7 +36,6 @@ class AdmissionCollector(Collector):
 
 
 def _of_sessions(gates: Mapping[str, SessionGate]) -> Iterator[Metric]:
-    """The sessions of each model, and whether they are held."""
     sessions = GaugeMetricFamily("plait_sessions", "Agents' sessions", labels=["model", "state"])
     closed = GaugeMetricFamily("plait_session_gate_closed", "1 while sessions may be held", labels=["model"])
     tokens = GaugeMetricFamily("plait_session_live_tokens", "Contexts of live sessions, and chat", labels=["model"])
@@ -58,7 +57,6 @@ def _of_sessions(gates: Mapping[str, SessionGate]) -> Iterator[Metric]:
 
 
 def _families(name: str, what: str, labels: Sequence[str]) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-    """Of calls, and of seconds."""
     calls = GaugeMetricFamily(f"{name}_calls", what, labels=labels)
     return calls, GaugeMetricFamily(f"{name}_seconds", "Predicted time until all of them are sent", labels=labels)
 

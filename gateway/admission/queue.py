@@ -1,6 +1,8 @@
-"""The queue: the calls that wait for engines, and those that are given up because too much waits.
+"""The queue: all calls that wait for engines, bounded in predicted seconds.
 
-A synchronous core; each event carries its time. See docs/design/admission.md.
+A synchronous core: each event carries its time. A waiting call is in its model's `Backlog` (how much waits, how fast it
+drains), and in one more place: the line of its engine if it is placed, otherwise `held` until its tenant may have
+another call running. Beyond the bound, a call gets a 429. See docs/design/admission.md.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from plait.policy.admission.conversations import InTurn
 from plait.policy.admission.fair_shares import FairShares
 
 DECODE_SHARE = 1 / 16
-"""The part of its decode that a call's work counts: engines decode many calls at once. `DrainRate` corrects it."""
+"""A call's work counts only this part of its decode, because engines decode many calls at once. `DrainRate` corrects
+the rest.
+"""
 
 COLD = 4.0
-"""While no call has left a queue, as much work may wait there as is predicted to take so many times the bound. Bursts
-of short prompts with long answers take a third of what is predicted: engines decode more of them at once.
+"""Until a call has left a queue, its bound is so many times larger. Bursts of short prompts with long answers drain in
+a third of the prediction, because engines decode more of them at once.
 """
 
 
 class Queue:
-    """The calls that wait for engines. No call is to wait longer than `max_wait_s`, as predicted.
+    """The calls that wait for engines. No call should wait longer than `max_wait_s`, by prediction.
 
-    An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine). `limits` returns those of a tenant,
-    and `uses` has what each uses. `at` schedules what comes later. `on_sent` is called with a call that has waited when
-    it is to be sent, and `on_given_up` with one that has an error now. `backlogs` has what waits or has waited, by
-    model. Calls that are placed wait in `lines`. Those beyond their tenants' `max_running` are `held`, and not placed.
+    `ahead_s` is as in `Room`. `limits` returns a tenant's limits, and `uses` has what each tenant uses. `on_sent` is
+    called with a waiting call that was sent, `on_given_up` with one that got an error. `backlogs` are by model.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Queue:
         return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
 
     def most_waiting(self, tenant: str) -> int:
-        """How many calls of a tenant wait for the model for which most wait."""
+        """How many calls of a tenant wait for a model, at most over the models."""
         return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
 
     def wants(self, tenant: str) -> int:
@@ -74,9 +76,9 @@ class Queue:
     # Events.
 
     def wait(self, call: Waiting, now_s: float) -> None:
-        """A call waits: in the line of its engine, or until its tenant may have another one placed.
+        """A call begins to wait: in its engine's line, or until its tenant may have another call running.
 
-        Raises `LimitError` if no further call of the tenant may wait. For a new call, others may be given up.
+        Raises `LimitError` if no further call of the tenant may wait. Other calls may get an error to make room.
         """
         try:
             self.check_limit(call, self.waiting(call.tenant, call.call.model))
@@ -100,13 +102,13 @@ class Queue:
             self._shed(call, now_s)
 
     def unsent(self, call: Waiting, now_s: float) -> None:
-        """The client of a call has gone in the moment in which it was sent."""
+        """The client of a call has gone after `on_sent`, but before the engine got the call."""
         self._shares.correct(call.tenant, -call.tokens)
         self.lines.unsent(call, now_s)
         self.place_held(call.tenant, now_s)
 
     def leave(self, call: Waiting, now_s: float) -> None:
-        """A waiting call does not wait any more, and is not sent."""
+        """A waiting call leaves unsent."""
         self.backlogs[call.call.model].remove(call)
         if call.booking is None:
             self.held[call.tenant].remove(call)
@@ -122,7 +124,7 @@ class Queue:
         self.backlogs[call.call.model].mark(call)
 
     def _shed(self, call: Waiting, now_s: float) -> None:
-        """A new call waits. Give up calls until nobody is expected to wait longer than the bound."""
+        """A new call waits: refuse calls until no call is predicted to wait longer than the bound."""
         backlog = self.backlogs[call.call.model]
         most_s = self._max_wait_s if backlog.is_measured else COLD * self._max_wait_s
         while (victim := backlog.excess(call.tenant, most_s)) is not None:
@@ -133,7 +135,7 @@ class Queue:
             self.give_up(victim, OverloadedError(text, retry_after_s=max(1.0, wait_s), reached=reached), now_s)
 
     def check_limit(self, call: Waiting, waiting: int) -> None:
-        """Raise `LimitError` if no further call of the tenant may wait beside those that are `waiting`."""
+        """Raise `LimitError` if `waiting` calls are the most that the tenant may have waiting."""
         most = self._limits(call.tenant).max_waiting
         if waiting >= most and not call.is_back:
             backlog = self.backlogs.get(call.call.model)
@@ -154,18 +156,18 @@ class Queue:
         assert all(self._uses[tenant].running == running for tenant, running in placed.items())
 
     def _sent(self, call: Waiting, now_s: float) -> None:
-        """A call that has waited is to be sent."""
+        """A waiting call was sent."""
         self.backlogs[call.call.model].sent(call, now_s)
         self._on_sent(call, now_s)
 
     def _failed(self, call: Waiting, error: PlaitError, now_s: float) -> None:
-        """No engine takes a call that has waited."""
+        """No engine takes a waiting call any more."""
         self.backlogs[call.call.model].remove(call)
         self.give_up(call, error, now_s)
         self.place_held(call.tenant, now_s)
 
     def place_held(self, tenant: str, now_s: float) -> None:
-        """Place the calls that a tenant may have running now, as after one that is gone."""
+        """Place held calls of a tenant, as many as may run now."""
         use, held = self._uses[tenant], self.held.get(tenant)
         while held and use.running < self._limits(tenant).max_running:
             call = next(iter(held))
@@ -179,13 +181,13 @@ class Queue:
             self._sent(call, now_s) if call.is_sent else self.lines.join(call, now_s)
 
     def give_up(self, call: Waiting, error: PlaitError, now_s: float) -> None:
-        """A call that waits here no more is not to be sent."""
+        """Give an error to a call that has left the queue."""
         call.error = error
         self._on_given_up(call, now_s)
 
 
 def _predicted_s(router: Router, call: Waiting) -> float:
-    """The engine time that a call counts with while it waits."""
+    """The engine time that a waiting call counts as."""
     engines = router.models.able(call.call.model)
     if not engines:
         return 0.0

@@ -1,7 +1,7 @@
-"""Rates of tenants over several gateways: each leases what it lets through from the store that they share.
+"""Tenants' rates over several gateways: each gateway leases calls and tokens from a token bucket in the shared store.
 
-A lease is a second's worth, and more if more calls wait for it. So the store is asked about once a second for a tenant
-that calls steadily, and the rates hold over all gateways, bursts included: what is leased counts as used.
+A lease is one second of the rate, plus what the waiting calls need. So a gateway asks the store about once a second for
+a tenant that calls steadily. Leased amounts count as used, so the rates hold over all gateways, bursts included.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from plait.gateway.store.event_log import Drawn, StoreError
 from plait.gateway.timer import loop_time_s
 
 SLICE_S: Final = 1.0
-"""What a lease is worth beyond the calls that wait for it, in seconds of the rate."""
+"""The size of a lease beyond the waiting calls, in seconds of the rate."""
 
 AGAIN_S: Final = 0.1
-"""After the store had nothing left, calls are refused for so long without asking it."""
+"""After the bucket was empty, calls are refused for so long without asking the store."""
 
 UNUSED_S: Final = 2.0
-"""What is left of a lease is given back after so long without a call."""
+"""A lease is given back after so long without a call."""
 
 Draw = Callable[[str, "Amounts", "Amounts", "Amounts"], Awaitable[Drawn]]
-"""Take from a tenant's bucket: by its rates, at least and at most so much. Raises `StoreError`."""
+"""Draws from a tenant's bucket: (tenant, rates, least, most). Raises `StoreError`."""
 
 
 class Amounts(NamedTuple):
-    """Of calls and of tokens."""
-
     calls: float
     tokens: float
 
 
 @dataclass(slots=True)
 class _Lease:
-    """What one tenant may still use here, and the calls that wait for more."""
+    """One tenant's lease here, and the calls that wait for more."""
 
     rates: Amounts
     left: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """The calls and tokens that are not used."""
     waiting: deque[tuple[Amounts, asyncio.Future[bool]]] = field(default_factory=deque)
     used_s: float = 0.0
+    """When the latest call came."""
     asks: asyncio.Task[None] | None = None
+    """The task that asks the store; None: none runs."""
     refused: Drawn | None = None
+    """The latest draw that was too small."""
     refused_until_s: float = 0.0
 
     def limited(self, tokens: int) -> Amounts:
-        """What a call takes: nothing of what has no limit, so that no call has to ask for it."""
+        """What a call takes: 0 of an amount without a limit, so that no call asks the store for it."""
         return Amounts(*(want if rate < inf else 0 for want, rate in zip((1, tokens), self.rates, strict=True)))
 
     def take(self, wanted: Amounts) -> bool:
-        """Whether so much is left; it is used then."""
+        """Use the amounts if both are left; returns whether they were."""
         if any(have < want for have, want in zip(self.left, wanted, strict=True)):
             return False
         self.left = [have - want for have, want in zip(self.left, wanted, strict=True)]
@@ -73,8 +75,8 @@ class RateLeases:
     async def take(self, tenant: str, tokens: int, on_wait: Callable[[float], None] | None = None) -> bool:
         """Let one more call of a tenant through. Raises `LimitError` beyond a rate.
 
-        If the store is asked, `on_wait` is called with the time before. False if the tenant has no rates, or the store
-        cannot be asked: then nothing was decided.
+        False: nothing was decided, because the tenant has no rates or the store is not reachable. If the call waits for
+        the store, `on_wait` is called first, with the time.
         """
         limits = self._rates(tenant)
         rates = Amounts(limits.calls_per_s, limits.tokens_per_s)
@@ -97,7 +99,7 @@ class RateLeases:
         return bool(await told)
 
     def spend(self, tenant: str) -> None:
-        """A request of a tenant was refused that was no call: it uses one of a lease, while that has some."""
+        """A request was refused before it became a call: it uses one call of the lease, if one is left."""
         lease = self._leases.get(tenant)
         if lease is not None and lease.left[0] >= 1:
             lease.left[0] -= lease.limited(0).calls
@@ -109,7 +111,7 @@ class RateLeases:
             lease.left = [have + back for have, back in zip(lease.left, lease.limited(tokens), strict=True)]
 
     async def keep(self) -> None:
-        """Give back what tenants do not use any more, for ever."""
+        """Run for ever: give back leases that tenants no longer use."""
         while True:
             await asyncio.sleep(UNUSED_S)
             for tenant, lease in list(self._leases.items()):
@@ -122,7 +124,7 @@ class RateLeases:
         try:
             await self._draw(tenant, lease.rates, left, left)
         except StoreError:
-            return  # it counts as used
+            return  # the lease counts as used
 
     async def _ask(self, tenant: str, lease: _Lease) -> None:
         """Ask the store until no call waits."""
@@ -131,7 +133,7 @@ class RateLeases:
                 await self._ask_once(tenant, lease)
         finally:
             lease.asks = None
-            _tell(lease, is_leased=False)  # whom a defect has kept from being told
+            _tell(lease, is_leased=False)  # calls that still wait after an unexpected error
 
     async def _ask_once(self, tenant: str, lease: _Lease) -> None:
         least, most = (_more_than(lease, wanted) for wanted in (lease.waiting[0][0], _sum(lease.waiting)))
@@ -146,7 +148,7 @@ class RateLeases:
         lease.left = [have + got for have, got in zip(lease.left, drawn.granted, strict=True)]
         while lease.waiting and (lease.waiting[0][1].done() or lease.take(lease.waiting[0][0])):
             _, told = lease.waiting.popleft()
-            if not told.done():  # else its client has gone
+            if not told.done():  # done: the call's task was cancelled, because its client has gone
                 told.set_result(True)
         if any(got < want for got, want in zip(drawn.granted, most, strict=True)):
             lease.refused, lease.refused_until_s = drawn, loop_time_s() + AGAIN_S
@@ -161,7 +163,7 @@ def _sum(waiting: Iterable[tuple[Amounts, object]]) -> Amounts:
 
 
 def _more_than(lease: _Lease, wanted: Amounts) -> Amounts:
-    """What is missing of the amounts."""
+    """The part of the amounts that the lease lacks."""
     return Amounts(*(want - have for want, have in zip(wanted, lease.left, strict=True)))
 
 
@@ -173,7 +175,7 @@ def _tell(lease: _Lease, *, is_leased: bool) -> None:
 
 
 def _refusal(lease: _Lease, wanted: Amounts, drawn: Drawn) -> LimitError:
-    """What a call is told that is beyond a rate: the one that takes longest to allow it."""
+    """The error of a call beyond a rate; beyond both, of the rate that takes longer to allow it."""
     waits = [
         ((used + want - max(BURST_S * rate, want)) / rate if rate < inf else 0.0, rate, unit, used / BURST_S)
         for used, want, rate, unit in zip(drawn.used, wanted, lease.rates, ("calls", "tokens"), strict=True)

@@ -1,7 +1,10 @@
-"""The room of the engines: whether one is sent a call now, by what it serves before the call.
+"""Whether an engine has room for a further call: a free slot, and little work that it serves before the call.
 
-A tenant that has more than its share is sent a call only if all that its engine was sent is computed soon. All others
-wait for what is served before them: prompts of the same precedence (docs/design/admission.md).
+In: calls are placed, sent and end (`came`, `fill`, `left`). Out: why a call has to wait (`waits_for`), and when to ask
+again (`due_s`).
+
+A call counts the sent prompts of its own precedence. A call whose tenant is over its share counts all sent prompts. See
+docs/design/admission.md.
 """
 
 from __future__ import annotations
@@ -18,36 +21,34 @@ from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
 
 AHEAD_S: Final = 4.0
-"""An engine is sent so much behind the prompt that it computes."""
+"""An engine is sent at most so many seconds of prompts behind the one that it computes."""
 
 SHARED_AHEAD_S: Final = 0.25
-"""The same while several tenants are active, or several conversations of a tenant of which one is a crowd. Whoever
-comes waits for what the others have in the engine.
+"""The same bound while several tenants are active, or one conversation of a tenant crowds its others out: a new call
+has to wait for what the others have in the engine.
 """
 
 OWN_S: Final = 1.0
-"""While several tenants are active, an engine is sent so much of a tenant's prompts on time before a further one.
-
-Those count that are due before it. In all there may be `AHEAD_S` of them.
+"""While several tenants are active, an engine is sent at most so many seconds of a tenant's prompts on time that are
+due before a further one of the tenant, and `AHEAD_S` of them in all.
 """
 
 SLOTS_A_RESERVED: Final = 64
-"""One slot in so many, at least, is kept from tenants that have more than their share of an engine's slots, while
-several are active. So a tenant with few calls need not wait until an answer ends.
+"""While several tenants are active, at least one slot in so many is kept from tenants above their share of an engine's
+slots. So a tenant with few calls need not wait until an answer ends.
 """
 
 RESERVED_S: Final = 1.0
-"""Of the others' calls, so many are kept as those of this time need. If answers are equally long, many end at once and
-then none for a while. A call that comes meanwhile takes a slot that was kept, and its answer ends at a time of its own.
+"""As many slots are kept as the other tenants' calls of so many seconds need. Equally long answers end in waves, and no
+slot is free between waves. A call that takes a kept slot ends at a time of its own.
 """
 
 
 class Room:
-    """The room of the engines. An engine is sent prompts of `ahead_s` (infinite: no call waits for its engine).
+    """The room of all engines. `ahead_s` replaces `AHEAD_S`; infinite: no call waits for its engine.
 
-    `shares` knows the tenants' weights and which of them wait. `active` has the tenants that have sent calls lately,
-    and `conversations` those of each.
-    `sent` counts the calls that an engine was sent and that have not `left`, by engine and tenant.
+    `active` are the tenants with recent calls, and `conversations` those of each tenant. `sent` counts the sent calls
+    that have not ended, by engine and tenant.
     """
 
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
@@ -57,19 +58,19 @@ class Room:
         self.conversations = Conversations()
         self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._arrivals: defaultdict[str, ArrivalRates] = defaultdict(ArrivalRates)  # by engine
-        self._wanted: dict[str, tuple[float, dict[str, float]]] = {}  # by engine: since when, and slots by tenant
+        self._wanted: dict[str, tuple[float, dict[str, float]]] = {}  # by engine: (computed at, slots by tenant)
 
     def came(self, engine_id: str, tenant: str, now_s: float) -> None:
-        """A call of the tenant has been placed on an engine."""
+        """A call of the tenant was placed on an engine."""
         self._arrivals[engine_id].came(tenant, now_s)
 
     def fill(self, engine_id: str, tenant: str, tokens: int, now_s: float) -> None:
-        """An engine is sent a call of the tenant, with so many tokens."""
+        """A call of the tenant was sent to an engine."""
         self.active.sent(tenant, tokens, now_s)
         self.sent[engine_id, tenant] += 1
 
     def left(self, engine_id: str, tenant: str) -> None:
-        """A call that an engine was sent has ended."""
+        """A sent call has ended."""
         key = engine_id, tenant
         sent = self.sent[key] - 1
         if sent:
@@ -78,7 +79,7 @@ class Room:
             del self.sent[key]
 
     def is_over(self, tenant: str, now_s: float) -> bool:
-        """Whether a tenant has more than its share, and wants yet more."""
+        """Whether a tenant got more than its share lately, and has further calls that wait."""
         active = self.active
         return len(active.latest) > 1 and self._shares.is_waiting(tenant) and active.is_over(tenant, now_s)
 
@@ -91,10 +92,10 @@ class Room:
         *,
         due_s: float = -inf,
     ) -> WaitReason | None:
-        """What a further prompt of the tenant waits for; None if the engine is sent it.
+        """What a further prompt of the tenant waits for; None if the engine has room for it.
 
-        The engine is sent one if a slot is free, and what it computes before the prompt ends soon. `precedence` is
-        the prompt's, or that of the rest if its turn has come. It is due at `due_s` if it is on time (-inf: it is not).
+        `precedence` is the prompt's if it overtakes the line, or `REST` if its turn has come. `due_s` is the deadline
+        of a prompt on time; -inf: it is not on time.
         """
         if self._ahead_s == inf:
             return None
@@ -119,7 +120,7 @@ class Room:
         return "tenant_share" if is_kept_back else "prompts"
 
     def has_last(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
-        """Whether the engine is sent a prompt that it serves last (None: of a tenant that has no call there)."""
+        """Whether the engine has room for a prompt that it serves last; `tenant` None: one without calls there."""
         if self._ahead_s == inf:
             return True
         is_shared = self._is_shared(tenant, now_s)
@@ -129,7 +130,7 @@ class Room:
         return not view.queue.sent or before_s < self._bound_s(view, is_shared=is_shared)
 
     def due_s(self, view: EngineView, tenant: str, now_s: float, *, due_s: float = -inf) -> float:
-        """When there may be room as time passes, if nothing else happens; infinite if there will be none."""
+        """When there may be room without a further event; infinite: not without one."""
         is_shared, queue = self._is_shared(tenant, now_s), view.queue
         queue.expire(now_s)
         queue.find_late(now_s)
@@ -143,7 +144,7 @@ class Room:
             return now_s
         events_s = min(queue.expires_s, queue.late_s)
         if not is_shared or has_enough:
-            return events_s  # what is behind the prompt that is computed does not get less meanwhile
+            return events_s  # the prompts behind the computed one do not get fewer while it is computed
         share = 1.0 if is_over else _rest_share(view)
         if share * queue.sent * view.first_bytes.gap_s >= bound_s:
             return events_s
@@ -151,16 +152,16 @@ class Room:
         return min(now_s + over_s / (view.slowness * share) if over_s < left_s else inf, events_s)
 
     def _is_shared(self, tenant: str | None, now_s: float) -> bool:
-        """Whether others would wait for what the tenant has in an engine: other tenants, or its own conversations."""
+        """Whether other tenants, or other conversations of the tenant, would wait for its prompts in an engine."""
         if len(self.active.latest) > 1 and self.active.are_several(now_s):
             return True
         return tenant is not None and self.conversations.are_crowded(tenant, now_s)
 
     def _has_enough(self, view: EngineView, tenant: str, due_s: float) -> bool:
-        """Whether the engine has enough of a tenant's prompts on time before a further one, which is due at `due_s`.
+        """Whether the engine has enough of a tenant's prompts on time, for a further one with the deadline `due_s`.
 
-        The engine serves them before the rest, so the rest does not count them. Without this bound, an engine would be
-        sent all of a flood whose promises can be kept, and calls without a promise would wait there for all of it.
+        Prompts of the rest do not count prompts on time. Without this bound, an engine would get a whole flood of calls
+        whose deadlines can be met, and calls without a deadline would wait in the engine for all of it.
         """
         if due_s == -inf:
             return False
@@ -178,7 +179,7 @@ class Room:
         is_shared: bool,
         is_over: bool,
     ) -> float:
-        """What an engine that has prompts to compute serves before one of this precedence, in seconds."""
+        """Seconds of the sent prompts that the engine serves before a further one of this precedence."""
         queue = view.queue
         if is_over and precedence is Precedence.REST:
             return _all_s(view, now_s, is_shared=True)
@@ -192,17 +193,18 @@ class Room:
         return view.slowness * (view.drain_s(tokens) + attention_s) if tokens else 0.0
 
     def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
-        """How much the engine is sent, by this gateway and others, before this one waits.
+        """The most seconds of sent prompts, those of other gateways included, with which this one sends another.
 
-        It counts its own part: a tenant alone may send as much through each gateway. Of several tenants' calls each
-        gateway sends its share. Otherwise whoever fills an engine would be the first to learn of room, and keep all.
+        Each gateway bounds its own part only. A tenant alone may have the whole bound through each gateway. Of several
+        tenants' calls, each gateway sends its share: otherwise the gateway that fills an engine would be the first to
+        learn of free room, and keep all of it.
         """
         bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
         own = view.queue.own_share * (view.gateways if is_shared else 1)
         return bound_s if own >= 1 else bound_s / own if own > 0 else inf
 
     def _no_slot(self, view: EngineView, tenant: str | None, now_s: float, *, is_shared: bool) -> WaitReason | None:
-        """Why the tenant may not have a slot of the engine; None if it may."""
+        """Why the tenant may not take a slot of the engine; None: it may."""
         if not view.slots:
             return None
         free = _free_slots(view)
@@ -216,7 +218,7 @@ class Room:
         return None if free > kept else "tenant_share"
 
     def _wanted_by_others(self, view: EngineView, tenant: str, now_s: float) -> float:
-        """The slots that other tenants need for the calls of `RESERVED_S`. It is computed once in so long."""
+        """The slots that other tenants need for their calls of `RESERVED_S`; computed once in this time."""
         since_s, wanted = self._wanted.get(view.engine_id, (-inf, {}))
         if now_s - since_s >= RESERVED_S:
             wanted = self._wants(view, now_s)
@@ -224,7 +226,7 @@ class Room:
         return sum(wanted.values()) - wanted.get(tenant, 0.0)
 
     def _wants(self, view: EngineView, now_s: float) -> dict[str, float]:
-        """By tenant, the slots for the calls of `RESERVED_S`. Beyond its share, none is kept for a tenant."""
+        """By tenant, the slots for its calls of `RESERVED_S`, at most up to its share of the engine."""
         rates = self._arrivals[view.engine_id].per_s(now_s)
         left = {
             tenant: view.slots * self.active.share(tenant, now_s) - self.sent.get((view.engine_id, tenant), 0)
@@ -234,14 +236,14 @@ class Room:
 
 
 def _prompts_s(view: EngineView, tokens: int) -> float:
-    """Seconds in which the engine computes so many tokens of prompts, without their attention."""
+    """Seconds in which the engine computes `tokens` of prompts, without their attention."""
     return view.slowness * view.drain_s(tokens) if tokens else 0.0
 
 
 def _free_slots(view: EngineView) -> int:
-    """The slots that this gateway may fill. Those that others have filled are not free, but each may fill its share.
+    """The slots that this gateway may fill: the free ones, or if none is, up to its equal share of all slots.
 
-    Without that, whoever has calls there would be the first to learn of each slot that gets free, and keep all of them.
+    Otherwise the gateways with calls there would be the first to learn of each freed slot, and keep all of them.
     """
     sent = sent_calls(view)
     free = view.slots - sent - view.reported
@@ -249,7 +251,7 @@ def _free_slots(view: EngineView) -> int:
 
 
 def backlog_s(view: EngineView, now_s: float) -> float:
-    """Seconds until the prompts that the engine was sent are computed, at the pace that was measured."""
+    """Seconds until the sent prompts are computed, at the engine's measured pace."""
     queue = view.queue
     queue.expire(now_s)
     if not queue.sent:
@@ -258,22 +260,21 @@ def backlog_s(view: EngineView, now_s: float) -> float:
 
 
 def _may_pass_others(queue: PrefillQueue, tenant: str, precedence: Precedence) -> bool:
-    """Whether a tenant that is over its share may be sent such a prompt: one on time passes its own ones only."""
+    """Whether a prompt of a tenant over its share may be sent: small ones not, one on time before its own ones only."""
     if precedence is Precedence.ON_TIME:
         return queue.tenants.keys() == {tenant}
     return precedence is Precedence.REST
 
 
 def _all_s(view: EngineView, now_s: float, *, is_shared: bool) -> float:
-    """Seconds until all is computed that the engine was sent; beside other tenants at the pace of first bytes, too.
-
-    Only that pace shows that an engine's KV cache is full.
+    """Seconds until all sent prompts are computed. Beside other tenants, at least by the rate of first bytes, because
+    only this rate shows that an engine's KV cache is full.
     """
     found_s = backlog_s(view, now_s)
     return max(found_s, view.queue.sent * view.first_bytes.gap_s) if is_shared else found_s
 
 
 def _rest_share(view: EngineView) -> float:
-    """The part of what an engine was sent that is served last."""
+    """The part of the sent tokens with the precedence `REST`."""
     queue = view.queue
     return queue.tokens_of[Precedence.REST] / queue.sent_tokens if queue.sent_tokens else 0.0

@@ -1,6 +1,7 @@
-"""What this gateway needs of what several gateways share: calls of tenants with limits, and KV of live sessions.
+"""What this gateway needs of amounts that several gateways share: tenants' running and waiting calls, and sessions' KV.
 
-The store shares it out (`SharedKeeper.share`), so a tenant or sessions that one gateway has alone have all of it there.
+The store divides each amount by need (`SharedKeeper.share`): a tenant with calls in one gateway only has all of it
+there.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.store.event_log import Need
 
 LEAST_PART: Final = 0.01
-"""Of the engines. Another gateway may have all until it asks again, but what sessions are worth is judged here, too."""
+"""The least part of the engines: another gateway may have all of the KV, but each one judges the worth of sessions."""
 
 
 def kv_of(model: str) -> str:
-    """The name, among gateways, of the KV that live sessions of a model may fill."""
+    """The name of the KV for live sessions of a model in the shared store."""
     return f"kv {model}"
 
 
 def needs(admission: Admission, terms: TenantTerms, router: Router) -> Mapping[str, Need]:
-    """What is used here, and what waits for more."""
+    """By name: the shared amount, and what this gateway uses or waits for."""
     return dict((*_of_calls(admission, terms), *needs_of_sessions(admission, router)))
 
 
 def needs_of_sessions(admission: Admission, router: Router) -> Iterator[tuple[str, Need]]:
-    """The KV of live sessions, and of those that are held."""
+    """The need of KV for live and held sessions."""
     for model, gate in admission.sessions.gates.items():
         whole = caches(router, model)
         if whole is not None and (gate.tokens or gate.held.turns):
@@ -37,7 +38,7 @@ def needs_of_sessions(admission: Admission, router: Router) -> Iterator[tuple[st
 
 
 def part_of_engines(model: str, router: Router, parts: Mapping[str, int] | None) -> float | None:
-    """The part of a model's engines that sessions may fill here; None if the store does not say."""
+    """The part of a model's engines whose KV this gateway's sessions may fill; None if the store does not say."""
     part, whole = (parts or {}).get(kv_of(model)), caches(router, model)
     return None if part is None or whole is None else min(1.0, max(LEAST_PART, part / max(1, whole.kv_tokens)))
 

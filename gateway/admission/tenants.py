@@ -1,8 +1,8 @@
-"""Tenants: who they are, what each was promised and may use, and what it uses now.
+"""Tenants: their identities, weights and limits, and what each uses now.
 
-A tenant is an identity inside, which nobody can guess, and a label for operators. The identity is the tenant's cache
-salt in the engines, and owns its sessions. It is an HMAC, so that only who has the server's secret can tell it from a
-key or a name. `/metrics` may be open, so it shows labels only.
+Inside the gateway a tenant is an identity: an HMAC of its key or name, so that the identity cannot be computed without
+the server's secret. The identity owns the tenant's sessions, and is its cache salt in the engines. `/metrics` may be
+public, so it shows labels only.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from plait.backends.errors import LimitError, ReachedLimit
 from plait.gateway.config.sections import AdmissionConfig, TenantConfig
 
 IDENTITY_DIGITS: Final = 32
-"""Hexadecimal: 128 bits. All identities have the same length, so that none with a client's salt behind it is another's
-with another salt."""
+"""Hexadecimal: 128 bits. All identities have one length, so that two tenants cannot get the same string by identity +
+client's salt.
+"""
 
 LABEL_DIGITS: Final = 8
-"""Hexadecimal: of a thousand tenants, two have the same label with a chance of 1 in 8,000."""
+"""Hexadecimal: among a thousand tenants, two have the same label with a probability of 1 in 8,000."""
 
 
 class TenantIds:
-    """Identities and labels, which stay the same as long as the `secret` does. Without one they last as long as this.
+    """Identities and labels, which depend on the `secret` (None: a random one of this process).
 
-    An open gateway has one tenant, the empty string.
+    A gateway without keys has one tenant, the empty string.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or token_bytes(32)
-        self._names: dict[str, str] = {}  # by identity, also of tenants that are gone: their calls may still run
+        self._names: dict[str, str] = {}  # by identity; removed tenants stay, because their calls may still run
 
     def of_key(self, key: str) -> str:
-        """The tenant that has only this key."""
+        """The tenant of a key outside the `[[tenants]]` sections."""
         return self._identity(b"key", key)
 
     def of_name(self, name: str) -> str:
@@ -56,7 +57,7 @@ class TenantIds:
 
 
 BURST_S = 10.0
-"""A tenant may use up to so many seconds of its rate at once."""
+"""The size of the token buckets, in seconds of the rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,9 @@ UNLIMITED = TenantLimits()
 
 @dataclass(slots=True)
 class TenantUse:
-    """What one tenant uses. `running` counts its calls that are placed.
+    """What one tenant uses: its placed calls (`running`), and two token buckets of `BURST_S` for its rates.
 
-    Rates are token buckets that hold `BURST_S` of use. The tenant `has_rates` since its latest call, or had none then.
+    `has_rates` is whether the tenant had rates at its latest call.
     """
 
     running: int = 0
@@ -90,13 +91,13 @@ class TenantUse:
     _at_s: float = -inf
 
     def check_rate(self, limits: TenantLimits, tokens: int, now_s: float) -> None:
-        """Raise `LimitError` if one more call of these tokens is beyond a rate.
+        """Raise `LimitError` if one more call with `tokens` is beyond a rate.
 
-        A call above a whole burst may go if nothing was used before.
+        A call that is larger than the bucket passes if the bucket is full.
         """
         self.has_rates = limits.has_rates
         if not limits.has_rates:
-            self._at_s = -inf  # what was used without a limit does not count later
+            self._at_s = -inf  # empties what was used, so that use without a limit does not count later
             return
         self._drain(limits, now_s)
         for used, more, rate, unit in (
@@ -108,26 +109,26 @@ class TenantUse:
                 raise beyond_rate(rate, unit, over / rate, used / BURST_S)
 
     def spend(self, limits: TenantLimits, now_s: float) -> None:
-        """A request was refused that was no call: it counts as one without tokens, up to a whole burst."""
+        """A request was refused before it became a call: it counts as a call without tokens, up to a whole bucket."""
         if limits.has_rates:
             self.has_rates = True
             self._drain(limits, now_s)
             self._calls = min(self._calls + 1, max(self._calls, BURST_S * limits.calls_per_s))
 
     def enter(self, tokens: int) -> None:
-        """A call was taken of a tenant that has rates: it counts for them."""
+        """A call passed the rates: count it."""
         self._calls += 1
         self._tokens += tokens
 
     def _drain(self, limits: TenantLimits, now_s: float) -> None:
-        """Forget what the rates have allowed since the last time."""
+        """Refill the buckets for the time since the last event."""
         elapsed_s, self._at_s = now_s - self._at_s, now_s
         self._calls = _drained(self._calls, limits.calls_per_s, elapsed_s)
         self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
 
 
 def beyond_rate(rate: float, unit: str, wait_s: float, used_per_s: float) -> LimitError:
-    """What a call is told that a rate of calls or tokens allows only in some seconds."""
+    """The error of a call that a rate of calls or tokens allows only after `wait_s`."""
     return LimitError(
         f"This tenant may use {rate:g} {unit} a second; send the call again later.",
         code=f"{unit}_per_second",
@@ -141,21 +142,21 @@ def _drained(used: float, rate: float, elapsed_s: float) -> float:
 
 
 def running_of(tenant: str) -> str:
-    """The name, among gateways, of the calls that a tenant may have running."""
+    """The name of a tenant's running calls in the shared store."""
     return f"running {tenant}"
 
 
 def waiting_of(tenant: str) -> str:
-    """The name, among gateways, of the calls that a tenant may have waiting for a model."""
+    """The name of a tenant's waiting calls for a model in the shared store."""
     return f"waiting {tenant}"
 
 
 class TenantTerms:
-    """The terms in force. `weights` has the tenants that have a section; all others weigh 1.
+    """The weights and limits in force. `weights` has the tenants with a section; all others weigh 1.
 
-    The limits are divided among so many `gateways`, of which this one is number `index` from 0 on. If they share a
-    store, `parts` returns what this one may have running and waiting, by `running_of` and `waiting_of` a tenant; None
-    while the store does not say so.
+    The limits are divided equally among `gateways`, of which this one is number `index`, from 0 on. With a shared
+    store, `parts` returns this gateway's part of running and waiting calls by their names (`running_of`, `waiting_of`);
+    None while the store does not say.
     """
 
     def __init__(
@@ -176,12 +177,12 @@ class TenantTerms:
         self.replace(admission, tenants)
 
     def share(self, gateways: int, index: int) -> None:
-        """So many gateways share the limits from now on."""
+        """The number of gateways that share the limits has changed."""
         self._gateways, self._index = gateways, index
         self.replace(*self._config)
 
     def replace(self, admission: AdmissionConfig, tenants: Sequence[TenantConfig]) -> None:
-        """Take over another configuration. What tenants have used so far still counts."""
+        """Use another configuration. What tenants have used so far still counts."""
         self._config = admission, tuple(tenants)
         named = {self._ids.of_name(tenant.name): tenant for tenant in tenants}
         self._common_whole = _limits(None, admission)
@@ -192,9 +193,9 @@ class TenantTerms:
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
 
     def limits(self, tenant: str) -> TenantLimits:
-        """What a tenant may use here.
+        """The limits of a tenant in this gateway.
 
-        A tenant of whom the store does not know that it has calls here may run one, if it has others elsewhere.
+        A tenant that the store does not know to have calls here may run one.
         """
         limits = self._own.get(tenant, self._common)
         if self.parts is None or self._gateways == 1 or limits.max_running == inf == limits.max_waiting:
@@ -212,23 +213,23 @@ class TenantTerms:
 
     @property
     def have_counts(self) -> bool:
-        """Whether any tenant has a limit on what runs or waits."""
+        """Whether any tenant has a limit on running or waiting calls."""
         return any(
             (limits.max_running, limits.max_waiting) != (inf, inf)
             for limits in (self._common_whole, *self._own_whole.values())
         )
 
     def whole(self, tenant: str) -> TenantLimits:
-        """What a tenant may use in all gateways together."""
+        """The limits of a tenant over all gateways together."""
         return self._own_whole.get(tenant, self._common_whole)
 
     def _divided(self, whole: TenantLimits) -> TenantLimits:
-        """The part of this gateway, while nobody says who needs more."""
+        """The equal part of the limits for this gateway."""
         rates = whole.calls_per_s / self._gateways, whole.tokens_per_s / self._gateways
         return TenantLimits(*rates, self._part(whole.max_running), self._part(whole.max_waiting))
 
     def _part(self, calls: float) -> float:
-        """The part of a number of calls that this gateway may have. It is at least one, or none could run here."""
+        """The equal part of a number of calls for this gateway: at least 1, so that a call can run here."""
         if calls == inf:
             return inf
         whole, rest = divmod(int(calls), self._gateways)
@@ -236,7 +237,7 @@ class TenantTerms:
 
 
 def _limits(tenant: TenantConfig | None, admission: AdmissionConfig) -> TenantLimits:
-    """The limits of a tenant in all gateways together; None: of those that have none of their own."""
+    """The limits of a tenant over all gateways together; None: of tenants without a section."""
 
     def limit(name: str) -> float:
         own = None if tenant is None else getattr(tenant, name)

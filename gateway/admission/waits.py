@@ -1,4 +1,4 @@
-"""The reasons for which a call waits, each from when on, and its changes of line."""
+"""Why a call waits, since when, and its changes of line: for the log, receipts and metrics."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_
 """What a call waits for.
 
 - `slot`: a free sequence slot of its engine;
-- `prompts`: prompts that its engine was sent and has not computed;
-- `turn`: those that go before it in the line of its engine;
-- `tenant_share`: room that others would have, but not its tenant, which has more than its share;
+- `prompts`: sent prompts that its engine has not computed;
+- `turn`: the calls before it in the line of its engine;
+- `tenant_share`: there is room for other tenants, but its own is over its share;
 - `session`: room for its session's context in the engines' caches;
-- `max_running`: an end of another call of its tenant, which has as many placed as it may;
-- `store`: the gateways' store, which is asked for its tenant's rates.
+- `max_running`: the end of another call of its tenant, which is at its limit of running calls;
+- `store`: the shared store's answer on its tenant's rates.
 
-Strings, and no enumeration: each look at an engine would read a member, which costs Python 3.11 a call.
+These are strings because reading a member of an `Enum` is a function call in Python 3.11, and every look at an engine
+would read one.
 """
 
 
 MOST_WAITS: Final = 64
-"""So many are noted of a call. What it waits for then counts as the last one."""
+"""The most waits that are recorded of a call. The last one then lasts until the end."""
 
 
 class Wait(NamedTuple):
-    """A call waits for this from `since_s` on: until its next wait, or until it is sent or given up."""
+    """A call waits for `why` from `since_s` to its next wait, or until it is sent or refused."""
 
     why: WaitReason
     since_s: float
 
 
 class LineChange(NamedTuple):
-    """A call that waits has gone to another engine's line.
+    """A waiting call has moved from one engine to another.
 
-    `gain_s` is the delay that it was to save; None if its engine takes no calls any more.
+    `gain_s` is the predicted gain in delay; None: the call moved because its engine no longer takes calls.
     """
 
     from_id: str
@@ -45,16 +46,17 @@ class LineChange(NamedTuple):
 
 
 class Firsts:
-    """What the first call of each line waits for, since the call before it has gone.
+    """What the first call of each line waits for, since it is the first.
 
-    Which one that is shows only when it is sent: one that joins later may go before it.
+    The waits are recorded by line and tenant, and given to the call that is then sent: until that moment a later call
+    may still become the first.
     """
 
     def __init__(self) -> None:
-        self._waits: dict[str, tuple[str, list[Wait]]] = {}  # tenant and waits, by engine
+        self._waits: dict[str, tuple[str, list[Wait]]] = {}  # by engine: (tenant, waits)
 
     def wait_for(self, engine_id: str, tenant: str, why: WaitReason, now_s: float) -> None:
-        """The tenant is the first of an engine's line, and waits for this from now on."""
+        """The tenant is the first of an engine's line, and waits for `why` from now on."""
         first, waits = self._waits.get(engine_id, _NOBODY)
         if first != tenant:
             self._waits[engine_id] = tenant, [Wait(why, now_s)]
@@ -62,7 +64,7 @@ class Firsts:
             waits.append(Wait(why, now_s))
 
     def taken(self, engine_id: str, tenant: str) -> Iterable[Wait]:
-        """A call of the tenant leaves an engine's line: returns what it has waited for as the first one."""
+        """A call of the tenant leaves an engine's line: return its waits as the first one."""
         if self._waits.get(engine_id, _NOBODY)[0] != tenant:
             return ()
         return self._waits.pop(engine_id)[1]
@@ -72,7 +74,7 @@ _NOBODY: Final[tuple[str | None, list[Wait]]] = (None, [])
 
 
 def seconds_by_reason(waits: Sequence[Wait], end_s: float) -> dict[str, float] | None:
-    """The seconds of waits until `end_s`, to the millisecond; None if there are none."""
+    """The seconds of each reason until `end_s`, to the millisecond; None without any."""
     found: dict[str, float] = {}
     for wait, following in pairwise((*waits, Wait("turn", end_s))):
         found[wait.why] = found.get(wait.why, 0.0) + following.since_s - wait.since_s

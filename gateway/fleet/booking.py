@@ -1,12 +1,16 @@
-"""Bookings: each is one call on the engine that it was placed on, from the decision to its end.
+"""Bookings, and the progress of an engine's answers.
 
-`Progress` watches how one engine's answers come along: which calls wait for their first byte, and when the last byte
-came. An engine is quiet if a first byte is late and no other byte comes, or if it begins streams and does not go on
-with them. Its queue and its prompts are not held against it: a call's first byte is late only `PATIENCE` times after
-the prediction. A tool parser holds arguments back for minutes, so a quiet engine may be well. A trial asks it
-(`fleet_health`). A call is forgotten if its first byte is late and the engine goes on to serve later calls that are
-about as large, or if its stream is silent although the engine had time for all of its tokens (`decode_clock`). An
-engine that says that it has all its calls has forgotten none.
+A `Booking` is one call on the engine that it was placed on, from the placement to the call's end.
+
+`Progress` watches one engine. In: calls are sent, bytes arrive, calls end, trials pass. Out, asked twice a second:
+
+- whether the engine is quiet: a first byte is late and no other byte comes, or no open stream gets a byte. Long queues
+  and prompts do not make an engine quiet, because a first byte is late only after `PATIENCE` times its predicted time.
+  A tool parser may hold arguments back for minutes, so a quiet engine may be healthy, and a trial asks it
+  (`fleet_health`);
+- which calls the engine has forgotten: a first byte is late while later calls of about the same size are served, or a
+  stream is silent although the engine had time for all of its tokens (`decode_clock`). An engine that reports as many
+  calls as it was sent has forgotten none.
 """
 
 from __future__ import annotations
@@ -28,58 +32,56 @@ from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 
 DEFAULT_HANG_S = 8.0
-"""A quiet engine hangs if it leaves a trial without an answer for so long, and nothing else comes of it.
+"""A quiet engine hangs if it does not answer a trial for so long, and sends no other byte either.
 
-Engines under load were seen silent for up to some seconds.
+Engines under load may be silent for some seconds.
 """
 
 PATIENCE = 3.0
-"""A first byte is late after this many times its predicted time, which may rest on the wrong profile."""
+"""The factor on a predicted time, after which a byte is late: the profile may be wrong."""
 
 LATE_S = 2.0
-"""A first byte is late this much after patience ends. Then the engine is asked if it is quiet, and the call can be
-overtaken.
+"""A first byte is late so long after `PATIENCE` times its predicted time. From then on the call can count as overtaken,
+and makes a silent engine quiet.
 """
 
 STALL_S = 1.0
-"""Streams stand still after this much more than their longest pause so far and the prompts that are computed meanwhile.
+"""Streams stand still after their longest pause so far, plus the prefills since, plus so many seconds.
 
-A stream is judged when it is twice as old: what comes with its first token says nothing about the next ones. A quiet
-engine is stalled if it has not answered a trial within this time.
+A stream counts once it is twice as old, because events often follow the first token together. A quiet engine is stalled
+if a trial has no answer within this time.
 """
 
 SEVERAL_STREAMS = 4
-"""With fewer open streams, a whole answer shows that a quiet engine is well: a few answers whose tools' arguments are
-held back may well come together. With as many, a stream has to show that the engine's streams go on.
+"""With fewer open streams, a whole answer proves a quiet engine healthy: tool parsers may hold back a few streams at
+once. With as many, a stream has to prove that streams get their bytes.
 """
 
 UNHEARD_S = 45.0
-"""For so long an engine may send nothing to any call. Then its late calls move, and its streams end unless trials pass.
-So long a stream may be silent whatever its output limit.
+"""An engine may send nothing to any call for so long. Then its late calls move, and its streams end unless trials pass.
+A single stream may be silent for as long, whatever its output limit.
 
 Compiling kernels or a grammar takes 30 s.
 """
 
 SLOTS = 64
-"""An engine computes so many calls at the same time, or more. One that was sent behind as many others may wait until an
-answer ends, which is not streamed perhaps.
+"""An engine runs at least so many calls at a time. A call that was sent behind as many others may be waiting for a
+slot, and if answers are not streamed, no byte shows that they make progress.
 """
 
 TRIAL_TOKENS = 2
 """The first token shows that an engine computes prompts, the second that it decodes."""
 
 COMPILING_S = 45.0
-"""For so long after a call with a grammar is late, later calls may overtake it: the grammar is compiled first."""
+"""A late call with a grammar may be overtaken for so long, while the engine compiles the grammar."""
 
 OVERTAKEN_CALLS = 3
-"""A late call that so many others overtook is forgotten. Short or urgent calls do not count: a scheduler may favour
-them.
+"""A late call is forgotten after so many others overtook it. Shorter and more urgent calls do not count, because a
+scheduler may favour them.
 """
 
 
 class BookingState(StrEnum):
-    """The state of a booking."""
-
     WAITING = "waiting"
     SENT = "sent"
     STREAMING = "streaming"
@@ -97,36 +99,36 @@ BOOKING_TRANSITIONS: dict[BookingState, frozenset[BookingState]] = {
 
 
 class BookingTransitionError(RuntimeError):
-    """A booking was started, settled or released in a state that does not allow it. Nothing was changed."""
+    """A booking was started, settled or released in a state that does not allow it. Nothing has changed."""
 
 
 class Booking(msgspec.Struct, eq=False):
-    """The placement of a call, and its entries in the engine's books, which are corrected or undone when it ends."""
+    """A placed call, and what it added to the engine's figures, which is corrected or undone when the call ends."""
 
     call: Call
     placement: Placement
 
     leaf: Node
-    """Where its prompt ends in the prefix tree."""
+    """The tree node at which its prompt ends."""
 
     entry: LedgerEntry
 
     context_tokens: float
-    """Its share of the engine's."""
+    """Its part of `EngineView.context_tokens`."""
 
     booked_s: float
 
     taken_tokens: float
-    """What was subtracted from the engine's free tokens."""
+    """Its part of the engine's free tokens."""
 
     report_number: int
-    """That of the engine's latest report then."""
+    """The number of the engine's latest report before the booking."""
 
     prefill: Prefill
-    """What the engine is expected to compute of its prompt."""
+    """The uncached part of its prompt."""
 
     answer_s: float
-    """How long an answer takes at most of which the first byte comes with its end; 0 for a stream."""
+    """The longest time to decode an answer that is not streamed, whose first byte comes at its end; 0 for a stream."""
 
     state: BookingState = BookingState.WAITING
 
@@ -136,34 +138,34 @@ class Booking(msgspec.Struct, eq=False):
     first_token_s: float | None = None
 
     iteration_s: float = 0.0
-    """The time of an iteration of the calls that the engine had been sent, at the first token."""
+    """`EngineView.sent_iteration_s` at the first token."""
 
     computed_s: float = 0.0
-    """What prompts had added to the engine's iterations at the first token."""
+    """`EngineView.computed_s` at the first token."""
 
     late_s: float = inf
-    """From when on the first byte of the answer is late."""
+    """The time from which the first byte is late."""
 
     byte_s: float = -inf
-    """When the latest piece of the answer came."""
+    """When the latest chunk of the answer arrived."""
 
     pause_s: float = 0.0
-    """The longest time between two pieces."""
+    """The longest time between two chunks."""
 
     clock_tokens: float = 0.0
-    """The engine's decode clock at a look after the latest piece."""
+    """The engine's decode clock at the first look after the latest chunk."""
 
     client_is_slow: bool = False
-    """Whether a piece of the answer waits for the client to read."""
+    """A chunk of the answer waits until the client reads (backpressure)."""
 
     overtaken: int = 0
-    """Later calls that were served first although they are about as large."""
+    """Later calls of about the same size that got a first byte before it."""
 
     give_up: Callable[[EngineError], None] | None = None
-    """Ends the wait for more of the answer with this error."""
+    """Ends the wait for the rest of the answer with this error."""
 
     def enter(self, state: BookingState) -> None:
-        """Change the state. Raises `BookingTransitionError` if the life cycle has no such step."""
+        """Change the state. Raises `BookingTransitionError` for a step that is not in `BOOKING_TRANSITIONS`."""
         if state not in BOOKING_TRANSITIONS[self.state]:
             raise BookingTransitionError(f"call {self.call.call_id} is {self.state} and cannot become {state}")
         self.state = state
@@ -171,16 +173,16 @@ class Booking(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How an engine failed a call. `cause` is the error's code, as metrics show it, and `said` the error for people.
-
-    `moves_waiting` is True if calls that wait there are better sent elsewhere. `retry_after_s` is what the engine asked
-    for.
-    """
+    """How an engine failed a call."""
 
     cause: str
+    """The error's code, as metrics show it."""
     moves_waiting: bool = True
+    """Whether calls there without a first byte should move to other engines."""
     retry_after_s: float | None = None
+    """The engine's Retry-After."""
     said: str = ""
+    """The error in words."""
 
 
 class CallUsage(NamedTuple):
@@ -192,41 +194,41 @@ class CallUsage(NamedTuple):
 
 
 class Progress:
-    """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported something new.
+    """One engine's progress. `byte_s` is when it last sent a byte of an answer, or reported new work.
 
-    `waiting` has the calls without a byte of their answer, the oldest first.
+    `waiting` has the sent calls without a byte of their answer, the oldest first.
     """
 
     def __init__(self, hang_s: float = DEFAULT_HANG_S) -> None:
         self.byte_s = -inf
         self._refuses = False
         self._hang_s = hang_s
-        self._proved_s = -inf  # when a trial last showed that the engine computes
-        self._proved_streams = False  # whether it was a stream
-        self._is_distrusted = False  # it was ejected, and has not shown since that its streams go on
+        self._proved_s = -inf  # when a trial last passed
+        self._proved_streams = False  # whether that trial was a stream
+        self._is_distrusted = False  # ejected, and no streamed trial has passed since
         self._late_s = min(LATE_S, hang_s)
         self._answer_s = -inf  # when an answer was last complete
         self.waiting: dict[Booking, None] = {}
         self._streaming: dict[Booking, None] = {}
-        self._prefill_s = 0.0  # of the calls that wait
+        self._prefill_s = 0.0  # the sum over `waiting`
         self._clock = DecodeClock()
-        self._looked_s = -inf  # at the streams
+        self._looked_s = -inf  # the latest look at all streams
 
     def sent(self, booking: Booking, now_s: float) -> None:
         """The engine was sent a call."""
         if not self.waiting:
-            self._prefill_s = 0.0  # rounding ends with the calls
+            self._prefill_s = 0.0  # drops rounding errors
         self.waiting[booking] = None
         self._prefill_s += booking.prefill.time_s
         booking.sent_s = now_s
         booking.late_s = now_s + PATIENCE * (self._prefill_s + booking.answer_s) + self._late_s
 
     def byte(self, now_s: float) -> None:
-        """Something came."""
+        """The engine gave a sign of life."""
         self.byte_s = max(self.byte_s, now_s)
 
     def next_byte(self, booking: Booking, now_s: float) -> float:
-        """A further piece of a stream came; returns the seconds since the one before. Every chunk comes here."""
+        """A further chunk of a stream arrived; returns the seconds since the one before. Called for every chunk."""
         if now_s > self.byte_s:
             self.byte_s = now_s
         pause_s = now_s - booking.byte_s
@@ -236,10 +238,7 @@ class Progress:
         return pause_s
 
     def came(self, booking: Booking, now_s: float, *, is_whole: bool) -> None:
-        """A call has its whole answer, or its first byte: then it streams from now on.
-
-        Calls that wait past their time were overtaken.
-        """
+        """A call has its whole answer (`is_whole`), or its first byte. It has overtaken calls that are late."""
         if now_s > self.byte_s:
             self.byte_s = now_s
         self._refuses = False
@@ -255,16 +254,16 @@ class Progress:
         self._prefill_s -= booking.prefill.time_s
         for waiting in self.waiting:
             if waiting.late_s >= now_s:
-                break  # calls are late about in the order in which they came
+                break  # `late_s` ascends roughly in the order of sending, so later calls are not late either
             waiting.overtaken += _overtakes(booking, waiting, now_s)
 
     def refused_again(self) -> bool:
-        """The engine refused a call: whether it has done so before, and answered none since."""
+        """The engine refused a call. Returns whether its last outcome was a refusal, too."""
         again, self._refuses = self._refuses, True
         return again
 
     def answered(self, booking: Booking, output_tokens: int, now_s: float) -> None:
-        """A whole answer had so many tokens in all of its choices."""
+        """A whole answer had `output_tokens` in all choices together."""
         self._clock.answered(booking.call, output_tokens // booking.call.choices, booking.sent_s, now_s)
 
     def forgotten(self, now_s: float) -> list[Booking]:
@@ -275,7 +274,7 @@ class Progress:
         ]
 
     def _outlasting(self, now_s: float) -> list[Booking]:
-        """The streams that are silent although the engine had time for all of their tokens, patience included."""
+        """The streams that are silent although the engine had time for `PATIENCE` times all of their tokens."""
         found = []
         for stream in self._streaming:
             tokens, call = self._clock.tokens(stream.call.model), stream.call
@@ -289,12 +288,12 @@ class Progress:
         return found
 
     def owes_since_s(self, now_s: float) -> float:
-        """Since when the engine is silent although it has calls; now if it has none."""
+        """Since when the engine has calls and is silent; now if it has no call."""
         oldest = next(iter(self.waiting or self._streaming), None)
         return now_s if oldest is None else max(self.byte_s, oldest.sent_s)
 
     def sent_by(self, when_s: float) -> int:
-        """How many of the calls that have not ended were sent by then."""
+        """How many of the present calls were sent by `when_s`."""
         return sum(booking.sent_s <= when_s for booking in (*self.waiting, *self._streaming))
 
     def leave(self, booking: Booking) -> None:
@@ -310,30 +309,30 @@ class Progress:
 
     @property
     def needs_stream(self) -> bool:
-        """Whether a trial has to be a stream: many are open, or the engine was ejected."""
+        """Whether a trial has to be a stream: several streams are open, or the engine was ejected."""
         if self._is_distrusted:
             return True
         return len(self._streaming) + sum(booking.call.streamed for booking in self.waiting) >= SEVERAL_STREAMS
 
     def ejected(self) -> None:
-        """The engine was ejected. A whole answer does not show that its streams go on."""
+        """The engine was ejected: from now on only a streamed trial proves it healthy."""
         self._is_distrusted = True
 
     def proved(self, model: str, begun_s: float, now_s: float, *, streamed: bool) -> None:
-        """A trial has shown that the engine computes. Until the next one, the engine may be silent for a time."""
+        """A trial has passed. The engine may then be silent for `hang_s` before it is quiet again."""
         self._proved_s, self._proved_streams = now_s, streamed
         self._is_distrusted = self._is_distrusted and not streamed
         self._clock.tried(model, TRIAL_TOKENS, begun_s, now_s)
 
     def is_quiet(self, now_s: float) -> bool:
-        """Whether only a trial can tell if the engine computes."""
+        """Whether the engine is silent for longer than its calls explain, so that only a trial can tell its health."""
         is_proved = now_s - self._proved_s <= self._hang_s and (self._proved_streams or not self.needs_stream)
         return not is_proved and (self._owes_first_byte(now_s) or self._stands_still(now_s))
 
     def has_hung(self, now_s: float) -> bool:
-        """Whether an engine that has left a trial without an answer hangs: nothing else has come of it either.
+        """Whether an engine that does not answer a trial hangs: it has sent no other byte for about `hang_s`.
 
-        New calls may have got their first bytes until they went to other engines.
+        The bound is less by `2 * STALL_S`: until the engine was stalled, new calls may have got their first bytes.
         """
         return self.is_quiet(now_s) and self.silent_s(now_s) > self._hang_s - 2 * STALL_S
 
@@ -343,23 +342,23 @@ class Progress:
         return [] if self.byte_s > since_s else [one for one in self.waiting if one.late_s < since_s]
 
     def abandoned(self, now_s: float) -> list[Booking]:
-        """The streams of which nothing more is expected: no byte to any call, and no passed trial, for `UNHEARD_S`."""
+        """The streams to end, if the engine has sent no byte to any call and passed no trial for `UNHEARD_S`."""
         since_s = now_s - UNHEARD_S
         if max(self.byte_s, self._proved_s) > since_s:
             return []
         return [one for one in self._streaming if one.byte_s < since_s and not one.client_is_slow]
 
     def _owes_first_byte(self, now_s: float) -> bool:
-        """Whether a first byte is late and no byte of any answer comes."""
+        """Whether a first byte is late, and no byte of any answer has come for `LATE_S`."""
         if self.silent_s(now_s) <= self._late_s:
             return False
         running = max(1, SLOTS - len(self._streaming))
         return any(booking.late_s < now_s for booking in islice(self.waiting, running))
 
     def _stands_still(self, now_s: float) -> bool:
-        """Whether no stream goes on and no answer ends for longer than prompts and the streams' own pauses explain.
+        """Whether no older stream got a byte and no answer ended for longer than prefills and usual pauses explain.
 
-        New calls may have got their first bytes meanwhile. A stream whose client does not read is owed nothing.
+        First bytes of new calls do not count. If all clients are slow, the engine is not at fault.
         """
         began = {booking: booking.first_token_s or 0.0 for booking in self._streaming}
         older = [booking for booking, began_s in began.items() if now_s - began_s > 2 * STALL_S]
@@ -377,7 +376,7 @@ class Progress:
 
 
 def _overtakes(booking: Booking, waiting: Booking, now_s: float) -> bool:
-    """Whether no engine has a reason to serve `booking` before `waiting`, which came first."""
+    """Whether `booking` was sent after `waiting`, and no scheduler has a reason to serve it first."""
     late, early = booking.call, waiting.call
     return (
         booking.sent_s > waiting.sent_s

@@ -1,6 +1,6 @@
-"""What engines are not as the gateway takes them to be: tokenizer, contexts, counts of tokens, cached tokens.
+"""Differences between an engine and what the gateway assumes: tokenizer, contexts, token counts, cached tokens.
 
-It is found when an engine starts and by its answers, and kept in its `mismatches`.
+They are found when an engine starts and from its answers, and recorded in its `mismatches`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plait.gateway.fleet.engine import FleetEngine, OtherCount
 from plait.policy.types import Call
 
 TELLING_TOKENS: Final = 256
-"""Prompts of which less is cached say nothing of what an engine's cache goes by."""
+"""Fewer cached tokens do not show whether an engine's cache uses the reported blocks."""
 CONTRADICTIONS: Final = 3
 HINTS: Final[Mapping[str, str]] = {
     "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
@@ -29,37 +29,37 @@ log = structlog.get_logger(__name__)
 
 
 class Comparisons:
-    """Compares the router's `engines` with what the gateway takes them to be."""
+    """Compares the router's `engines` with what the gateway assumes."""
 
     def __init__(self, engines: Mapping[str, FleetEngine]) -> None:
         self._engines = engines
 
     def is_due(self, engine_id: str) -> bool:
-        """Whether the tokenizer of an engine that does not report it is still to be compared."""
+        """Whether the tokenizer of an engine without reports has not been compared yet."""
         return not self._engines[engine_id].compared
 
     def tokenizer(self, engine_id: str, problem: str | None) -> None:
-        """The tokenizer was compared. `problem` says how it differs; None: it does not, as far as the engine says."""
+        """The tokenizer was compared. `problem` says how it differs; None: no difference was found."""
         engine = self._engines[engine_id]
         note(engine, "tokenizer", problem)
         engine.compared = True
 
     def contexts(self, engine_id: str, said: Mapping[str, int | None], configured: Mapping[str, int]) -> None:
-        """The engine has said the contexts of its models."""
+        """The engine has listed the contexts of its models."""
         note(self._engines[engine_id], "context", context_mismatch(said, configured))
 
     def answer(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """The engine has counted the tokens of a call that it has answered."""
+        """The engine has counted the tokens of an answered call."""
         note_answer(self._engines[booking.placement.engine_id], booking, usage, now_s)
 
     def anew(self) -> None:
-        """The gateway has another tokenizer: no engine gets ids before it has said again which one it has."""
+        """The gateway has another tokenizer: no engine gets token ids before it has reported its own again."""
         for engine in self._engines.values():
             engine.cache.lost()
             engine.compared = False
 
     def forget(self, engine_id: str) -> None:
-        """The engine does not answer, or has gone. What comes back may be another process."""
+        """The engine does not answer, or is gone. It may come back as another process."""
         engine = self._engines.get(engine_id)
         if engine is not None:
             engine.mismatches.clear()
@@ -68,7 +68,7 @@ class Comparisons:
 
 
 def note(engine: FleetEngine, kind: str, problem: str | OtherCount | None) -> None:
-    """Keep what is wrong of one `kind` (None: nothing). A change is logged."""
+    """Record the difference of one `kind` (None: there is none). A change is logged."""
     known = engine.mismatches.get(kind)
     if problem is None:
         if engine.mismatches.pop(kind, None) is not None:
@@ -80,7 +80,7 @@ def note(engine: FleetEngine, kind: str, problem: str | OtherCount | None) -> No
 
 
 def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, int]) -> str | None:
-    """What is wrong with the contexts that an engine lists, if they are shorter than the configured ones."""
+    """The difference if an engine lists a shorter context than the configured one."""
     for model, most in models.items():
         wanted = configured.get(model)
         if most is not None and wanted is not None and wanted > most:
@@ -89,12 +89,12 @@ def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, 
 
 
 def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:
-    """Compare the tokens that an answer counts with the gateway's: those of the prompt, and the cached ones."""
+    """Compare an answer's usage with the gateway's counts: the prompt's tokens, and the cached ones."""
     call, differed = booking.call, "count" in engine.mismatches
     differs = call.prompt_tokens != usage.prompt_tokens
     if differs is not differed:
         note_count(engine, call, usage)
-    elif differs and call.prompt_hash is not None:  # that was told, and these are the latest numbers
+    elif differs and call.prompt_hash is not None:  # logged before; keep the latest numbers
         engine.mismatches["count"] = OtherCount(usage.prompt_tokens, call.prompt_tokens)
     if usage.cached_tokens is not None and engine.cache.reports and call.prompt_hash is not None:
         note_cached(engine, booking.placement.cached_tokens, usage.cached_tokens, booking.booked_s, now_s)
@@ -103,8 +103,8 @@ def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: 
 def note_cached(engine: FleetEngine, predicted_tokens: int, cached_tokens: int, booked_s: float, now_s: float) -> None:
     """Compare the cached tokens of a prompt, placed at `booked_s`, with what the engine's own reports predicted.
 
-    One call may meet an eviction, or a prefix that is not computed yet. Several, one after the other, that find all or
-    nothing against the reports have other blocks than those name.
+    One call may find nothing because of an eviction, or of a prefix that is not computed yet. If several in a row find
+    nothing, or something where the reports have nothing, the reports name other blocks than the prompts.
     """
     if max(predicted_tokens, cached_tokens) < TELLING_TOKENS:
         return
@@ -113,7 +113,7 @@ def note_cached(engine: FleetEngine, predicted_tokens: int, cached_tokens: int, 
         note(engine, "cache", None)
         return
     if booked_s < engine.contradicted_s:
-        return  # it was placed before the last contradiction was known, and has the same cause
+        return  # the call was placed before the last contradiction came, and may have the same cause
     engine.contradictions += 1
     engine.contradicted_s = now_s
     if engine.contradictions >= CONTRADICTIONS:
@@ -124,7 +124,7 @@ def note_cached(engine: FleetEngine, predicted_tokens: int, cached_tokens: int, 
 
 
 def note_count(engine: FleetEngine, call: Call, usage: CallUsage) -> None:
-    """Compare the prompt tokens that an answer counts with the gateway's, of a call that has exact ones."""
+    """Compare the prompt tokens in an answer's usage with the gateway's, if the gateway has counted exactly."""
     if call.prompt_hash is None:
         return
     if call.prompt_tokens == usage.prompt_tokens:

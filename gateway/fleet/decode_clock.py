@@ -1,9 +1,8 @@
-"""How far an engine has come with decoding: how many tokens one more call of a model would have got.
+"""A clock in tokens: how many tokens an engine would have decoded so far for one more call of a model.
 
-A stream that its engine has forgotten is told from one that a tool parser holds back by this clock. Each answer shows,
-for the time from its sending to its end, that every call of its model could get as many tokens, because all running
-calls get one in an iteration. Answers that overlap count once. Calls with objectives do not count: a scheduler may
-favour them.
+The clock tells a forgotten stream from one that a tool parser holds back. Every running call gets a token in each
+iteration. So an answer of n tokens shows that any other call of its model could get n tokens in the same time. Answers
+that overlap in time count once. Answers to calls with objectives do not count, because a scheduler may favour them.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import msgspec
 from plait.policy.types import Call, Objective
 
 MOST_APART_S: Final = 20.0
-"""Trials of a quiet engine come every `hang_timeout_s` (8 s). The time between two that are further apart may have been
-another's.
-"""
+"""Trials of a quiet engine come every `hang_timeout_s` (8 s). Two that are further apart do not belong together."""
 
 
 class _Reading(msgspec.Struct):
     tokens: float = 0.0
     until_s: float = 0.0
-    """The time until which answers have been counted."""
+    """The end of the latest answer or time between trials that was counted."""
 
     tried_s: float | None = None
     """The end of the latest trial."""
@@ -36,12 +33,12 @@ class DecodeClock:
         self._models: dict[str, _Reading] = {}
 
     def tokens(self, model: str) -> float:
-        """What a call of the model that has run all the time would have got."""
+        """The clock of a model."""
         reading = self._models.get(model)
         return 0.0 if reading is None else reading.tokens
 
     def answered(self, call: Call, tokens: int, sent_s: float, now_s: float) -> None:
-        """An answer to a call that was sent at `sent_s` is whole. Each of its choices has about so many tokens."""
+        """An answer is complete. Each of its choices has about `tokens`."""
         reading = self._models.get(call.model)
         if reading is None:
             reading = self._models[call.model] = _Reading()
@@ -50,7 +47,7 @@ class DecodeClock:
             reading.until_s = now_s
 
     def tried(self, model: str, tokens: int, begun_s: float, now_s: float) -> None:
-        """A trial of a quiet engine has passed. Since the one before, the engine had as little to do."""
+        """A trial of a quiet engine has passed: the clock ran at the trial's pace since the trial before."""
         reading = self._models.setdefault(model, _Reading())
         if reading.tried_s is not None and now_s - reading.tried_s <= MOST_APART_S:
             idle_s = now_s - max(reading.until_s, reading.tried_s)
@@ -60,10 +57,10 @@ class DecodeClock:
 
 
 def is_plain(call: Call) -> bool:
-    """Whether no objective says when the call is to be served."""
+    """Whether the call has no objective by which a scheduler could favour it."""
     return call.slo is None and call.objective is None
 
 
 def may_starve(call: Call) -> bool:
-    """Whether a scheduler may let others go on before this call."""
+    """Whether a scheduler may serve other running calls before this one."""
     return call.priority > 0 or call.objective is Objective.THROUGHPUT

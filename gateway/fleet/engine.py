@@ -1,6 +1,7 @@
 """One engine of the fleet: its view for the policies, its health, its reports, and the calls that are booked on it.
 
-Part of the router's state: only the router and its parts change it.
+The engine is a part of the router's state: only the router and its parts change it. Each step of a booked call updates
+three things together: the view (work and residency), the cache (expected and confirmed blocks), and the progress.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
 SKEW: Final = 1
-"""So many calls may have come to an engine, or left it, since it has counted."""
+"""An engine's count of calls may differ from the present one by so many: calls came or ended since it counted."""
 
 
 class OtherCount(NamedTuple):
-    """The tokens that an engine and the gateway count in the same prompt."""
+    """Different counts of the tokens in one prompt."""
 
     engine_tokens: int
     gateway_tokens: int
@@ -39,7 +40,7 @@ class OtherCount(NamedTuple):
 
 
 class StockKind(NamedTuple):
-    """A kind of `DIALECTS`, and the sizes that the engine says."""
+    """An engine's key in `DIALECTS`, and the sizes that the engine gives."""
 
     kind: str
     sizes: EngineSizes
@@ -47,110 +48,100 @@ class StockKind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class FleetEngine:
-    """One engine."""
-
     view: EngineView
     health: Health
-
     cache: EngineCache
-    """What it holds, as far as that is known."""
-
     progress: Progress
-
     offer: Offer = field(default_factory=Offer)
-    """What it serves."""
 
     draining: bool = False
     """It gets no new calls."""
 
     asked_s: float = inf
-    """Since when a trial asks it whether it computes, because it is quiet."""
+    """When the present trial of the quiet engine began; infinite: the engine is not quiet."""
 
     stalled: bool = False
     """The trial has no answer so far: new calls come here only if there is no other engine."""
 
     process: str | None = None
-    """The epoch of its reports, which is the id of a process."""
+    """The epoch of its reports, which names a process."""
 
     same_as: str | None = None
     """The engine that is the same process under another address, and gets the calls of both."""
 
     reported_s: float = -inf
-    """When the last report was asked for."""
+    """When the latest report was requested."""
 
     complete_s: float = -inf
-    """When the last report was asked for that had all calls which the engine was sent before."""
+    """When the latest report was requested that had all calls that the engine was sent before."""
 
     health_since: float = 0.0
-    """Since when its health is as it is, in seconds since 1970."""
+    """When its health last changed, in seconds since 1970."""
 
     last_error: str = ""
-    """What went wrong last."""
 
     last_detail: str = ""
-    """What operators alone are told of it, such as addresses."""
+    """Details of the last error that only operators see, such as addresses."""
 
     mismatches: dict[str, str | OtherCount] = field(default_factory=dict)
-    """What is not as the gateway takes it to be: `tokenizer`, `context`, `count`, `cache` or `process`, in words."""
+    """How it differs from what the gateway assumes, in words: `tokenizer`, `context`, `count`, `cache`, `process`."""
 
     contradictions: int = 0
-    """Answers in a row whose cached tokens the reports contradict."""
+    """Answers in a row whose cached tokens contradict the reports."""
 
     contradicted_s: float = -inf
-    """When the last of them came."""
+    """When the last of these answers came."""
 
     served_s: float = -inf
-    """When it last answered a call, or began to."""
+    """When it last sent a first byte or a whole answer."""
 
     doubts: int = 0
-    """Calls that it has failed and that may be at fault themselves: other engines are asked."""
+    """Failed calls of which it is open whether the engine or the request is at fault: other engines are asked."""
 
     counts: EngineCounts | None = None
-    """What an engine without reports counts itself."""
+    """The counts of an engine without reports."""
 
     stock: StockKind | None = None
-    """What an engine without an adapter was recognised as."""
+    """The kind of an engine without an adapter."""
 
     compared: bool = False
     """Whether its tokenizer was compared."""
 
     @property
     def takes_calls(self) -> bool:
-        """Whether a call may be placed here now."""
         return self.health.takes_calls and not self.is_aside
 
     @property
     def kind(self) -> str | None:
-        """The kind that its adapter reports, or that it was recognised as; None: not known."""
+        """Its key in `DIALECTS`, as its adapter reports or as it was recognised; None: not known."""
         return self.cache.kind or (None if self.stock is None else self.stock.kind)
 
     @property
     def tier(self) -> str | None:
-        """What its adapter does, one of `cache_state.TIERS`, by the latest report; None without one."""
+        """How much its adapter does (`cache_state.TIERS`), by the latest report; None without one."""
         report = self.cache.last_report
         return None if report is None else report.scheduler.tier
 
     @property
     def is_doubted(self) -> bool:
-        """Whether it has failed so many calls that others are better asked until it is known whose fault that is."""
+        """Whether so many doubts are open that calls go to other engines until they are decided."""
         return self.doubts >= self.health.limits.consecutive_failures
 
     def serves(self, now_s: float) -> bool:
-        """Whether calls succeed there: it has answered one lately, and has failed none since."""
+        """Whether calls succeed there: it has answered one within the window of its health, and failed none since."""
         return self.health.state is HealthState.UP and now_s - self.served_s <= self.health.limits.window_s
 
     @property
     def is_aside(self) -> bool:
-        """Whether it gets no new calls, however well it is."""
+        """Whether it gets no new calls, whatever its health is."""
         return self.draining or self.same_as is not None
 
     @property
     def whole_error(self) -> str:
-        """What went wrong last, for operators."""
+        """The last error with its detail, for operators."""
         return ": ".join(filter(None, (self.last_error, self.last_detail)))
 
     def went_wrong(self, error: str, detail: str = "") -> None:
-        """Keep what went wrong."""
         self.last_error, self.last_detail = error, detail
 
     # Calls.
@@ -189,7 +180,7 @@ class FleetEngine:
         return booking
 
     def send(self, booking: Booking, now_s: float) -> None:
-        """The engine is sent a call that has waited. What is cached may have changed meanwhile."""
+        """The engine is sent a call that has waited. Its cached prefix may have changed since the placement."""
         booking.enter(BookingState.SENT)
         view = self.view
         self._look_again(booking, now_s)
@@ -201,12 +192,12 @@ class FleetEngine:
         view.send(booking.context_tokens, booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking, now_s: float) -> int:
-        """How many tokens of a waiting call's prompt are cached here once the calls before the call are computed."""
+        """How many tokens of a waiting call's prompt will be cached once the prompts before it are computed."""
         blocks = self.view.tiers.ready_blocks(booking.call, booking.leaf, self.view.cost_model, now_s)
         return blocks * booking.call.block_tokens
 
     def _look_again(self, booking: Booking, now_s: float) -> None:
-        """Expect of a waiting call's prompt what is cached now."""
+        """Update a waiting call's cached tokens and prefill."""
         cached_tokens, costs, call = self.ready_tokens(booking, now_s), self.view.cost_model, booking.call
         if cached_tokens == booking.placement.cached_tokens:
             return
@@ -225,7 +216,7 @@ class FleetEngine:
         self.view.queue.mark(booking.prefill, self.view.served_by_s(call))
 
     def first_token(self, booking: Booking, now_s: float) -> None:
-        """The prompt has been computed."""
+        """The first byte arrived, so the prompt has been computed."""
         booking.enter(BookingState.STREAMING)
         booking.first_token_s = self.served_s = now_s
         self.progress.came(booking, now_s, is_whole=False)
@@ -238,7 +229,7 @@ class FleetEngine:
             view.ledger.answered(booking.entry, now_s)
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
-        """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
+        """As `Router.settle`."""
         self.served_s = now_s
         if usage is None:
             self.release(booking, now_s, delivered=True)
@@ -258,7 +249,7 @@ class FleetEngine:
         view.end(booking.context_tokens, booking.prefill, now_s)
 
     def fail(self, booking: Booking, now_s: float) -> None:
-        """The engine failed the call. Its cost stays for a time: a fast failure must not look cheap."""
+        """The engine failed the call. Its cost stays for a time, so that fast failures do not look cheap."""
         booking.enter(BookingState.RELEASED)
         self.progress.leave(booking)
         self.view.lose(booking.context_tokens, booking.prefill, now_s)
@@ -267,7 +258,8 @@ class FleetEngine:
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
         """The call ended without usage. If it was not delivered, its booking is undone.
 
-        Its cost stays if the engine `refused` one call after the other: it must not look idle and draw all calls.
+        The cost stays if the engine `refused` this call and the one before: otherwise the engine would look idle and
+        attract all calls.
         """
         booking.enter(BookingState.RELEASED)
         view, again = self.view, refused and self.progress.refused_again()
@@ -294,10 +286,10 @@ class FleetEngine:
             self.complete_s = requested_s
 
     def counted(self, counts: EngineCounts | None, asked_s: float) -> None:
-        """Take over what the engine counted after `asked_s` (None: nothing any more).
+        """Use the counts that the engine made after `asked_s`; None: it no longer counts.
 
-        An engine in which calls wait runs as many as it can. Work that was done since the last look is a sign of life,
-        as a byte of an answer is.
+        While calls wait in the engine, its running calls fill all of its slots. Work since the last counts is a sign of
+        life, as a byte of an answer is.
         """
         view, before, self.counts = self.view, self.counts, counts
         slots = 0 if self.stock is None else self.stock.sizes.slots or 0
@@ -312,9 +304,9 @@ class FleetEngine:
             self.cache.use_size(counts.kv_tokens)
 
     def recognised(self, stock: StockKind | None) -> None:
-        """The engine has no adapter, and is of this kind; None: that is not known any more.
+        """The engine has no adapter, and was recognised as this kind; None: no longer.
 
-        A model that is not loaded keeps the context that it had.
+        A model that is no longer loaded keeps its known context.
         """
         before, self.stock = self.stock, stock
         if stock is None:
@@ -348,21 +340,22 @@ class FleetEngine:
 
 
 def engine_status(engine: FleetEngine) -> dict[str, str | None]:
-    """For people, in `/ready` and the admin API: its health, why and since when it is so, and the last error."""
+    """The engine's health for `/ready` and the admin API: state, cause, since when, and the last error."""
     since = datetime.fromtimestamp(engine.health_since, UTC).isoformat(timespec="seconds")
     state, cause, error = engine.health.state, engine.health.cause, engine.last_error
     return {"health": state.value, "cause": cause or None, "since": since, "last_error": error or None}
 
 
 def degradation(engine: FleetEngine) -> str | None:
-    """What keeps the gateway from knowing the engine's cache, or from predicting it rightly; None if nothing does."""
+    """Why the gateway does not know the engine's cache, or predicts it wrongly; None: neither is the case."""
     return "; ".join(map(str, filter(None, (engine.cache.problem, *engine.mismatches.values())))) or None
 
 
 class Doubt(NamedTuple):
-    """An engine has failed a call that may be at fault itself. `said` is its answer: the status and the message."""
+    """An engine failed a call, and it is open whether the engine or the request is at fault."""
 
     engine: FleetEngine
     booking: Booking
     failure: Failure
     said: tuple[int, str]
+    """The status and the message of the engine's answer."""

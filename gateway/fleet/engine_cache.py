@@ -1,6 +1,8 @@
 """One engine's cache as the gateway knows it: by the engine's reports, or estimated from the calls placed there.
 
-Estimated caches hold what their engines have generated, too: the next turn shows it. Part of the router's state.
+With reports: a booked call's blocks are expected until a report that was requested after the call's end confirms or
+denies them. Without: the blocks count as stored when the call ends, and LRU evicts at the assumed size. The generated
+tokens count once the next turn's prompt shows them. The cache is a part of the router's state.
 """
 
 from __future__ import annotations
@@ -30,39 +32,38 @@ SLO_SCHEDULER = "slo"
 
 @dataclass(slots=True, eq=False)
 class EngineCache:
-    """The cache of the engine of `view`, in tree blocks of `block_tokens`.
-
-    `kv_tokens` bounds the estimate while the engine does not report; None: neither engine nor configuration tells it.
-    Then `profile_tokens` do, of a profile that the configuration names, else `assumed_tokens`, which count for nothing
-    else. `reports` says whether the cache is known by reports; None: not known yet. If
-    not, the engine may report all the same: then `kind` is set, and `agreement` says what is wrong with its tokenizer.
-    `epoch` and `cursor` are those of the report that changes are asked for since. `last_report` is the latest.
-    `problem` says why an engine that has our plugin has no usable report, or gets no token ids. `unconfirmed` holds the
-    end time and the prefix of each ended call, until a report that was requested after that time confirms the prefix.
-    An estimated cache has a tier of `host_tokens` in host memory.
-    `others` has the engine's calls that are not ours, and `answers` what it has generated while it does not report. The
-    prompts of the calls that are `waiting` are still to be computed: `evictions` are expected for them in each tier.
-    """
+    """The cache of the engine of `view`, in tree blocks of `block_tokens`."""
 
     view: EngineView
     block_tokens: int
     kv_tokens: int | None
+    """The size of an estimated cache, by the engine or the configuration; None: neither gives it."""
     others: OthersCalls
     answers: EstimatedAnswers
     waiting: Collection[Booking]
+    """The sent calls without a first byte, whose prompts are still to be computed."""
     epoch: str | None = None
     cursor: int | None = None
+    """With `epoch`, the position in the engine's history since which the next report has the changes."""
     reports: bool | None = None
+    """Whether the cache is known by reports; None: not known yet."""
     kind: str | None = None
+    """The kind that the reports name. It may be set although `reports` is False: see `agreement`."""
     agreement: Agreement = UNKNOWN
     problem: str | None = None
+    """Why an engine with our plugin has no usable report, or gets no token ids."""
     last_report: CacheState | None = None
     report_number: int = 0
     unconfirmed: deque[tuple[float, Node]] = field(default_factory=deque)
+    """(end time, prompt's last node) of each ended call, until a report requested after that time."""
     profile_tokens: int | None = None
+    """The size of an estimated cache by the configured profile, if `kv_tokens` is None."""
     assumed_tokens: int | None = None
+    """The size if that is None, too; used for nothing else."""
     host_tokens: int | None = None
+    """The size of an estimated tier in host memory."""
     evictions: list[ExpectedEvictions] = field(init=False)
+    """What the prompts in `waiting` are expected to evict from each tier."""
 
     def __post_init__(self) -> None:
         self.evictions = [ExpectedEvictions(self.view.residency, self.block_tokens)]
@@ -70,28 +71,26 @@ class EngineCache:
 
     @property
     def told_tokens(self) -> int | None:
-        """The size of the cache, as the engine or the configuration tells it; None if neither does."""
+        """The size of the cache by the engine or the configuration; None: neither gives it."""
         report = self.last_report
         return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
 
     @property
     def estimated_tokens(self) -> int | None:
-        """The size of the cache, as it is told, or by the profile that the configuration names; None without one."""
+        """The size of the cache by the engine, the configuration, or the configured profile; None: not known."""
         return self.told_tokens or self.profile_tokens
 
     def use_size(self, kv_tokens: int) -> None:
-        """The engine has said how much its cache takes, without a report."""
+        """The engine has given the size of its cache, without a report."""
         self.kv_tokens = kv_tokens
         self._bound()
 
     def report(self, state: CacheState, requested_s: float, agreement: Agreement, now_s: float) -> bool:
-        """Apply a report that was requested at `requested_s` and has come at `now_s`.
+        """Apply a report that was requested at `requested_s` and arrived at `now_s`.
 
-        Returns whether the engine has worked since the last one.
-
-        Where the tokenizer is not agreed on, the report's blocks are not those of the gateway's prompts: the cache is
-        estimated. So it is after a report that raises ValueError: it cannot be true, or its blocks have another size
-        than the tree's.
+        Returns whether the engine has worked since the last report. Raises ValueError for a report that contradicts
+        itself, or has blocks of another size than the tree's. Then the cache is estimated. With another tokenizer than
+        the gateway's it is estimated, too, because the report's block names are not those of the gateway's prompts.
         """
         try:
             state.check()
@@ -114,11 +113,11 @@ class EngineCache:
         self._assume_unconfirmed()
 
     def lost(self) -> None:
-        """The engine cannot be reached. It may come back with another tokenizer, before its first report."""
+        """The engine cannot be reached. It may come back with another tokenizer."""
         self.agreement = UNKNOWN
 
     def forget(self) -> None:
-        """Another process serves from now on. Nothing is known of its cache, but calls are still booked here."""
+        """The engine has restarted with an empty cache. Calls are still booked here."""
         self.view.residency.clear()
         while self.unconfirmed:
             self.view.residency.unbook(self.unconfirmed.popleft()[1])
@@ -126,16 +125,16 @@ class EngineCache:
         self.reports = None
 
     def ended(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
-        """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm it.
+        """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm this.
 
-        `usage` is that of a whole answer.
+        `usage` is set for a complete answer.
         """
         if self.reports:
             self._given_up(booking)
             self.view.residency.touch(booking.leaf)
             self.unconfirmed.append((now_s, booking.leaf))
         else:
-            call = booking.call  # nothing is learnt of a prompt that the engine has counted differently
+            call = booking.call  # if the engine counts the prompt differently, the answer's place is not known
             if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
@@ -146,7 +145,7 @@ class EngineCache:
             evictions.computed(booking)
 
     def given_up(self, booking: Booking) -> None:
-        """A call will not be computed, or not to its end: nothing is expected of it any more."""
+        """A call will not be computed, or not to its end: expect none of its blocks."""
         if self.reports:
             self._given_up(booking)
         self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
@@ -156,7 +155,6 @@ class EngineCache:
             evictions.given_up(booking)
 
     def _use_tiers(self, names: Sequence[str]) -> None:
-        """The engine has these lower tiers."""
         tiers = self.view.tiers
         if (names or tiers.views) and names != tiers.names:
             for evictions in self.evictions:
@@ -177,7 +175,7 @@ class EngineCache:
         if agreement.problem is not None:
             self._estimate(state)
         elif was_estimated and not state.snapshot:
-            self.cursor = self.epoch = None  # the blocks of earlier reports are missing: the next one shall have all
+            self.cursor = self.epoch = None  # earlier changes were not applied, so ask for a snapshot next
         else:
             self._take_blocks(state, requested_s)
         self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
@@ -194,7 +192,7 @@ class EngineCache:
         return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
 
     def _take_blocks(self, state: CacheState, requested_s: float) -> None:
-        """Take over what the engine has stored and removed."""
+        """Apply what the engine has stored and removed."""
         residency = self.view.residency
         self._use_tiers([one.tier for one in state.tiers])
         if state.epoch != self.epoch:
@@ -219,10 +217,10 @@ class EngineCache:
             evictions.update(free_tokens, prompts)
 
     def _take_tiers(self, state: CacheState, runs: Sequence[Run]) -> None:
-        """Take over what all tiers have stored and removed; the accelerator has stored these `runs`.
+        """Apply what all tiers have stored and removed; the accelerator has stored these `runs`.
 
-        A block that moves from one tier to another is removed from that one, and stays in all tiers together. `left`
-        has those that are moved, or gone.
+        A tier's residency includes the faster tiers. So a block that moves to a lower tier stays resident below, and
+        `left` collects the blocks that a faster tier no longer has: they moved, or are gone.
         """
         left, free_tokens, above = set[int](), float(state.kv_free_tokens), self.view.residency.resident
         ends = above.apply(state.removed, runs, left)
@@ -241,14 +239,14 @@ class EngineCache:
             view.took(tier.loaded_tokens, tier.loading_s)
 
     def _estimate(self, state: CacheState) -> None:
-        """The engine's blocks have names that the gateway's prompts do not have. A new process has an empty cache."""
+        """Estimate the cache of an engine whose block names differ. After a restart the cache is empty."""
         if state.epoch != self.epoch:
             self.view.residency.clear()
         self.reports, self.epoch, self.cursor = False, state.epoch, state.cursor
         self._assume_unconfirmed()
 
     def _assume_unconfirmed(self) -> None:
-        """From now on the cache is estimated."""
+        """Change to an estimated cache: take unconfirmed prefixes as stored, and expect no evictions."""
         self.view.free_tokens = None
         for tier in self.view.tiers.views:
             tier.free_tokens = None
@@ -258,7 +256,7 @@ class EngineCache:
             self.view.residency.assume_stored(self.unconfirmed.popleft()[1], is_booked=True)
 
     def _bound(self) -> None:
-        """The size of the cache may have changed."""
+        """Update the sizes of the residencies."""
         tokens = self.estimated_tokens or self.assumed_tokens
         self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
         if not self.reports and self.host_tokens is not None and tokens is not None:
@@ -271,7 +269,7 @@ class EngineCache:
 
 
 def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:
-    """The parts of a run that are left without these blocks."""
+    """The parts of a run between these blocks."""
     parent, part = run.parent, list[int]()
     for block in run.hashes:
         if block not in blocks:
@@ -285,7 +283,7 @@ def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:
 
 
 class EstimatedAnswers:
-    """The answers that the estimated caches of a fleet hold. Engines that report report what they have generated too.
+    """Adds generated tokens to the estimated caches of a fleet. Reports have the generated blocks already.
 
     `cache_of` returns an engine's cache.
     """
@@ -297,27 +295,27 @@ class EstimatedAnswers:
         self.answered = AnsweredPrompts(block_tokens)
 
     def ended(self, engine_id: str, prompt_hash: int, call: Call, output_tokens: int) -> None:
-        """A call was answered. Its engine has counted the tokens of its prompt as the gateway does."""
+        """A call was answered. The engine and the gateway count the same tokens in its prompt."""
         before = call.block_hashes[-1] if call.block_hashes else None
         self.answered.add(engine_id, prompt_hash, before, call.prompt_tokens, output_tokens)
 
     def arrived(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
     ) -> None:
-        """A prompt arrived. If it continues an answered one, the engines that still have that one have the answer too.
+        """A prompt arrived. If it continues an answered one, engines that still have that prompt have the answer too.
 
-        The arguments are those of `AnsweredPrompts.continued`. It need not be called while none is `answered`.
+        The arguments are those of `AnsweredPrompts.continued`. Without `answered` prompts, this call has no effect.
         """
         blocks, stored = self.answered.continued(tokens, hashes, root, turn_ends)
         for engine_id, stored_tokens in stored.items():
             self._store(self._cache_of(engine_id), hashes[: stored_tokens // self._block_tokens], blocks)
 
     def forget(self, engine_id: str) -> None:
-        """Nothing is known of an engine's cache any more."""
+        """The engine has restarted or is gone."""
         self.answered.forget(engine_id)
 
     def _store(self, cache: EngineCache, hashes: Sequence[int], known_blocks: int) -> None:
-        """Assume that the blocks behind the first `known_blocks` are stored, if these are."""
+        """Take all blocks as stored in the fastest tier that has the first `known_blocks`."""
         device, path = cache.view.residency, self._tree.match(hashes)
         for one in () if cache.reports else (device, *device.tiers):
             if known_blocks <= one.cached_blocks(path) < len(hashes):
@@ -326,12 +324,14 @@ class EstimatedAnswers:
 
 
 MOST_PROMPTS = 16_384
-"""The prompts that are remembered, some 6 MB. A turn that comes after so many others is not recognised."""
+"""The most remembered prompts, some 6 MB. A turn that comes after so many others is not recognised."""
 
 
 @dataclass(slots=True)
 class _Answered:
-    """A prompt. `before` is the hash of its whole blocks; None: it has none. `stored_tokens` are by engine."""
+    """An answered prompt: the hash of its whole blocks (None: it has none), the number of tokens after them, and by
+    engine the tokens of prompt and answer that it has stored.
+    """
 
     before: int | None
     rest_tokens: int
@@ -339,10 +339,10 @@ class _Answered:
 
 
 class AnsweredPrompts:
-    """The latest prompts that engines have answered, `prompts`. Tree blocks have `block_tokens`.
+    """The latest prompts that engines have answered, by their `whole_hash`.
 
-    An engine's cache also has the answer's tokens. Their ids are not known to the gateway, but the next turn's prompt
-    has them: it begins with the whole prompt of the turn before, and the answer comes next.
+    An engine's cache has the answer's tokens, too. The gateway learns their ids from the next turn's prompt, which
+    begins with the whole prompt of the turn before, followed by the answer.
     """
 
     def __init__(self, block_tokens: int, most_prompts: int = MOST_PROMPTS) -> None:
@@ -350,10 +350,10 @@ class AnsweredPrompts:
         self._most_prompts = most_prompts
         self.prompts: OrderedDict[int, _Answered] = OrderedDict()
         self._rests: dict[int | None, Counter[int]] = {}
-        """By the hash of the whole blocks: how many prompts have so many tokens behind them."""
+        """By the hash of the whole blocks: the numbers of tokens after them, with how many prompts have each."""
 
     def add(self, engine_id: str, prompt_hash: int, before: int | None, prompt_tokens: int, output_tokens: int) -> None:
-        """An engine has answered the prompt with this `whole_hash`. It does not compute the KV of the last token."""
+        """An engine has answered a prompt. The KV of the last generated token is not computed."""
         answered = self.prompts.get(prompt_hash)
         if answered is None:
             answered = self.prompts[prompt_hash] = _Answered(before, prompt_tokens % self._block_tokens)
@@ -366,10 +366,11 @@ class AnsweredPrompts:
     def continued(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
     ) -> tuple[int, Mapping[str, int]]:
-        """The whole blocks of the prompt that this one continues, and how many tokens its engines have stored.
+        """(whole blocks of the answered prompt that this one continues, stored tokens by engine).
 
-        `hashes` are those of its whole blocks, behind `root`. With `turn_ends`, one of these tokens has to end the
-        answer where it ended. Else the prompt has another text in its place, such as an answer without its reasoning.
+        `hashes` are those of the new prompt's whole blocks, after `root`. With `turn_ends`, one of these tokens has to
+        be where the answer ended. Otherwise the prompt has another text there, such as the answer without its
+        reasoning.
         """
         for blocks in range(len(hashes), -1, -1):
             before = hashes[blocks - 1] if blocks else None
@@ -387,7 +388,7 @@ class AnsweredPrompts:
         return 0, {}
 
     def forget(self, engine_id: str) -> None:
-        """Nothing is known of an engine's cache any more."""
+        """The engine has restarted or is gone."""
         for prompt_hash, answered in list(self.prompts.items()):
             answered.stored_tokens.pop(engine_id, None)
             if not answered.stored_tokens:

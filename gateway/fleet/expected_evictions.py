@@ -1,4 +1,4 @@
-"""What one tier of an engine is expected to evict for the prompts that the engine still has to compute."""
+"""Evictions that one tier of an engine is expected to make between reports, for prompts still to be computed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from plait.policy.prefix.prefix_tree import Node
 from plait.policy.prefix.residency import Residency, Victim
 
 Prompt = tuple[Node, int]
-"""The node that a prompt's whole blocks end at, and the prompt's tokens."""
+"""(the node at which a prompt's whole blocks end, the prompt's tokens)."""
 
 
 class ExpectedEvictions:
-    """The prompts that one engine still has to compute, and the blocks that LRU evicts for them.
+    """The prompts that one engine still has to compute, and the blocks that LRU will evict for them.
 
-    Blocks that are expected to be evicted do not count as held. They are expected anew with each report. It shows which
-    blocks of these prompts the engine has stored already, how much room is left, and what was really evicted. A prompt
-    that the engine was sent after a report counts from the next one on. Engines report between iterations, and often
+    Blocks that are expected to be evicted do not count as cached. Each report starts the expectation anew: it shows
+    which blocks of these prompts are stored already, how much room is left, and what was really evicted.
+
+    A prompt that was sent after a report counts from the next report on: engines report between iterations, and often
     begin such a prompt together with the calls that come soon after it.
     """
 
@@ -26,27 +27,27 @@ class ExpectedEvictions:
         self._free_tokens = 0.0  # room in the engine's empty blocks at the latest report
 
     def computed(self, call: object) -> None:
-        """The prompt is computed. What it evicts stays expected until the next report, or until no prompt is left."""
+        """The prompt is computed. Its evictions stay expected until the next report, or until no prompt is left."""
         if self._prompts.pop(call, None) is not None and not self._prompts:
             self._forget()
 
     def given_up(self, call: object) -> None:
-        """The call has ended, maybe before its prompt was computed. It evicts nothing any more."""
+        """The call has ended, and evicts no further blocks."""
         if self._prompts.pop(call, None) is not None:
             self._expect()
 
     def update(self, free_tokens: float, prompts: dict[object, Prompt]) -> None:
-        """A report came: `free_tokens` fit into the empty blocks. The engine still has to compute the `prompts`."""
+        """A report arrived: `free_tokens` fit into the empty blocks. The engine still has to compute the `prompts`."""
         self._prompts, self._free_tokens = prompts, free_tokens
         self._expect()
 
     def end(self) -> None:
-        """There are no reports any more, so nothing is expected."""
+        """The engine no longer reports, so no eviction is expected."""
         self._prompts = {}
         self._forget()
 
     def _expect(self) -> None:
-        """Expect what LRU evicts for the shortage. The rest that fills no block finds room where other calls end."""
+        """Expect what LRU evicts for the shortage, in whole blocks. A rest finds room in the blocks of ended calls."""
         self._forget()
         if not self._prompts:
             return
@@ -62,7 +63,7 @@ class ExpectedEvictions:
             self._victims = []
 
     def _needed_tokens(self, leaf: Node, prompt_tokens: int, seen: set[Node]) -> int:
-        """Tokens of a prompt that the engine has not stored. Nodes in `seen` do not count; the others are added to it.
+        """Tokens of a prompt that the engine has not stored, without nodes in `seen`, to which the counted are added.
 
         The last tokens, which fill no block, count until the block before them is stored.
         """
@@ -70,7 +71,7 @@ class ExpectedEvictions:
         rest_tokens = 0 if resident.of(leaf) == len(leaf) else prompt_tokens - leaf.end_blocks * self._block_tokens
         for node in leaf.path():
             missing = len(node) - resident.of(node)
-            if not missing or node in seen:  # then nothing above is missing, or it counts already
+            if not missing or node in seen:  # its ancestors are stored, or were counted
                 break
             seen.add(node)
             blocks += missing

@@ -1,10 +1,11 @@
-"""The health of all engines: the part of the router that takes calls away from sick engines and gives them back.
+"""The health of all engines: the part of the router that stops and resumes calls to sick engines.
 
-Each event returns the change that it made, if any. The asyncio shell acts on it (`recovery`).
+In: outcomes of probes, trials and calls, and twice a second the time. Out: each event returns the `HealthChange` that
+it made, if any, on which the asyncio shell acts (`recovery`).
 
-A quiet engine is asked by a trial whether it computes. The question is open until the engine goes on by itself or the
-trial passes (`proved`). New calls go elsewhere while it is open. Only a trial that stays without an answer shows that
-the engine hangs (`hung`).
+A quiet engine gets a trial. The trial is open from `asked_s` until the engine sends bytes by itself or the trial passes
+(`proved`). After `STALL_S` without an answer the engine is stalled: new calls go to other engines. Only a trial without
+an answer for the engine's `hang_timeout_s` shows that the engine hangs (`hung`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from plait.gateway.timer import LoopLag
 from plait.policy.costs.engine_view import sent_calls
 
 Jitter = Callable[[], float]
-"""A number from 0 to 1, a new one each time."""
+"""Returns a new random number from 0 to 1."""
 
 _NO_ADAPTERS: Mapping[str, str] = {}
 _NO_FIELDS: Mapping[str, Collection[str]] = {}
@@ -30,20 +31,20 @@ _NO_FIELDS: Mapping[str, Collection[str]] = {}
 TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
 
 SAID_S = 3.0
-"""An engine that has reported all its calls so lately has forgotten none. A single report may lack some: a call that
-has just come waits until an iteration ends, and an answer that is on its way is in the engine no more.
+"""An engine that reported all its calls within this time has forgotten none. The latest report alone does not decide: a
+new call is missing until an iteration ends, and a finished one while its answer is on its way.
 """
 
 SILENT_S = 4.0
-"""An engine that misses its probes is only busy if a byte of an answer came within this time."""
+"""An engine that misses its probes is busy, not silent, if a byte of an answer came within this time."""
 
 
 class FleetHealth:
-    """`on_fleet_change` is called when an engine may take calls that could not, or the other way round.
+    """The health of all `engines`.
 
-    `lag` is that of the gateway's loop. It is taken out of every verdict on an engine. `wall_s` is the time since 1970.
-    `trials` has the first call on each engine on probation. `on_wrong_offer` is called with an engine that lacks a
-    model which it has listed.
+    `on_fleet_change` is called when an engine begins or ceases to take calls, and `on_wrong_offer` with an engine that
+    lacks a model which it has listed. `lag` is the event loop's lag, which counts against no engine. `wall_s` is the
+    time since 1970. `trials` has the call on each engine on probation.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class FleetHealth:
         routes: Collection[str] | None = None,
         fields: Mapping[str, Collection[str]] = _NO_FIELDS,
     ) -> HealthChange | None:
-        """A probe succeeded. The other arguments are the engine's `Offer`."""
+        """A probe succeeded. The other arguments are the fields of the engine's `Offer`."""
         engine = self._engines[engine_id]
         before, changed = engine.health.state, engine.health.on(HealthEvent.ANSWERED)
         offer = Offer(dict(models), dict(adapters), routes, fields)
-        if not changed and engine.offer == offer:  # every report comes here, and most change nothing
+        if not changed and engine.offer == offer:  # called for every report, of which most change nothing
             return None
         engine.offer = offer
         self._on_fleet_change()
         return self._change(engine, before)
 
     def lacks(self, engine_id: str, model: str) -> None:
-        """An engine that lists a model has refused a call for it, as it lacks the model.
+        """An engine has refused a call because it lacks a model that it lists.
 
-        The engine gets no more calls for the model until its models are read again.
+        The engine gets no more calls for the model until its list of models is read again.
         """
         engine = self._engines[engine_id]
         if model in engine.offer.models:
@@ -98,24 +99,22 @@ class FleetHealth:
     def unreachable(
         self, engine_id: str, cause: str = "unreachable", said: str = "", detail: str = ""
     ) -> HealthChange | None:
-        """A connection or a probe was refused. The engine gets no calls until a probe succeeds.
+        """A connection or a probe was refused. The engine gets no new calls until a probe succeeds.
 
-        `said` is the error, and `detail` what only operators are told of it.
-
-        Its calls go on. An engine that is shutting down may finish them, and one that has ended has closed their
-        connections.
+        `said` is the error, and `detail` is for operators only. Running calls are not aborted: an engine that shuts
+        down may finish them, and the connections of one that has ended are closed anyway.
         """
         self._engines[engine_id].went_wrong(said or cause, detail)
         return self._down(self._engines[engine_id], cause, Aborts.NONE)
 
     def went_wrong(self, engine_id: str, error: str, detail: str) -> None:
-        """Keep what went wrong with an engine last, and what only operators are told of it."""
         self._engines[engine_id].went_wrong(error, detail)
 
     def silent(self, engine_id: str, asked_s: float, now_s: float, detail: str = "") -> HealthChange | None:
-        """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else ends them.
+        """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else would end
+        them.
 
-        No effect while bytes of answers come: the engine is busy. `detail` is for operators, as in `unreachable`.
+        No effect while bytes of answers arrive, because the engine is busy. `detail` is for operators only.
         """
         engine = self._engines[engine_id]
         if self.lag.hides(asked_s, now_s):
@@ -130,8 +129,8 @@ class FleetHealth:
     ) -> HealthChange | None:
         """A trial of an ejected engine has ended. `failure` is None if the engine `computed` the answer, or refused.
 
-        If the engine fails it on probation, the call that it has been given there moves; if nothing has come of it
-        meanwhile, all its calls end.
+        If the engine was on probation and failed the trial, its calls without a first byte move. If the trial timed out
+        and no byte of another answer came during it, all its calls are aborted.
         """
         engine = self._engines[engine_id]
         before, aborts = engine.health.state, Aborts.NONE
@@ -151,9 +150,9 @@ class FleetHealth:
     # Quiet engines.
 
     def quiet(self, now_s: float) -> list[FleetEngine]:
-        """Open a question for each engine that is quiet now, and close those of engines that go on.
+        """Open a trial for each engine that has become quiet, and close those of engines that sent bytes.
 
-        Returns the engines that a trial has to ask. Called about twice a second.
+        Returns the engines that need a trial now. Called about twice a second.
         """
         asked = []
         for engine in self._engines.values():
@@ -168,7 +167,7 @@ class FleetHealth:
         return asked
 
     def stalled(self, now_s: float) -> list[FleetEngine]:
-        """Note which engines leave their trials without an answer. Returns those for which that has changed."""
+        """Mark the engines whose trials have no answer as stalled. Returns those for which that has changed."""
         changed = [engine for engine in self._engines.values() if (engine.asked_s + STALL_S < now_s) != engine.stalled]
         for engine in changed:
             engine.stalled = not engine.stalled
@@ -177,15 +176,15 @@ class FleetHealth:
         return changed
 
     def proved(self, engine_id: str, begun_s: float, now_s: float, *, streamed: bool) -> None:
-        """A trial that was `begun_s` has shown that a quiet engine computes."""
+        """A trial that began at `begun_s` has passed: the quiet engine computes."""
         engine = self._engines[engine_id]
         engine.asked_s = inf
         engine.progress.proved(engine.offer.trial_model, begun_s, now_s, streamed=streamed)
 
     def hung(self, engine_id: str, asked_s: float, now_s: float) -> HealthChange | None:
-        """A trial of a quiet engine has had no answer since `asked_s`. The engine is ejected with all its calls.
+        """A trial of a quiet engine has no answer since `asked_s`. The engine is ejected, and all its calls aborted.
 
-        They stay if the other engines are silent, too: then nothing shows that they would be computed elsewhere.
+        The calls stay if the other engines are stalled, too, because no engine would compute them sooner.
         """
         engine = self._engines[engine_id]
         if engine.asked_s == inf or self.lag.hides(asked_s, now_s):
@@ -198,7 +197,7 @@ class FleetHealth:
         )
 
     def overdue(self, now_s: float) -> list[Booking]:
-        """The calls that are better tried elsewhere: their engines have sent nothing to any call for long."""
+        """The calls to move: their engines have sent no byte for `UNHEARD_S`, and another engine takes calls."""
         return [
             booking
             for engine in self._engines.values()
@@ -207,45 +206,45 @@ class FleetHealth:
         ]
 
     def abandoned(self, now_s: float) -> list[Booking]:
-        """The streams that end: their engines have sent nothing for long, and answer no trial."""
+        """The streams to end: their engines have sent no byte and passed no trial for `UNHEARD_S`."""
         engines = self._engines.values()
         return [one for engine in engines for one in engine.progress.abandoned(_heard_s(engine, self.lag, now_s))]
 
     def drain(self, engine_id: str, *, draining: bool = True) -> None:
-        """Give the engine no new calls, or (not `draining`) give it calls again. Its running calls go on."""
+        """Give the engine no new calls, or (not `draining`) give it calls again. Running calls continue."""
         self._engines[engine_id].draining = draining
         self._on_fleet_change()
 
     def identified(self, engine_id: str, process: str | None) -> None:
-        """The engine's reports are of this process; None: it makes no reports."""
+        """The engine's reports name this process; None: it makes no reports."""
         engine = self._engines[engine_id]
-        if engine.process != process:  # every report comes here
+        if engine.process != process:  # called for every report
             engine.process = process
             self._on_fleet_change()
 
     # Calls.
 
     def booked(self, engine: FleetEngine, booking: Booking) -> None:
-        """A call was placed on an engine on probation. That takes no other until this one has ended."""
+        """A call was placed on an engine on probation, which takes no other call until this one has ended."""
         if not engine.health.on_trial:
             engine.health.on_trial = True
             self.trials[engine.view.engine_id] = booking
             self._on_fleet_change()
 
     def left(self, booking: Booking) -> None:
-        """A call is on no engine any more."""
+        """A call has left its engine."""
         engine_id = booking.placement.engine_id
         if self.trials.get(engine_id) is booking:
             self._end_trial(self._engines[engine_id])
             self._on_fleet_change()
 
     def recovered(self, engine: FleetEngine, before: HealthState) -> HealthChange | None:
-        """A call got its whole answer, and the engine's health is not as `before` any more."""
+        """A call got its whole answer, which changed the engine's health from `before`."""
         return self._change(engine, before)
 
     def failed(self, engine: FleetEngine, booking: Booking, failure: Failure, now_s: float) -> HealthChange | None:
-        """The engine failed a call. One that asks to be left alone for a time is ejected at once."""
-        if booking.sent_s < engine.health.ejected_s:
+        """The engine failed a call. An engine that sends a Retry-After is ejected at once."""
+        if booking.sent_s < engine.health.ejected_s:  # a late failure would extend the ejection
             return None
         if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None
@@ -256,17 +255,17 @@ class FleetHealth:
         return self._change(engine, before)
 
     def serves(self, model: str, now_s: float) -> bool:
-        """Whether calls for a model succeed on some engine."""
+        """Whether calls for a model succeed on any engine."""
         return any(model in engine.offer.models and engine.serves(now_s) for engine in self._engines.values())
 
     def doubt(self, engine: FleetEngine) -> None:
-        """The engine failed a call that may be at fault itself."""
+        """The engine failed a call, and it is open whether the request is at fault."""
         engine.doubts += 1
         if engine.is_doubted:
             self._on_fleet_change()
 
     def no_doubt(self, engine: FleetEngine) -> None:
-        """Whose fault that was is known."""
+        """A doubt about the engine is decided."""
         was_doubted = engine.is_doubted
         engine.doubts -= 1
         if was_doubted and not engine.is_doubted:
@@ -281,7 +280,7 @@ class FleetHealth:
     def _eject(
         self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts, *, helps: bool = True
     ) -> HealthChange | None:
-        """Eject the engine. If its models need it, or if that does not help its calls, it is only suspect."""
+        """Eject the engine. If its models need it, or an ejection does not help its calls, it only becomes suspect."""
         before = engine.health.state
         engine.went_wrong(failure.said or failure.cause)
         if helps and self._models.may_eject(engine):
@@ -293,7 +292,7 @@ class FleetHealth:
         return self._change(engine, before, aborts)
 
     def _change(self, engine: FleetEngine, before: HealthState, aborts: Aborts = Aborts.NONE) -> HealthChange | None:
-        """The change since `before`, if any."""
+        """The change since `before`, if any, with what follows from it."""
         after = engine.health.state
         if after is before:
             return None
@@ -321,10 +320,10 @@ def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> lis
 
 
 def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:
-    """The time, less that in which the gateway could not hear the engine since it began to owe bytes."""
+    """The time, less the loop's lag since the engine began to owe bytes: in a lag, the gateway reads no bytes."""
     return now_s - lag.since(engine.progress.owes_since_s(now_s), now_s)
 
 
 def _says_it_has_all(engine: FleetEngine, now_s: float) -> bool:
-    """Whether the engine has said lately that it has all calls: then it has forgotten none."""
+    """Whether the engine reported within `SAID_S`, or in its latest report, that it has all calls."""
     return engine.cache.last_report is not None and engine.complete_s >= min(engine.reported_s, now_s - SAID_S)

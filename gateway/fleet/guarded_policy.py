@@ -1,7 +1,4 @@
-"""A placement policy of one's own in a gateway: whatever it does, each call is placed on an engine that takes it.
-
-The prefix tree is tidied, too, where the policy's own `age` raises.
-"""
+"""A guard around an operator's own placement policy: whatever the policy does, each call gets an eligible engine."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ log = structlog.get_logger(__name__)
 
 
 class WrongPlacementError(ValueError):
-    """A policy has returned what is no placement of the call."""
+    """A policy has returned something that is not a valid placement of the call."""
 
 
 def guarded(policy: Policy) -> Policy:
-    """The policy, with another engine for each call that it does not place: the one with the fewest calls.
+    """The policy with a fallback to least outstanding calls, and to tidying the tree if its `age` raises.
 
-    A policy does not place a call if it raises, chooses an engine that is none of the situation's, or gives a reason
-    that cannot stand in a header. The log tells the first time, and then once a minute.
+    The fallback places a call if the policy raises, chooses an engine that is not eligible, or gives a reason that is
+    not valid in a header. The failure is logged at most once a minute.
     """
     guard = _Guard(policy)
     return replace(policy, place=guard.place, age=guard.age)
@@ -41,18 +38,16 @@ class _Guard:
         self._told_s = -inf
 
     def place(self, call: Call, situation: Situation) -> Placement:
-        """The policy's placement; least outstanding calls if that is none."""
         try:
             return _checked(self._policy.place(call, situation), situation)
-        except Exception as error:  # noqa: BLE001 - a program of somebody's own
+        except Exception as error:  # noqa: BLE001 - the operator's code may raise anything
             self._tell(error, situation.now_s)
             return least_outstanding(call, situation)
 
     def age(self, tree: PrefixTree, groups: Groups, now_s: float) -> None:
-        """What the policy does about once a second; tidy the tree if that raises."""
         try:
             self._policy.age(tree, groups, now_s)
-        except Exception as error:  # noqa: BLE001 - a program of somebody's own
+        except Exception as error:  # noqa: BLE001 - the operator's code may raise anything
             self._tell(error, now_s)
             tidy(tree, groups, now_s)
 

@@ -1,6 +1,6 @@
-"""One engine's health, by the outcomes of its calls and by its probes, and its changes (docs/design/failures.md).
+"""One engine's health: a state machine driven by the outcomes of its calls and probes (docs/design/failures.md).
 
-After Envoy's outlier detection. Pure: events in, the state out. Times and the jitter are arguments.
+It follows Envoy's outlier detection, and is pure: times and the jitter are arguments.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 JITTER_SHARE = 0.25
-"""The largest part of a pause that the jitter takes away, so that probes of many gateways do not come together."""
+"""The largest part of a pause that the jitter takes off, so that the probes of many gateways spread out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An engine's models, each with its context in tokens (None: not known), and its routes.
+    """What an engine serves: its models, each with its context in tokens (None: not known), and its routes.
 
     `adapters` maps each LoRA adapter among the models to its base model. `routes` are paths; None: not known.
-    `fields` has those of a route's body, for routes whose bodies the engine describes.
+    `fields` are a route's body fields, for routes whose bodies the engine describes.
     """
 
     models: Mapping[str, int | None] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Offer:
 
     @property
     def trial_model(self) -> str:
-        """The model that trials ask for. An adapter may have to wait until there is room for it."""
+        """The model that trials ask for: preferably no adapter, whose calls may wait for room in the engine."""
         models = self.models.keys() - self.adapters.keys()
         return min(models or self.models, default="")
 
@@ -46,7 +46,7 @@ class Offer:
 
 
 class HealthState(StrEnum):
-    """An engine's health. `TAKES_CALLS` has the states in which it is given calls."""
+    """The states of an engine's health; `TAKES_CALLS` are those in which it gets calls."""
 
     UNTRIED = "untried"
     UP = "up"
@@ -61,19 +61,18 @@ TAKES_CALLS = frozenset((HealthState.UP, HealthState.SUSPECT, HealthState.PROBAT
 
 
 class HealthEvent(StrEnum):
-    """What is learned of an engine.
-
-    answered: it lists its models. unreachable: no connection, or silent to its probes. succeeded: a call got its whole
-    answer. failed: it failed a call. tripped: it failed too many, or one on probation. passed: a trial
-    got its answer.
-    """
-
     ANSWERED = "answered"
+    """A probe got the list of its models."""
     UNREACHABLE = "unreachable"
+    """A connection failed, or probes had no answer."""
     SUCCEEDED = "succeeded"
+    """A call got its whole answer."""
     FAILED = "failed"
+    """The engine failed a call."""
     TRIPPED = "tripped"
+    """The engine failed too many calls, or one on probation."""
     PASSED = "passed"
+    """A trial got its answer."""
 
 
 TRANSITIONS: dict[tuple[HealthState, HealthEvent], HealthState] = {
@@ -98,30 +97,30 @@ TRANSITIONS: dict[tuple[HealthState, HealthEvent], HealthState] = {
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """When an engine is ejected, and how far apart its probes are.
-
-    It is ejected after `consecutive_failures`, or when `failed_share` of at least `least_calls` calls of the last
-    `window_s` failed. The first probe of an ejected engine comes after `ejection_s`, doubled with each ejection that
-    follows within `memory_s`, up to `max_ejection_s`; an engine's Retry-After counts up to `max_retry_after_s`. Probes
-    of an engine that is out are `probe_s` apart at first; the pause doubles up to `max_probe_s`, unless it has never
-    answered: its first calls wait for it.
-    """
+    """When an engine is ejected, and how far apart its trials and probes are."""
 
     consecutive_failures: int = 3
+    """Ejects the engine."""
     failed_share: float = 0.5
+    """Ejects the engine if so many of at least `least_calls` calls within `window_s` failed."""
     least_calls: int = 10
     window_s: float = 10.0
     ejection_s: float = 1.0
+    """The pause before the first trial, doubled with each further ejection within `memory_s`."""
     max_ejection_s: float = 5.0
     memory_s: float = 60.0
     max_retry_after_s: float = 60.0
+    """The most that an engine's Retry-After counts."""
     probe_s: float = 1.0
+    """The first pause between later probes or trials, doubled up to `max_probe_s`. For an engine that has never
+    answered it stays, because the first calls wait for the engine.
+    """
     max_probe_s: float = 3.0
 
 
 @dataclass(slots=True)
 class _Second:
-    """The calls that ended within a second."""
+    """The outcomes of a second."""
 
     begun_s: float
     calls: int = 0
@@ -130,18 +129,20 @@ class _Second:
 
 @dataclass(slots=True)
 class Health:
-    """One engine's health. `next_probe_s` is when an ejected engine may be tried.
-
-    It was last ejected at `ejected_s`. Outcomes of calls that it was sent before do not count.
-    """
+    """One engine's health."""
 
     limits: HealthLimits = HealthLimits()
     state: HealthState = HealthState.UNTRIED
     cause: str = ""
+    """Why the state last changed."""
     on_trial: bool = False
+    """On probation, the engine has its one call."""
     next_probe_s: float = 0.0
+    """The earliest time of an ejected engine's next trial."""
     ejections: int = 0
+    """Ejections in a row, each within `memory_s` of the one before."""
     ejected_s: float = -float("inf")
+    """The latest ejection. Outcomes of calls that were sent before do not count."""
     _failures_in_a_row: int = 0
     _failed_probes: int = 0
     _has_answered: bool = False
@@ -154,14 +155,14 @@ class Health:
 
     @property
     def probe_after_s(self) -> float:
-        """The pause before the next probe, without jitter."""
+        """The pause before the next probe or trial, without jitter."""
         if not self._has_answered:
             return self.limits.probe_s
         doublings = min(30, max(0, self._failed_probes - 1))
         return min(self.limits.max_probe_s, self.limits.probe_s * float(1 << doublings))
 
     def on(self, event: HealthEvent, cause: str = "") -> bool:
-        """Apply an event; True if the state changed. `cause` says why, for people."""
+        """Apply an event; True if the state changed, for this `cause`."""
         before, self.state = self.state, TRANSITIONS.get((self.state, event), self.state)
         if event in (HealthEvent.ANSWERED, HealthEvent.PASSED):
             self._failed_probes = 0
@@ -186,7 +187,7 @@ class Health:
         return self.state is not HealthState.UP and self.on(HealthEvent.SUCCEEDED)
 
     def failed(self, cause: str, now_s: float) -> bool:
-        """A call failed here; True if the engine is to be ejected, which `eject` does."""
+        """A call failed here; True if the caller has to `eject` the engine."""
         self._failures_in_a_row += 1
         if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
             self._begin_second(now_s)
@@ -226,12 +227,12 @@ class Health:
         self.next_probe_s = max(now_s, begun_s + pause_s, now_s + asked_s)
 
     def try_passed(self, now_s: float) -> bool:
-        """A trial got its answer; True if the state changed, as it does twice until the engine is up."""
+        """A trial passed; True if the state changed. It takes two to be up: ejected, on probation, up."""
         self.next_probe_s = now_s + self.limits.probe_s
         return self.on(HealthEvent.PASSED, self.cause)
 
     def _begin_second(self, now_s: float) -> None:
-        """Outcomes count in another second. The window is kept by the second, so that it stays short at any rate."""
+        """Begin a new second of outcomes. Sums by second keep the window short at any call rate."""
         self._seconds.append(_Second(now_s))
         self._forget_old(now_s)
 
@@ -245,19 +246,17 @@ class Health:
 
 
 class Aborts(StrEnum):
-    """The calls on an engine that are aborted when its health changes: waiting ones have no byte of their answer."""
+    """Which calls on an engine are aborted when its health changes."""
 
     NONE = "none"
     WAITING = "waiting"
+    """Those without a first byte."""
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChange:
-    """A change of an engine's health, as the router returns it: the state before and after, and why.
-
-    The asyncio shell (`recovery`) acts on it. `aborts` says which of its calls are aborted and moved.
-    """
+    """A change of an engine's health. The asyncio shell (`recovery`) aborts and moves the calls that `aborts` names."""
 
     engine_id: str
     before: HealthState

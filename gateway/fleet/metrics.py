@@ -25,7 +25,7 @@ def _reported(read: Callable[[CacheState], float | None]) -> Reading:
 
 
 def _counted(report: Callable[[CacheState], float], counts: Callable[[EngineCounts], float | None]) -> Reading:
-    """A figure from the latest report, else from what an engine without reports counts."""
+    """A figure from the latest report, or from the counts of an engine without reports."""
 
     def read(engine: FleetEngine) -> float | None:
         if engine.cache.last_report is not None:
@@ -100,14 +100,14 @@ KNOWLEDGE = ("exact", "counts", "estimated")
 
 
 def knowledge_of(engine: FleetEngine) -> str:
-    """`exact`: the engine reports its cache. `counts`: it counts its calls. `estimated`: by what it was sent alone."""
+    """`exact`: the engine reports its cache. `counts`: it counts its calls. `estimated`: neither, only by bookings."""
     if engine.cache.reports:
         return "exact"
     return "estimated" if engine.counts is None else "counts"
 
 
 class FleetCollector(Collector):
-    """State of the fleet, read from the router when scraped."""
+    """The state of the fleet, read from the router when scraped."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -138,7 +138,6 @@ class FleetCollector(Collector):
         yield from (resident, tree)
 
     def _tiers(self) -> Iterator[Metric]:
-        """The tiers below the accelerator."""
         labels, block_tokens = ["engine", "tier"], self._router.block_tokens
         size = GaugeMetricFamily(
             "plait_engine_tier_size_tokens", "Tokens that fit into a tier below the accelerator", labels=labels
@@ -175,7 +174,7 @@ LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 
 
 class HealthMetrics:
-    """Counts the changes of the engines' health, and in `loop_lag` how late the loop is that judges them."""
+    """Counts the changes of the engines' health, and observes the event loop's lag, which delays such changes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._changes = Counter(
@@ -192,5 +191,4 @@ class HealthMetrics:
         )
 
     def changed(self, change: HealthChange) -> None:
-        """An engine's health changed."""
         self._changes.labels(change.engine_id, change.after.value, change.cause).inc()

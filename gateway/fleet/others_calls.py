@@ -1,8 +1,8 @@
-"""The calls on one engine that this gateway has not sent, as the engine reports them.
+"""The calls on one engine that other gateways have sent, as the engine reports them.
 
-Several gateways before one fleet would be blind to each other's calls. They do not tell each other: an engine knows all
-of its calls (docs/design/residency.md). Such a call waits in the engine's queue, decodes, and its prefix is expected,
-like a call that was booked here. It ends when the engine says so.
+Gateways do not tell each other about their calls, because each engine knows all of its calls
+(docs/design/residency.md). A reported call counts in the engine's queue and decodes, and its prefix is expected, as for
+a booked call. It ends when the engine reports its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plait.policy.prefix.prefix_tree import Node, PrefixTree
 
 @dataclass(slots=True)
 class _Other:
-    """One of them. `prefill` is None once its prompt is computed, and `leaf` where its blocks are not expected."""
+    """A reported call: `prefill` until its prompt is computed; `leaf` while its blocks are expected."""
 
     gateway: str
     context_tokens: float
@@ -30,7 +30,7 @@ class _Other:
 class OthersCalls:
     """The calls on the engine of `view` that the gateway `own` has not sent.
 
-    `came` is told the length of each new one's prompt, and when it came.
+    `came` is called with the prompt tokens and the time of each new one.
     """
 
     def __init__(
@@ -45,16 +45,12 @@ class OthersCalls:
         self._gateways: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._calls)
 
     def apply(
         self, calls: Collection[OutstandingCall], ended: Iterable[int], now_s: float, *, snapshot: bool, blocks: bool
     ) -> None:
-        """A report has come. A `snapshot` has all calls.
-
-        `blocks` says whether the engine's blocks are those of the gateway's prompts.
-        """
+        """Apply a report; a `snapshot` has all calls. `blocks`: the engine's block names are the gateway's."""
         if snapshot:
             named = {call.number for call in calls}
             ended = [number for number in self._calls if number not in named]
@@ -71,12 +67,12 @@ class OthersCalls:
                 self._compute(known, now_s)
 
     def clear(self) -> None:
-        """The engine does not say any more which calls it has, or is another process."""
+        """The engine no longer reports its calls, or has restarted."""
         for number in list(self._calls):
             self._end(number, self._view.queue.head_s)
 
     def check(self) -> None:
-        """Assert that the engine's view counts them; for tests."""
+        """Assert that the engine's view counts these calls; for tests."""
         assert self._view.reported == len(self._calls)
         assert self._gateways == Counter(other.gateway for other in self._calls.values())
         assert self._view.gateways == 1 + len(self._gateways)
@@ -102,7 +98,7 @@ class OthersCalls:
         view.gateways = 1 + len(self._gateways)
 
     def _compute(self, known: _Other, now_s: float) -> None:
-        """Its prompt is computed, and the report has its blocks."""
+        """A call's prompt is computed, and the report has its blocks."""
         if known.prefill is not None:
             self._view.compute(known.prefill, now_s)
             known.prefill = None

@@ -1,8 +1,11 @@
 """The router: the only owner of mutable scheduling state. It selects an engine for each call and books the call there.
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so the
-state cannot change between `select` and `book`. In the gateway, asyncio drives it. The simulator drives the same object
-in virtual time. `select` changes nothing. Each `book` is ended by exactly one `settle`, `release` or `fail`.
+A synchronous core: each event carries its time (`now_s`, any monotonic clock). Nothing here waits or does I/O, so the
+state cannot change between `select` and `book`. The gateway drives it from asyncio, the simulator in virtual time.
+
+In: the steps of calls (`select`, `book`, `send`, `first_token`), reports and counts of engines, and probes and failures
+(`health`). Out: placements, changes of health, and `on_room` for lines. `select` changes nothing. Exactly one `settle`,
+`release` or `fail` ends each `book`.
 """
 
 from __future__ import annotations
@@ -39,13 +42,13 @@ from plait.policy.programs.group_outputs import GroupOutputs
 from plait.policy.types import Call, Compared, Placement
 
 Route = str | None
-"""A path that an engine needs; None: one that each engine has."""
+"""The HTTP path that a call needs; None: one that every engine has."""
 
 _NO_NAMES = ModelNames()
 
 
 class EngineBusyError(ConflictError):
-    """An engine cannot be removed yet: it takes calls, or has some."""
+    """An engine cannot be removed yet: it takes calls, or has unfinished ones."""
 
     default_code = "engine_busy"
 
@@ -55,12 +58,11 @@ class EngineBusyError(ConflictError):
 
 
 class Router:
-    """Places the calls of one fleet. `policy` is a name of `plait.policy.placement.policies.POLICIES`, or a policy.
+    """Places the calls of one fleet. `policy` is a policy, or a name in `plait.policy.placement.policies.POLICIES`.
 
-    `models` knows which models the fleet serves; `names` is what the operator says of them.
-    `health` takes the news of the engines' health, and `comparisons` what they are not as the gateway takes them to be.
-    `jitter` varies the pauses before probes. `wall_s` is the time since 1970, for people. Admission counts the calls
-    that are `waiting`. While there are some, `on_room` is called with each engine that may have room for one.
+    `names` are the operator's model names, `jitter` varies the pauses before probes, and `wall_s` is the time since
+    1970, for display. Admission sets `waiting`, the number of calls in lines. While there are any, `on_room` is called
+    with each engine that may have room.
     """
 
     def __init__(
@@ -108,11 +110,11 @@ class Router:
         passed: Passed = NOTHING_PASSED,
         compares: int = 0,
     ) -> Placement:
-        """Choose an engine that has `route`, and a context with room for the call. Changes nothing.
+        """Choose an engine that has `route` and a long enough context. Raises `NotFoundError` or `NoEngineError`.
 
-        It goes to the engine that it may `prefer`, which ran the call before it, if that takes calls; to one to `avoid`
-        only if there is no other, never to one that is `unable`; and before the waiting calls `passed`. So many of the
-        best engines are known then as it `compares`. Raises `NotFoundError` or `NoEngineError`.
+        `prefer` is the engine of the call that this one continues, and is chosen if it is eligible. An engine in
+        `avoid` is chosen only if there is no other, one in `unable` never. `passed` and `compares` are as in
+        `Situation`.
         """
         assert call.block_tokens == self.block_tokens
         engines: Sequence[EngineView] = self.models.takers.get(call.model, ())
@@ -138,10 +140,7 @@ class Router:
         return _with_rule(placement, "hand_over" if is_handed_over else self.policy.name)
 
     def book(self, call: Call, placement: Placement, now_s: float, *, waits: bool = False, tenant: str = "") -> Booking:
-        """Record a placement of a tenant's call. The engine is sent the call now, or (if it `waits`) at `send`.
-
-        The engine is expected to hold the prompt's blocks. The call's work counts in the window.
-        """
+        """Record a placement: the engine's expected blocks and work. A call that `waits` is sent later, by `send`."""
         if self.hand_over.leaving:
             self.hand_over.placed(call, self.tree, placement, now_s)
         engine = self.engines[placement.engine_id]
@@ -156,18 +155,18 @@ class Router:
         self.engines[booking.placement.engine_id].send(booking, now_s)
 
     def refine(self, booking: Booking, call: Call) -> None:
-        """The objectives of a booked call have changed. It stays where it is."""
+        """The objectives of a booked call have changed. The call stays on its engine."""
         self.demand.refined(booking.call, call)
         self.engines[booking.placement.engine_id].refine(booking, call)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
-        """The engine answered: the prompt has been computed."""
+        """The first byte of the answer arrived, so the prompt has been computed."""
         self.engines[booking.placement.engine_id].first_token(booking, now_s)
         if self.waiting:
             self.on_room(booking.placement.engine_id)
 
     def settle(self, booking: Booking, usage: CallUsage | None, now_s: float) -> HealthChange | None:
-        """The call got its whole answer. The engine's token counts, if it sent any, replace the predicted ones."""
+        """The call got its whole answer. The engine's token counts (`usage`), if any, replace the predicted ones."""
         engine = self.engines[booking.placement.engine_id]
         before = engine.health.state
         engine.settle(booking, usage, now_s)
@@ -177,17 +176,17 @@ class Router:
         return None if engine.health.state is before else self.health.recovered(engine, before)
 
     def release(self, booking: Booking, now_s: float, *, delivered: bool, refused: bool = False) -> None:
-        """The call ended, and its engine is not at fault: it was aborted, or (not `delivered`) never begun.
+        """The call ended, and its engine is not at fault: the call was aborted, or never reached it (not `delivered`).
 
-        The booking of a call that was not delivered is undone, unless its engine `refused` the call before too.
+        The booking of an undelivered call is undone, unless the engine `refused` it and the call before, too.
         """
         self.engines[booking.placement.engine_id].release(booking, now_s, delivered=delivered, refused=refused)
         self._left(booking, now_s)
 
     def fail(self, booking: Booking, failure: Failure | None, now_s: float) -> HealthChange | None:
-        """The engine failed the call. Its cost stays in the engine's window. The engine may be ejected for it.
+        """The engine failed the call. The call's cost stays in the window, and the engine may be ejected.
 
-        `failure` is None if the gateway gave the engine up: that is known of the engine already.
+        `failure` is None if the gateway aborted the call because the engine is out: its health counts that already.
         """
         engine = self.engines[booking.placement.engine_id]
         engine.fail(booking, now_s)
@@ -208,14 +207,13 @@ class Router:
         health: Health | None = None,
         hang_s: float = DEFAULT_HANG_S,
     ) -> None:
-        """Add a new engine, untried.
+        """Add a new engine in the state untried.
 
-        `kv_tokens` bounds its estimated cache while it does not report. If neither engine nor configuration tells them,
-        `profile_kv_tokens` do, else `assumed_kv_tokens`, which count for nothing else. Below it, the estimate has
-        `host_kv_tokens` in host memory. `hang_s` is how long a trial of
-        a quiet engine may stay without an answer.
+        While it does not report, its estimated cache has `kv_tokens`, or `profile_kv_tokens` if neither the engine nor
+        the configuration gives a size, or else `assumed_kv_tokens`; `host_kv_tokens` more are in host memory. `hang_s`
+        is how long a trial of a quiet engine may have no answer.
         """
-        cost_model = self._cost_models.setdefault(cost_model, cost_model)  # equal ones are recognised by identity
+        cost_model = self._cost_models.setdefault(cost_model, cost_model)  # policies compare cost models by identity
         residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
@@ -230,7 +228,7 @@ class Router:
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.
 
-        Raises `EngineBusyError` and changes nothing if it is not draining or still has calls.
+        Raises `EngineBusyError` and changes nothing if the engine does not drain or still has calls.
         """
         engine = self.engines[engine_id]
         if not engine.draining or engine.view.outstanding:
@@ -253,9 +251,9 @@ class Router:
         *,
         now_s: float | None = None,
     ) -> None:
-        """Apply a report that was requested at `requested_s` and came at `now_s` (None: at once).
+        """Apply a report that was requested at `requested_s` and arrived at `now_s` (None: at once).
 
-        Raises ValueError; then the cache is estimated.
+        Raises ValueError for an invalid report; then the cache is estimated.
         """
         engine = self.engines[engine_id]
         rendered = engine.cache.kind, engine.cache.agreement
@@ -266,9 +264,9 @@ class Router:
             self.on_room(engine_id)
 
     def no_reports(self, engine_id: str, problem: str | None = None, *, is_new: bool = False) -> None:
-        """The engine has no usable cache-state report. Its cache is estimated from the calls placed there.
+        """The engine has no usable cache-state report: estimate its cache from the calls placed there.
 
-        `problem` is the reason if the engine has our plugin. `is_new`: another process serves now, and may report.
+        `problem` is the reason if the engine has our plugin. `is_new`: the engine has restarted, and may report again.
         """
         if is_new:
             self.engines[engine_id].cache.forget()
@@ -277,9 +275,9 @@ class Router:
             self.engines[engine_id].cache.no_reports(problem)
 
     def counted(self, engine_id: str, counts: EngineCounts | None, asked_s: float) -> None:
-        """An engine without reports has counted its calls after `asked_s`; None: it has not, or not any more.
+        """An engine without reports has counted its calls after `asked_s`; None: it gives no counts.
 
-        The counts of an engine that reports are left as they are: its reports say more.
+        Counts of an engine that reports are ignored, because its reports say more.
         """
         engine = self.engines[engine_id]
         if engine.cache.kind is None and (counts is not None or engine.counts is not None):
@@ -287,12 +285,12 @@ class Router:
             self.on_room(engine_id)
 
     def recognised(self, engine_id: str, kind: str | None, sizes: EngineSizes = NO_SIZES) -> None:
-        """An engine without an adapter is of this kind (None: not known any more), and says these sizes.
+        """An engine without an adapter was recognised as this kind (None: no longer), with the sizes that it gives.
 
         The next probe takes over the contexts.
         """
         engine = self.engines[engine_id]
-        if kind is not None and engine.cache.kind is not None:  # its adapter has reported meanwhile
+        if kind is not None and engine.cache.kind is not None:  # its adapter has reported since
             return
         before = engine.kind
         engine.recognised(None if kind is None else StockKind(kind, sizes))
@@ -300,7 +298,7 @@ class Router:
             self.models.refresh()
 
     def age(self, now_s: float) -> None:
-        """Drop placements older than the window, and let the policy do what is due. Called about once a second."""
+        """Called about once a second: drop placements older than the window, and run the policy's periodic work."""
         for engine in self.engines.values():
             engine.age(now_s)
         self.policy.age(self.tree, self.models.peers, now_s)
@@ -310,8 +308,8 @@ class Router:
     ) -> float:
         """Seconds that a call takes alone on an engine of the model with no part of its prompt cached.
 
-        `output_tokens` is its output limit (None: no limit). `in_group` says that it generates as much as calls of task
-        groups do. 0 if no engine serves the model.
+        `output_tokens` is its output limit (None: no limit). With `in_group`, its expected output is that of task
+        groups' calls. 0 if no engine serves the model.
         """
         served = self.models.target(model)
         for engine in self.engines.values():
@@ -334,13 +332,13 @@ class Router:
         self.demand.check(outstanding)
 
     def _others_came(self, engine_id: str, prompt_tokens: int, now_s: float) -> None:
-        """An engine got a call that this gateway has not sent."""
+        """An engine reported a call that this gateway has not sent."""
         engine = self.engines[engine_id]
-        if engine.same_as is None:  # else the other one reports the call too
+        if engine.same_as is None:  # otherwise the same process reports the call under its other address, too
             self.demand.others_came(engine.offer.models, prompt_tokens, now_s)
 
     def _left(self, booking: Booking, now_s: float, output_tokens: int | None = None) -> None:
-        """The call is on no engine any more. Tell those who wait for that."""
+        """The call has left its engine: update demand, lines and trials."""
         self.demand.left(booking.call, now_s, output_tokens)
         if self.waiting:
             self.on_room(booking.placement.engine_id)
@@ -349,7 +347,6 @@ class Router:
 
 
 def _with_rule(placement: Placement, rule: str) -> Placement:
-    """The placement, made by another rule."""
     return placement._replace(compared=(placement.compared or Compared(rule))._replace(rule=rule))
 
 
@@ -359,17 +356,14 @@ LEAST_RETRIES = 3
 
 
 class RetryBudgets:
-    """Retries may be a share of a model's `active` calls, so that sick engines are not asked ever more."""
+    """Bounds retries to a share of a model's `active` calls, so that retries do not overload a sick fleet."""
 
     def __init__(self, active: Mapping[str, int]) -> None:
         self._active = active
         self._retrying: Counter[str] = Counter()
 
     def take(self, model: str) -> bool:
-        """Ask for a retry of a call that has just left its engine; False if the budget is used up.
-
-        A retry that was granted is ended by `give_back`.
-        """
+        """Take a retry for a call that has just left its engine, until `give_back`; False if none is left."""
         if self._retrying[model] >= max(LEAST_RETRIES, ACTIVE_SHARE * (self._active.get(model, 0) + 1)):
             return False
         self._retrying[model] += 1

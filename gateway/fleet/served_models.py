@@ -1,4 +1,7 @@
-"""The models that the fleet serves, under which names clients may call them, and the engines that serve each."""
+"""The models that the fleet serves, the names under which clients may call them, and the engines that take each.
+
+In: the offers and health of the engines, read at each `refresh`. Out: lists by model, which every call reads.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ from plait.policy.costs.engine_view import EngineView
 from plait.policy.types import ESTIMATE_MARGIN, Call
 
 KEPT_SHARE = 0.5
-"""The part of a model's engines that ejections leave. Engines that are down or draining count as lost."""
+"""The least part of a model's engines that ejections leave. Engines that are down or drain count as gone."""
 
 _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
 
 _NOT_THERE = frozenset((HealthState.UNTRIED, HealthState.DOWN))
 
 UNNAMED = frozenset(("", ANY_MODEL))
-"""What stands for the only model."""
+"""Names that stand for the fleet's only model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What the operator says of the models' names.
+    """The operator's names of models.
 
     `expected` models belong to the fleet even if no engine serves them. `aliases` maps a further name to a model.
-    `fallbacks` has the models that answer, in this order, while no engine takes calls for the one that is asked.
+    `fallbacks` are the models that answer instead, in this order, while no engine takes calls for a model.
     """
 
     expected: Collection[str] = ()
@@ -40,7 +43,7 @@ class ModelNames:
     fallbacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def meant(self, name: str, base_models: Collection[str]) -> str:
-        """The model that a name stands for, which may be the name itself."""
+        """The model that a name stands for; an unknown name stands for itself."""
         if name in self.aliases:
             return self.aliases[name]
         if name in UNNAMED and name not in base_models and len(base_models) == 1:
@@ -57,18 +60,16 @@ class ModelNames:
 
 
 class ServedModels:
-    """The models of the fleet's `engines`. `refresh` has to be called after each change of the fleet.
+    """The models of the fleet's `engines`. Each change of the fleet calls `refresh`, which calls `on_change`.
 
-    `on_change` is called then. `bases` has the base model of each LoRA adapter. `takers` has the engines that take
-    calls for each model. `contexts` has the longest context that an engine offers for each model, in tokens; None if an
-    engine's context is not known. `uneven` has the models that some engine takes calls for, and that are offered with
-    different contexts, with each engine's own; one that is not known is infinite. `renderers` says how the engines of
-    a model render chats. `truncated` has the models of which some engine cuts a longer prompt without a word, `filled`
-    those of which some engine answers until its context is full. `direct` has the models for which `check` gives the
-    name itself.
+    By model: `takers` are the engines that take calls, `bases` the base model of a LoRA adapter, `renderers` how the
+    engines render chats, and `contexts` the longest context in tokens (None: some engine's is not known). `uneven` has
+    the models with takers whose engines offer different contexts, with each engine's own (infinite: not known).
 
-    `given` is what the operator says of their names. A call for an expected model that no engine serves fails with
-    `NoEngineError`: the fleet is at fault, not the caller.
+    Sets of models: `truncated`, of which some engine cuts longer prompts silently; `filled`, of which some engine
+    generates until its context is full; `direct`, whose names need no look-up in `check`.
+
+    A call for an expected model without an engine fails with `NoEngineError`: the fleet is at fault, not the caller.
     """
 
     def __init__(self, engines: Mapping[str, FleetEngine], names: ModelNames) -> None:
@@ -91,7 +92,7 @@ class ServedModels:
         return {model for engine in self._engines.values() for model in engine.offer.models}
 
     def refresh(self) -> None:
-        """Update the lists: an engine's health changed, or its models."""
+        """Make the lists again: an engine's health or models have changed."""
         _find_same(self._engines.values())
         names = self.names
         offers = [engine.offer for engine in self._engines.values()]
@@ -109,11 +110,11 @@ class ServedModels:
         self.on_change()
 
     def base(self, model: str) -> str:
-        """The base model of a LoRA adapter; any other model itself."""
+        """The base model of a LoRA adapter; otherwise the model itself."""
         return self.bases.get(model, model)
 
     def target(self, name: str) -> str:
-        """The model that answers calls for `name`: an alias's model, the only one, a fallback, or the name itself."""
+        """The model that answers calls for `name`: an alias's, the only one, a fallback, or the name itself."""
         if name in self.direct:
             return name
         model = self.given.meant(name, self.names.union(self.given.expected).difference(self.bases))
@@ -122,7 +123,7 @@ class ServedModels:
         return next((other for other in self.given.fallbacks.get(model, ()) if self.takers.get(other)), model)
 
     def shown(self, name: str) -> str:
-        """The model that a name stands for, as metrics and the log have it; empty if it belongs to none here."""
+        """The model that a name stands for, for metrics and the log; empty for an unknown one."""
         model = self.target(name)
         return model if model in self.names or model in self.given.expected else ""
 
@@ -142,11 +143,11 @@ class ServedModels:
         return model
 
     def eligible(self, model: str, route: str | None = None) -> list[EngineView]:
-        """The engines that take calls for `model` on `route` (None: one that each has), at least one.
+        """The engines that take calls for `model` on `route` (None: one that every engine has), at least one.
 
-        Stalled and doubted engines count if there is no other. If all are out, ejected ones and those on probation
-        count: a sick engine is better than none.
-        Raises the errors of `check`, and `NotFoundError` if these engines do not have the route.
+        Without a healthy one, these are the stalled and doubted engines, and without those the ejected ones and those
+        on probation: a sick engine is better than none. Raises the errors of `check`, and `NotFoundError` if these
+        engines do not have the route.
         """
         views = self.takers.get(model)
         if not views:
@@ -159,11 +160,11 @@ class ServedModels:
     def fitting(
         self, call: Call, takers: Sequence[EngineView], route: str | None = None, unable: Collection[str] = ()
     ) -> Sequence[EngineView]:
-        """The engines whose contexts have room for a call, of those that take calls for its model on `route`.
+        """The engines among `takers` whose contexts have room for a call.
 
-        If no taker has room, and the prompt is counted exactly, a stalled or sick engine that has room is better than a
-        refusal. If there is none either, it is for the engines with the longest contexts to judge, of those that judge.
-        Raises `NoEngineError` if all others would cut the prompt.
+        If none has, and the prompt is counted exactly, these are stalled or sick engines that have room. Without such
+        engines, these are the takers with the longest contexts that refuse too long prompts themselves. Raises
+        `NoEngineError` if all takers would cut the prompt silently.
         """
         contexts = self.uneven[call.model]
         fitting = [view for view in takers if contexts[view.engine_id] >= self._needed_tokens(call, view.engine_id)]
@@ -181,11 +182,11 @@ class ServedModels:
         return fitting
 
     def _needed_tokens(self, call: Call, engine_id: str) -> int:
-        """The context that a call needs: for its prompt and its output limit; for one token where that is enough."""
+        """The context that a call needs: the prompt plus the output limit, or one token if the engine fills its own."""
         return call.prompt_tokens + (1 if _fills_context(self._engines[engine_id]) else call.output_limit or 1)
 
     def _cuts(self, call: Call, engine_id: str, context_tokens: float) -> bool:
-        """Whether an engine would cut the prompt without a word. An estimate of its tokens may be too high."""
+        """Whether an engine would cut the prompt silently. An estimated prompt gets a margin."""
         margin = 1.0 if call.prompt_hash is not None else ESTIMATE_MARGIN
         return _truncates(self._engines[engine_id]) and call.prompt_tokens > margin * context_tokens
 
@@ -199,7 +200,7 @@ class ServedModels:
         return any(view.engine_id == engine_id for view in self.fitting(call, takers, route))
 
     def too_short(self, call: Call, engine_id: str) -> frozenset[str]:
-        """The engines that have no room for a call which this one has refused as too long: none with a longer context.
+        """The engines without room for a call that this one refused as too long: all without a longer context.
 
         The call may be longer than the gateway counts. An engine whose context is not known may have room.
         """
@@ -211,7 +212,7 @@ class ServedModels:
         )
 
     def others(self, model: str, unable: Collection[str], route: str | None = None) -> list[EngineView]:
-        """As `eligible`, without the engines that are `unable`; perhaps none."""
+        """As `eligible`, without the engines in `unable`; may be empty."""
         serving = [engine for engine in self._serving(model) if engine.view.engine_id not in unable]
         return self._having([engine.view for engine in _able(serving)], route)
 
@@ -224,7 +225,7 @@ class ServedModels:
         return any(self._engines[view.engine_id].offer.lacks_field(route, name) for view in self.takers.get(model, ()))
 
     def able(self, model: str) -> list[EngineView]:
-        """As `eligible`, but empty if there is none."""
+        """As `eligible`; may be empty."""
         return self.takers.get(model, [])
 
     def peers(self) -> list[list[EngineView]]:
@@ -250,7 +251,7 @@ class ServedModels:
         return True
 
     def have_another(self, engine: FleetEngine, models: Iterable[str]) -> bool:
-        """Whether for each of these models an engine beside this one takes calls, and is not stalled."""
+        """Whether each of these models has another engine that takes calls and is not stalled."""
         return all(
             any(other is not engine and other.takes_calls and not other.stalled for other in self._serving(model))
             for model in models
@@ -270,7 +271,7 @@ class ServedModels:
 
 
 def _able(serving: Sequence[FleetEngine]) -> list[FleetEngine]:
-    """The engines among these that take calls: the healthy ones, else stalled or doubted ones, else sick ones."""
+    """The engines among these that take calls: healthy ones, otherwise stalled or doubted ones, otherwise sick ones."""
     able = [engine for engine in serving if engine.takes_calls]
     able = [engine for engine in able if not (engine.stalled or engine.is_doubted)] or able
     return able or [engine for engine in serving if engine.health.state in _BETTER_THAN_NONE and not engine.is_aside]
@@ -303,7 +304,7 @@ def _longest(contexts: Iterable[float]) -> int | None:
 
 
 def _find_same(engines: Iterable[FleetEngine]) -> None:
-    """Find the engines that are one process. The first of them that is there, and does not drain, gets the calls."""
+    """Find engines that are one process. The first that can be reached and does not drain gets the calls of all."""
     first: dict[str, FleetEngine] = {}
     for engine in engines:
         same = engine

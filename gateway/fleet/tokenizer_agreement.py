@@ -1,7 +1,7 @@
-"""Whether an engine's tokenizer is the gateway's: only then do the gateway's token ids mean the same text to it.
+"""Whether an engine has the gateway's tokenizer, so that token ids mean the same text to both.
 
-With another tokenizer, an engine would read another text out of the ids, and answer as if nothing were wrong. Its cache
-would hold what it read, under the names that the gateway expects. So nothing else would show it.
+An engine with another tokenizer would decode another text from the ids, and answer without an error. Its cache would
+have the KV of that text under the names that the gateway expects. So no other check would find the difference.
 """
 
 from __future__ import annotations
@@ -31,25 +31,29 @@ INSTEAD: Final = "it gets texts instead of token ids, and its cache is estimated
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What an engine may be sent as token ids: plain `prompts`, rendered `chats`.
-
-    Without `prepares`, an engine of SGLang's gives messages and tools to the template in a form that is not known: then
-    only chats of roles and texts are sent as ids. `drops_tools`: it leaves tools out for `tool_choice: none`.
-    `problem` says why not everything; None where the tokenizers agree in full. `hint` says what to do about it.
-    `configured` are the gateway's tokenizers, `reported` is the engine's.
-    """
+    """What an engine may be sent as token ids instead of text."""
 
     prompts: bool = True
+    """Plain prompts."""
     chats: bool = True
+    """Rendered chats."""
     prepares: bool = False
+    """It is known how an SGLang engine prepares messages and tools for the template. If not, only chats of roles and
+    texts are sent as ids.
+    """
     drops_tools: bool = False
+    """The engine leaves tools out for `tool_choice: none`."""
     problem: str | None = None
+    """Why not everything is sent as ids; None: the tokenizers agree in full."""
     hint: str | None = None
+    """What the operator can do."""
     configured: tuple[str, ...] = ()
+    """The gateway's tokenizers."""
     reported: str | None = None
+    """The engine's tokenizer."""
 
     def tell(self, engine_id: str, known_problem: str | None) -> None:
-        """Log what is wrong with an engine's tokenizer, or that it is right again; `known_problem` was told before."""
+        """Log a change of the problem; `known_problem` was logged before."""
         if self.problem == known_problem:
             return
         if self.problem is None:
@@ -67,7 +71,7 @@ class Agreement:
 
 AGREED: Final = Agreement()
 UNKNOWN: Final = Agreement(prompts=False, chats=False)
-"""Until the engine has reported, and from the time when it cannot be reached: it may come back with another one."""
+"""Before the first report, and while the engine cannot be reached: it may come back with another tokenizer."""
 
 NOT_REPORTED: Final = Agreement(
     prompts=False,
@@ -77,17 +81,17 @@ NOT_REPORTED: Final = Agreement(
 )
 
 Configured = Callable[[str], TokenizerFingerprint | None]
-"""The gateway's tokenizer for a model; None if the gateway only counts bytes."""
+"""Returns the gateway's tokenizer for a model; None if the gateway only counts bytes."""
 
 
 _Compared = tuple[Mapping[str, TokenizerFingerprint | None], TokenizerFingerprint | None, ChatRendering | None]
-"""The gateway's tokenizers by model, and what the engine says of its own."""
+"""(the gateway's tokenizers by model, the engine's tokenizer, how the engine renders chats)."""
 
 
 class TokenizerAgreements:
-    """Compares the tokenizers that engines report with those that the gateway has for their models.
+    """Compares the tokenizers that engines report with the gateway's for their models.
 
-    `requested` gives the digest of clients' chats by the gateway's tokenizer for a model.
+    `requested` returns the digest of clients' chats by the gateway's tokenizer for a model.
     """
 
     def __init__(self, configured: Configured, requested: Callable[[str], str] = lambda _model: "") -> None:
@@ -102,7 +106,7 @@ class TokenizerAgreements:
         reported: TokenizerFingerprint | None,
         chats: ChatRendering | None = None,
     ) -> Agreement:
-        """The agreement on all models that an engine offers. Most reports are as the one before."""
+        """The agreement on all models that an engine offers; cached, because most reports repeat the one before."""
         ours = {model: self._configured(model) for model in _base_models(offer)}
         compared, latest = (ours, reported, chats), self._latest.get(engine_id)
         if latest is None or latest[0] != compared:
@@ -121,7 +125,7 @@ class TokenizerAgreements:
 def _agreement(all_ours: Mapping[str, TokenizerFingerprint | None], reported: TokenizerFingerprint | None) -> Agreement:
     configured = {model: one for model, one in all_ours.items() if one is not None}
     if not configured:
-        return AGREED  # there are no ids
+        return AGREED  # the gateway counts bytes and sends no ids
     if reported is None:
         return NOT_REPORTED
     ours = configured.values()
@@ -144,11 +148,11 @@ def _agreement(all_ours: Mapping[str, TokenizerFingerprint | None], reported: To
 
 
 def _both(part: str, ours: Collection[TokenizerFingerprint], reported: TokenizerFingerprint) -> str:
-    """What differs, with both digests, of which the beginning tells them apart."""
+    """The differing part in words, with the beginnings of both digests."""
     own = next(getattr(one, part) for one in ours if getattr(one, part) != getattr(reported, part))
     return f"{PARTS[part]} ({own[:8]} here, {getattr(reported, part)[:8]} there)"
 
 
 def _base_models(offer: Offer) -> set[str]:
-    """The models that an engine offers. LoRA adapters have the tokenizer of their base model."""
+    """The models that an engine offers, where a LoRA adapter counts as its base model, whose tokenizer it has."""
     return {offer.adapters.get(model, model) for model in offer.models}

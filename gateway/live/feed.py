@@ -1,6 +1,7 @@
-"""What watchers of a gateway see of its calls: a bounded record, which is kept only while somebody watches.
+"""The live screen's record of calls: bounded, and kept only while a client watches.
 
-It has no text of prompts or answers, no keys and no names that a client chose.
+In: the relay calls `placed` and `ended`. Out: `news` and `rates`, which watchers poll. The record has no texts of
+prompts or answers, no keys, and no names that a client chose.
 """
 
 from __future__ import annotations
@@ -25,23 +26,21 @@ from plait.gateway.timer import loop_time_s
 
 MOST_WATCHERS: Final = 8
 MOST_CALLS: Final = 200
-"""Calls that are remembered. Those of the last seconds, unless there are more than a gateway can take."""
+"""The most calls in the record: those of the last seconds at any rate that a gateway can take."""
 
 MOST_SENT: Final = 50
-"""Calls in one event, the newest."""
+"""The most calls in one event: the newest."""
 
 RATE_S: Final = 10.0
-"""Rates are of so many seconds."""
+"""The time over which rates are computed."""
 
 
 class CallRow(msgspec.Struct, omit_defaults=True):
-    """A call as watchers see it. `number` counts the calls; a later row with the same number replaces the earlier.
-
-    Times are in seconds; `at` counts from 1970. `prefix` is the hot prefix that the prompt begins with.
-    """
+    """A call as watchers see it. A later row with the same number replaces the earlier one."""
 
     number: int
     at: float
+    """The arrival, in seconds since 1970. Other times are in seconds from the arrival."""
     model: str
     tenant: str
     prompt_tokens: int
@@ -49,6 +48,7 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     engine: str | None = None
     reason: str | None = None
     prefix: str | None = None
+    """The hot prefix with which the prompt begins."""
     cached_tokens: int | None = None
     output_tokens: int | None = None
     waited_s: float | None = None
@@ -59,7 +59,7 @@ class CallRow(msgspec.Struct, omit_defaults=True):
 
 
 class CallNews(msgspec.Struct):
-    """The event `calls`: the newest calls that were placed or have ended. `left_out` have ended and are not there."""
+    """The event `calls`: the newest calls that were placed or have ended, and how many ended ones are left out."""
 
     calls: list[CallRow]
     left_out: int
@@ -67,15 +67,13 @@ class CallNews(msgspec.Struct):
 
 @dataclass(slots=True)
 class Watcher:
-    """How far somebody has read: the number of the latest change and of ended calls."""
+    """A reader's position: the number of the latest change, and of ended calls."""
 
     changes: int = 0
     ended: int = 0
 
 
 class _Totals(NamedTuple):
-    """The sums at a time."""
-
     at_s: float
     calls: int = 0
     prompt_tokens: int = 0
@@ -85,7 +83,7 @@ class _Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of the last seconds. `hit_rate` and `ttft_s`, a median, are None where nothing was answered."""
+    """The rates of the last seconds. `hit_rate` and `ttft_s` (the median) are None without answers."""
 
     calls_per_s: float
     output_tokens_per_s: float
@@ -94,11 +92,10 @@ class Rates:
 
 
 class Feed:
-    """The record of the calls of `relay`, which tells of them while somebody watches. `label` turns a tenant into what
-    operators read.
+    """The record of the calls of `relay`. `label` returns a tenant's label for operators.
 
-    `prefixes` are the ids of the hot prefixes by their last block: a call is marked with the longest it begins with.
-    `recent` has the first blocks of the latest prompts.
+    `prefixes` are the ids of the hot prefixes by their last block: a call gets the longest with which its prompt
+    begins. `recent` has the first blocks of the latest prompts.
     """
 
     def __init__(self, router: Router, relay: Relay, label: Callable[[str], str]) -> None:
@@ -120,7 +117,7 @@ class Feed:
 
     @contextmanager
     def watching(self) -> Iterator[Watcher]:
-        """Somebody watches while the context lasts. Raises `LimitError` if enough do."""
+        """A watcher for the duration of the context. Raises `LimitError` beyond `MOST_WATCHERS`."""
         if self.watchers >= MOST_WATCHERS:
             raise LimitError(f"{MOST_WATCHERS} clients watch already.", code="too_many_watchers")
         self.watchers += 1
@@ -135,7 +132,7 @@ class Feed:
                 self._relay.holdings.watch = None
                 self._clear(0.0)
 
-    # What the relay tells. `ended` comes for every call, `placed` once for each attempt.
+    # Events of the relay: `ended` for every call, `placed` once for each attempt.
 
     def placed(self, delivery: Delivery) -> None:
         assert delivery.attempt is not None
@@ -158,7 +155,7 @@ class Feed:
         row.e2e_s = round(now_s - delivery.arrived_s, 4)
         if attempt is not None:
             booking = attempt.booking
-            _place(row, delivery, booking)  # nobody may have watched when it was sent
+            _place(row, delivery, booking)  # the record may have begun after the call was placed
             first_s = booking.first_token_s
             row.ttft_s = None if first_s is None else round(first_s - delivery.arrived_s, 4)
             if usage is not None:
@@ -172,7 +169,7 @@ class Feed:
         if row is None:
             self._numbers += 1
             call = delivery.call
-            model = call.model if call.model in self._router.models.names else ""  # else it is what a client wrote
+            model = call.model if call.model in self._router.models.names else ""  # an unknown name is a client's text
             at = time() - (loop_time_s() - delivery.arrived_s)
             row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.asked.tenant), call.prompt_tokens)
             self._open[delivery] = row
@@ -199,7 +196,7 @@ class Feed:
     # What watchers read.
 
     def news(self, watcher: Watcher) -> CallNews:
-        """What has changed since the watcher's last call of this; one that reads seldom gets the newest."""
+        """The changes since the watcher's last call of this method; a slow watcher gets only the newest."""
         changed = [row for change, row in reversed(self._rows.values()) if change > watcher.changes]
         sent = list(islice(changed, MOST_SENT))[::-1]
         ended = self._totals.calls - watcher.ended
@@ -208,7 +205,7 @@ class Feed:
         return CallNews(sent, left_out)
 
     def rates(self, now_s: float) -> Rates:
-        """The rates of the last `RATE_S`, or since somebody watches. To be read about twice a second."""
+        """The rates of the last `RATE_S`, or since watching began. Read them about twice a second."""
         while len(self._history) > 1 and self._history[1].at_s <= now_s - RATE_S:
             self._history.popleft()
         first, last = self._history[0], self._totals

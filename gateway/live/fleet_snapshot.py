@@ -1,4 +1,4 @@
-"""The fleet at one moment, as watchers see it: engines, what waits, and the prefixes that calls share."""
+"""The fleet at one moment, as watchers see it: engines, waiting calls, and the prefixes that calls share."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ MOST_ENGINES: Final = 64
 
 
 class EngineState(msgspec.Struct):
-    """One engine. `queued_calls` wait in the gateway for it, `waiting_calls` and `running_calls` are in it.
-
-    `outstanding_tokens` are prompt tokens that are still to be computed. The KV cache has `kv_tokens` (None:
-    neither engine nor configuration tells them), of which `kv_used_tokens` hold something. `cached_tokens` are prompt
-    tokens that are known to be there.
-    """
-
     name: str
     health: str
     draining: bool
     stalled: bool
     knowledge: str
+    """As `metrics.knowledge_of`."""
     queued_calls: int
+    """Calls in the gateway's line for the engine."""
     waiting_calls: int
+    """Calls in the engine's own queue."""
     running_calls: int
     outstanding_tokens: int
+    """Prompt tokens still to be computed."""
     kv_tokens: int | None
+    """The size of the KV cache; None: not known."""
     kv_used_tokens: int | None
     cached_tokens: int
+    """Prompt tokens that are known to be in the cache."""
 
 
 class PrefixState(msgspec.Struct):
-    """A prefix that calls share. `uses` are those of about the last minute; `engines` has the part that each holds."""
+    """A shared prefix. `uses` are those of about the last minute; `engines` has the part that each has cached."""
 
     id: str
     tokens: int
@@ -50,7 +49,7 @@ class PrefixState(msgspec.Struct):
 
 
 class ModelState(msgspec.Struct):
-    """What waits in the gateway for a model. `expected_s` is the predicted time until all of it is sent."""
+    """The waiting calls and sessions of a model. `expected_s` is the predicted time until all calls are sent."""
 
     model: str
     waiting_calls: int
@@ -74,7 +73,7 @@ class FleetNews(msgspec.Struct):
 
 
 def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -> FleetNews:
-    """Look at the fleet. The feed marks calls by the prefixes that are found."""
+    """Make the event. The feed then marks calls by the prefixes that were found."""
     rates = feed.rates(now_s)
     prefixes = hot_prefixes(router.tree, now_s, feed.recent, MOST_PREFIXES)
     feed.prefixes = {node.hashes[-1]: prefix_id(node) for node in prefixes}

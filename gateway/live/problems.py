@@ -1,6 +1,8 @@
-"""What is wrong with a fleet now: each problem is named once, since when it is there, in one sentence.
+"""The present problems of a fleet: each with a code, a sentence, and the time at which it began.
 
-A pure function of what is seen of the fleet (`Signs`) and of a few minutes' memory. Looked at about once a second.
+In: about once a second, the `Signs` of the fleet. State: samples of the last minutes and of the last hour, and the open
+findings. Out: the `Problem`s. A finding becomes a problem once it has lasted for its threshold, and ends once it was
+not found for `CLEAR_S`. No clock is read and no I/O is done.
 """
 
 from __future__ import annotations
@@ -15,27 +17,29 @@ import msgspec
 
 
 class EngineSigns(NamedTuple):
-    """What is seen of an engine. `health_since` counts from 1970. It owes answers and sends nothing for `silent_s`."""
-
     takes_calls: bool
     draining: bool
     health: str
     cause: str
     health_since: float
+    """When its health last changed, in seconds since 1970."""
     slowness: float
     owed: int
+    """Sent calls that have not ended."""
     silent_s: float
+    """Seconds since it last sent a byte."""
     differs: str | None
+    """How it differs from what the gateway assumes."""
 
 
 class ModelSigns(NamedTuple):
-    """What is seen of a model. Tokens and calls with an SLO are counted since the gateway has started."""
-
     engines_up: int
     waiting: int
     wait_s: float
+    """The predicted wait."""
     held_sessions: int
     prompt_tokens: int = 0
+    """This and the following figures count since the gateway's start."""
     cached_tokens: int = 0
     slo_calls: int = 0
     slo_missed: int = 0
@@ -45,9 +49,7 @@ NO_MODEL: Final = ModelSigns(0, 0, 0.0, 0)
 
 
 class TenantSigns(NamedTuple):
-    """Calls of tenants by their names: those that wait, and those that were answered, and that engines have failed,
-    since the start.
-    """
+    """By tenant: waiting calls, and since the gateway's start the answered calls and those that engines failed."""
 
     waiting: Mapping[str, int]
     answered: Mapping[str, int]
@@ -58,27 +60,27 @@ NO_TENANTS: Final = TenantSigns({}, {}, {})
 
 
 class Signs(NamedTuple):
-    """What is seen of a fleet at a time, in seconds of the event loop and since 1970.
-
-    `loop_late` is the part of the latest ten seconds for which the event loop stood still.
-    """
+    """The figures of a fleet at one time, from which its problems follow."""
 
     now_s: float
+    """The event loop's time."""
     wall_s: float
+    """Seconds since 1970."""
     engines: Mapping[str, EngineSigns]
     models: Mapping[str, ModelSigns]
     tenants: TenantSigns
     loop_late: float = 0.0
+    """The part of the last ten seconds in which the event loop stood still."""
     resident_bytes: int = 0
     log_dropped: int = 0
     store_problem: str = ""
     reload_refused: bool = False
     missed: Mapping[str, float] = MappingProxyType({})
-    """Gateways that have died, and since when (from 1970)."""
+    """Gateways that have died, with the time of death in seconds since 1970."""
 
 
 class Threshold(NamedTuple):
-    """From when on something is a problem: it has lasted `for_s`. `part` of docs/oncall.md says what to do."""
+    """How long a finding has to last to be a problem, and the `part` of docs/oncall.md that says what to do."""
 
     for_s: float
     part: str
@@ -105,36 +107,36 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "peer_lost": Threshold(0.0, "a-gateway-dies"),
 }
 SLOW: Final = 1.5
-"""Times the fleet's pace."""
+"""`engine_slow`: the slowness, relative to the fleet."""
 FLAPS, FLAPS_S = 3, 600.0
-"""So often an engine went out, in so long."""
+"""`engine_flaps`: how often an engine went out, within how many seconds."""
 SILENT_S: Final = 10.0
 LONG_WAIT_S: Final = 30.0
 FALLEN: Final = 0.5
-"""Of the hit rate before."""
+"""`hit_rate_fallen`: the part of the usual hit rate."""
 LEAST_HIT_RATE: Final = 0.1
 LEAST_TOKENS: Final = 200_000
-"""Of prompts, for a hit rate: of many calls."""
+"""The least prompt tokens for a hit rate."""
 FLOOD, FLOOD_TIMES = 20, 5
-"""So many calls of a tenant wait, and so many times those of all others."""
+"""`tenant_floods`: the least waiting calls of the tenant, and their multiple of all others' waiting calls."""
 MISSED, LEAST_MISSED = 0.05, 5
 BREAKING, LEAST_FAILED, OTHERS = 0.8, 5, 0.2
-"""Of all calls that engines failed, such a part is one tenant's, and so many. Of the others' calls so many would have
-failed at the same rate, and such a part of them did at most.
+"""`requests_break_engines`: the tenant's part of all failed calls; the least number of them; the most of the failures
+expected of other tenants, at this tenant's failure rate, that really came (at least `LEAST_FAILED` are expected).
 """
 LATE: Final = 0.05
 GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
 CLEAR_S: Final = 15.0
-"""A problem is over once nothing was seen of it for so long."""
+"""A problem is over once it was not found for so long."""
 LATELY_S: Final = 30.0
-"""A change over the memory is no problem if the latest part of it shows none: what was mended is not named for long."""
+"""A change over `memory_s` is a problem only if the last seconds show it too, so that a repaired one ends soon."""
 SAMPLE_S: Final = 5.0
 BEFORE_S: Final = 60.0
-"""Between two entries of the memory, and of the older one."""
+"""The intervals of the samples within `memory_s`, and of the older ones."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is wrong with `about`: an engine, a model, a tenant, or "" for the gateway."""
+    """A problem of `about`: an engine, a model, a tenant, or "" for the gateway."""
 
     code: str
     about: str
@@ -144,7 +146,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Finding(NamedTuple):
-    """What is wrong at one look, before it has lasted."""
+    """A problem at one look, before it has lasted for its threshold."""
 
     code: str
     about: str
@@ -154,7 +156,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A finding, since when in both times, and when it was last there."""
+    """A finding with its begin, and when it was last found."""
 
     finding: Finding
     since_s: float
@@ -163,9 +165,9 @@ class _Open:
 
 
 class Problems:
-    """Names what is wrong. Changes of a rate are judged over `memory_s`, against `usual_s` before.
+    """Finds the problems. A rate over `memory_s` is compared with the rate over `usual_s` before.
 
-    `on_change` is told of each problem that begins (True) or is over.
+    `on_change` is called with each problem that begins (True) or ends (False).
     """
 
     def __init__(
@@ -179,15 +181,15 @@ class Problems:
         self._on_change = on_change
         self._memory_s = memory_s
         self._usual_s = usual_s
-        self._samples: deque[Signs] = deque()  # of the latest `memory_s`, without engines
-        self._before: deque[Signs] = deque()  # older ones, without tenants
+        self._samples: deque[Signs] = deque()  # of the last `memory_s`, without engines
+        self._before: deque[Signs] = deque()  # of the `usual_s` before, without tenants
         self._outs: dict[str, deque[float]] = {}
         self._were_out = set[str]()
         self._began_s: float | None = None
         self._open: dict[tuple[str, str], _Open] = {}
 
     def look(self, signs: Signs) -> tuple[Problem, ...]:
-        """The problems of now, the oldest first."""
+        """Add the signs; returns the present problems, the oldest first."""
         self._remember(signs)
         for finding in self._findings(signs):
             key = finding.code, finding.about
@@ -242,7 +244,7 @@ class Problems:
             yield from _of_hit_rate(name, usual, before, latest, model)
         yield from _of_tenants(signs, recent, lately)
         yield from _of_gateway(signs, lately)
-        if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at first
+        if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at start
             yield from _of_memory(signs, recent, lately, LATELY_S / self._memory_s)
 
 
@@ -305,7 +307,7 @@ def _of_hit_rate(
 
 
 def _hit_rate(before: ModelSigns, now: ModelSigns, least_tokens: int = LEAST_TOKENS) -> float | None:
-    """The share of prompt tokens that were cached between two times; None for too few."""
+    """The hit rate between two times; None with too few tokens."""
     tokens = now.prompt_tokens - before.prompt_tokens
     return None if tokens < least_tokens else (now.cached_tokens - before.cached_tokens) / tokens
 
@@ -336,14 +338,14 @@ def _of_tenants(signs: Signs, recent: Signs, lately: Signs) -> Iterator[Finding]
 
 
 def _since(before: TenantSigns, now: TenantSigns, name: str) -> tuple[int, int]:
-    """The calls of a tenant that were answered between two times, and those that engines failed."""
+    """(answered calls, calls that engines failed) of a tenant between two times."""
     counts = ((before.answered, now.answered), (before.failed, now.failed))
     answered, failed = (after.get(name, 0) - at_first.get(name, 0) for at_first, after in counts)
     return answered, failed
 
 
 def _of_memory(signs: Signs, recent: Signs, lately: Signs, part: float) -> Iterator[Finding]:
-    """`part` of the memory is since `lately`."""
+    """`part` is the time since `lately`, as a part of `memory_s`."""
     grown, grown_lately = (signs.resident_bytes - before.resident_bytes for before in (recent, lately))
     if grown_lately < part * LEAST_GROWN_BYTES:
         return

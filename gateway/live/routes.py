@@ -25,10 +25,10 @@ from plait.gateway.live.fleet_snapshot import fleet_news
 from plait.gateway.timer import loop_time_s
 
 TICK_S: Final = 0.5
-"""Between two events of a kind."""
+"""The interval of events."""
 
 STUCK_S: Final = 10.0
-"""One that does not read for so long is no watcher any more."""
+"""A watcher that does not read for so long is disconnected."""
 
 STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -56,9 +56,9 @@ PAGE_FILES: Final = {
 
 
 class LiveApi:
-    """The routes of this module. The stream needs a key; the page has no secret and asks for it.
+    """The routes of this module. The stream needs an admin key; the page is public and asks for the key.
 
-    Streams end once the gateway `is_stopping`, or once their key is not accepted any more.
+    Streams end when the gateway `is_stopping`, or when their key is no longer valid.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class LiveApi:
         await send({"type": "http.response.body", "body": b""})  # the server closes what is not read
 
     def _news(self, watcher: Watcher) -> bytes:
-        """What a watcher has not seen. All watchers share one look at the fleet."""
+        """The events for a watcher. All watchers share one snapshot of the fleet."""
         now_s = loop_time_s()
         if not self._fleet or now_s - self._fleet_s > TICK_S * 0.8:
             self._fleet = event("fleet", fleet_news(self._router, self._admission, self._feed, now_s))
@@ -113,7 +113,7 @@ class LiveApi:
 
 
 class _Stream(Response):
-    """Runs `work`, which sends the answer, while the client is there."""
+    """Runs `work`, which sends the answer, until the client disconnects."""
 
     def __init__(self, work: Callable[[Send], Coroutine[None, None, None]]) -> None:
         super().__init__()

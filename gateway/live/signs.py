@@ -1,4 +1,4 @@
-"""What is seen of a gateway's fleet, from which its problems are told (`problems`)."""
+"""Collects the `Signs` of a gateway's fleet, from which `problems` finds its problems."""
 
 from __future__ import annotations
 
@@ -24,15 +24,12 @@ _STATM: Final = Path("/proc/self/statm")
 
 class Reloads(Protocol):
     is_refused: bool
-    """Whether the file was not valid when it was read last."""
+    """Whether the configuration file was invalid at its last reload."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFleet:
-    """What is seen of the `router`'s fleet. `configured` are the models that the file names.
-
-    `label` turns a tenant into what operators read.
-    """
+    """The sources of the signs. `configured` are the configured models. `label` returns a tenant's label."""
 
     router: Router
     admission: Admission

@@ -32,7 +32,7 @@ from plait.gateway.timer import loop_time_s
 
 PATH: Final = "/admin/status"
 PART_OF_OTHERS: Final = "a-gateway-dies"
-"""The part of docs/oncall.md for gateways that cannot speak."""
+"""The part of docs/oncall.md for gateways that do not answer."""
 
 LOOK_S: Final = 1.0
 MOST_BYTES: Final = 2**22
@@ -41,9 +41,9 @@ log = structlog.get_logger(__name__)
 
 
 class EngineRow(msgspec.Struct):
-    """An engine. `state` is its health, `handing over` or `draining`; `calls` are on it, or wait for it.
+    """An engine. `state` is its health, `handing over` or `draining`, `since` in seconds from 1970 (0: not known).
 
-    `since` is when that began, from 1970; 0: not known.
+    `calls` are on the engine, or in its line.
     """
 
     name: str
@@ -54,15 +54,13 @@ class EngineRow(msgspec.Struct):
 
 
 class ModelRow(msgspec.Struct):
-    """A model: the calls and sessions that wait in the gateway."""
-
     name: str
     waiting_calls: int
     held_sessions: int
 
 
 class TenantRow(msgspec.Struct):
-    """A tenant. Calls that were answered, calls that engines have failed, and tokens are counted since the start."""
+    """A tenant. Answered calls, calls that engines failed, and tokens count since the gateway's start."""
 
     name: str
     waiting_calls: int
@@ -96,7 +94,6 @@ class Watched(Collector):
         self._draining_since: dict[str, float] = {}
 
     async def watch(self) -> None:
-        """Look, until cancelled."""
         while True:
             self.look(loop_time_s())
             await asyncio.sleep(LOOK_S)
@@ -172,7 +169,7 @@ class StatusApi:
 
 
 def merged(found: Sequence[Status]) -> Status:
-    """One status of several gateways. Calls are summed; an engine drains once it does in all of them."""
+    """The status of several gateways together. Calls are summed; an engine drains if it does in all of them."""
     oldest: dict[tuple[str, str], Problem] = {}
     for problem in sorted((one for status in found for one in status.problems), key=lambda one: one.since):
         oldest.setdefault((problem.code, problem.about), problem)
@@ -200,12 +197,12 @@ def _summed(rows: Sequence[CountsT]) -> CountsT:
 
 
 def _precedence(row: EngineRow) -> tuple[bool, bool, float]:
-    """A sort key: where gateways differ, the first state is told. Being out comes before up, draining last."""
+    """A sort key: where gateways differ, the first state is shown. Out comes before up, draining last."""
     return row.state == "draining", row.state == "up", row.since
 
 
 def _named(name: str, status: Status) -> Status:
-    """The status of one gateway of several, whose problems with itself say its name."""
+    """The status of one gateway of several: its problems with itself get its name."""
     return replace(status, problems=[one if one.about else replace(one, about=name) for one in status.problems])
 
 

@@ -1,1 +1,1 @@
-"""Receipts: for each call what was compared when it was placed, what it waited for, and what came of it."""
+"""Receipts: for each call the engines that were compared, what the call waited for, and how it ended."""

@@ -1,4 +1,4 @@
-"""`POST /admin/explain`: what would be decided now for a call. Nothing is booked, sent or counted."""
+"""`POST /admin/explain`: the decision that a call would get now. Nothing is booked, sent or counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATH = "/admin/explain"
 
 
 class GivenCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The call that is asked about, as a client would send it: `headers` are those with annotations."""
+    """The call to explain, as a client would send it; `headers` carry its annotations."""
 
     body: dict[str, Any]
     path: str = CHAT_PATH
@@ -63,7 +63,7 @@ class ExplainApi:
         return Response(msgspec.json.encode(shown(receipt, str)), media_type="application/json")
 
     async def _asked(self, given: GivenCall, request_id: str) -> Asked:
-        """The call. Raises as if a client had sent it."""
+        """Read the call. Raises as if a client had sent it."""
         route = ROUTES.get(given.path)
         if route is None and given.path not in KINDS:
             raise CallerError(f"path: {given.path} is no route of calls.", param="path")

@@ -1,7 +1,7 @@
-"""A call's receipt: what was compared when it was placed, what it waited for, and how it ended. It has no text.
+"""A call's receipt: the engines that were compared, what the call waited for, and how it ended, without its texts.
 
-Times are in seconds, and count from the call's arrival. Receipts are kept as MessagePack arrays: some 350 bytes with
-three candidates.
+Times are in seconds from the call's arrival. Receipts are stored as MessagePack arrays, some 350 bytes with three
+candidates.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from plait.policy.costs.delay import BEFORE_FIRST_TOKENS, FIRST_TOKEN_WEIGHT, De
 from plait.policy.types import Compared, Placement
 
 PARTS: Final = ("queue", "prefill", "later", "decode", "stall", "slow", "evicted", "repaid", "load")
-"""The parts of a cost, as `delay` explains them. Gateways of other versions may know fewer: new ones come last."""
+"""The parts of a cost (see `delay`). New ones go last, because gateways of other versions may know fewer."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
     **dict.fromkeys(PARTS, 1.0), **dict.fromkeys(BEFORE_FIRST_TOKENS, FIRST_TOKEN_WEIGHT), "repaid": -1.0,
 }  # fmt: skip
-"""How a part's seconds count: those before a first token twice."""
+"""The weight of each part's seconds in the cost."""
 
 _SECONDS: Final = Struct("<9f")
 _SECOND: Final = Struct("<f")
 ROUNDING_S: Final = 1e-4
-"""Costs are kept with seven digits: equal ones may differ by less."""
+"""Costs are stored as 32-bit floats: equal ones may differ by less than this."""
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
-    """An engine that was looked at. `parts` are the seconds of `PARTS`, or the one cost that a policy has told."""
+    """A compared engine. `parts` are the seconds of `PARTS` as floats, or the total cost of a policy without parts."""
 
     engine: str
     cached_tokens: int
@@ -39,7 +39,7 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def parts_s(self) -> dict[str, float]:
-        """The parts of the cost by their names, not weighed; empty if they are not known."""
+        """The unweighted parts of the cost by name; empty if they are not known."""
         if isinstance(self.parts, float):
             return {}
         seconds = [one for (one,) in _SECOND.iter_unpack(self.parts)]
@@ -47,42 +47,43 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def cost_s(self) -> float:
-        """All of the cost: the parts by their weights."""
+        """The weighted sum of the parts."""
         if isinstance(self.parts, float):
             return self.parts
         return sum(WEIGHTS[part] * seconds for part, seconds in self.parts_s.items())
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """One placement of a call, by this `rule`. `candidates` has the chosen engine first.
-
-    It was chosen from so many `engines`. None of those that are no candidates costs less than `others_s`. `ended_by` is
-    why the attempt there failed; empty if it did not. `sent_s` is None for a call that was not sent. Of the cached
-    tokens, `loaded` come from the engine's lower tiers.
-    """
+    """One placement of a call; `rule`, `reason` and the predictions are as in `policy.types.Placement`."""
 
     engine: str
     rule: str
     reason: str
     placed_s: float
     sent_s: float | None
+    """None: not sent."""
     cached_tokens: int
     decode_s: float
     meets_slo: bool | None = None
     engines: int = 0
+    """How many engines were eligible."""
     others_s: float | None = None
+    """A lower bound on the cost of the engines outside `candidates`."""
     candidates: tuple[Candidate, ...] = ()
+    """The chosen engine first."""
     ended_by: str = ""
+    """Why the attempt failed; empty: it did not."""
     loaded: tuple[tuple[str, int], ...] = ()
+    """(lower tier, tokens of `cached_tokens` from there)."""
 
     @property
     def chosen(self) -> Candidate | None:
-        """The engine that was chosen; None if the policy has told no cost."""
+        """The chosen engine; None if its cost is not known."""
         return self.candidates[0] if self.candidates and self.candidates[0].engine == self.engine else None
 
     @property
     def next_best(self) -> Candidate | None:
-        """The cheapest other engine; None if there is none, or it is not known."""
+        """The cheapest other engine; None if there is none, or one outside the candidates may be cheaper."""
         best = min(self.candidates[1:], key=lambda one: one.cost_s, default=None)
         return (
             best if best is not None and (self.others_s is None or best.cost_s <= self.others_s + ROUNDING_S) else None
@@ -90,21 +91,21 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def margin_s(self) -> float | None:
-        """How much more the next engine costs, or at least, if it is not known which that is; None without others."""
+        """How much more the next engine costs, or a lower bound if that engine is not known; None without others."""
         following, chosen = self.next_best, self.chosen
         least_s = self.others_s if following is None else following.cost_s
         return None if least_s is None or chosen is None else least_s - chosen.cost_s
 
 
 class EndedWait(msgspec.Struct, frozen=True, array_like=True):
-    """So long a call waited for this."""
+    """A reason for which a call waited, and for how many seconds."""
 
     why: str
     for_s: float
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """A waiting call went to another engine's line, which was to cost so much less; None if it had to go."""
+    """A waiting call moved to another engine, with the predicted gain; None: the old one no longer took calls."""
 
     from_engine: str
     to_engine: str
@@ -113,7 +114,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limit(msgspec.Struct, frozen=True, array_like=True):
-    """A limit that a request was above: `most` is allowed, and so much was `used`."""
+    """A limit that a request exceeded: `most` is allowed, and `used` was in use."""
 
     name: str
     most: float
@@ -121,20 +122,19 @@ class Limit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
-    """The record of a call that is kept, or of a request that was refused before it was one. `at` counts from 1970.
-
-    `message` may quote a request: it is for operators. `slo` has the TTFT, the TPOT and the JCT that were promised.
-    """
+    """The record of a call, or of a request that was refused before it became one."""
 
     tenant: str
     request_id: str
     at: float
+    """The arrival, in seconds since 1970."""
     path: str
     model: str
     status: int
     outcome: str
     code: str | None = None
     message: str | None = None
+    """For operators only, because it may quote a request."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -142,6 +142,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     first_s: float | None = None
     e2e_s: float = 0.0
     slo: tuple[float | None, float | None, float | None] | None = None
+    """The promised TTFT, TPOT and JCT."""
     trace_id: str = ""
     choices: tuple[Choice, ...] = ()
     waits: tuple[EndedWait, ...] = ()
@@ -155,13 +156,13 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def late_s(self) -> float | None:
-        """How much later the first token came than was expected at the last placement; None if that is not known."""
+        """How much later than expected at the last placement the first token came; None if not known."""
         expected_s = self.expected_first_s
         return None if expected_s is None or self.first_s is None else self.first_s - expected_s
 
     @property
     def expected_first_s(self) -> float | None:
-        """When the first token was expected, as the last placement had it."""
+        """When the last placement expected the first token."""
         chosen = self.choices[-1].chosen if self.choices else None
         if chosen is None or not chosen.parts_s:
             return None
@@ -178,7 +179,7 @@ def choice_of(
     block_tokens: int,
     ended_by: str = "",
 ) -> Choice:
-    """A placement as it is kept. Without a `rule` its own counts."""
+    """Make the record of a placement; `rule` None: the placement's own."""
     compared, cost = placement.compared or _NOTHING, placement.cost
     candidates: tuple[Candidate, ...] = ()
     if compared.candidates:
@@ -206,7 +207,7 @@ _NOTHING: Final = Compared("")
 
 
 def _candidates(engine_id: str, compared: Compared, block_tokens: int) -> tuple[Candidate, ...]:
-    """The engines that were looked at, the chosen one first. This calls nothing for each of them."""
+    """The compared engines, the chosen one first."""
     found: list[Candidate] = []
     for one in compared.candidates:
         cost = one.cost

@@ -1,4 +1,4 @@
-"""The receipts of the newest calls and refusals, in a bounded part of memory."""
+"""The receipts of the newest calls and refusals, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import NO_SLO, Call, Placement
 
 REFUSED_SHARE: Final = 8
-"""Refusals have one of so many parts of the memory: a flood of them pushes no call out."""
+"""Refusals have a fixed part of the memory, one of so many: a flood of them pushes no call out."""
 
 COMPARE_EACH: Final = 16
-"""Of one call in so many the best engines are found, where that takes a longer search: with more than four engines."""
+"""With more than four engines, the costs of the best engines are computed for one call in so many (`Demand`)."""
 
 MOST_ID: Final = 128
 """A longer request id is cut."""
 
 MOST_MESSAGE: Final = 200
-"""Characters of an error. What an engine says may quote a request."""
+"""The most characters of an error. An engine's message may quote a request."""
 
 RUNNING: Final = "running"
 """The outcome of a call that has not ended."""
 
 EXPLAINED: Final = "explained"
-"""The outcome of a call that was only asked about."""
+"""The outcome of a call for `POST /admin/explain`, which is not sent."""
 
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -75,18 +75,18 @@ class Receipts:
         self._refusals.add(hash((ending.tenant, receipt.request_id)), _ENCODER.encode(receipt))
 
     def find(self, tenant: str, request_id: str) -> Receipt | None:
-        """The newest receipt of a tenant's request; None if it is not kept."""
+        """The newest receipt of a tenant's request; None if none is stored."""
         key = hash((tenant, request_id[:MOST_ID]))
         entries = [entry for ring in (self._calls, self._refusals) if (entry := ring.get(key)) is not None]
         return max(map(_DECODER.decode, entries), key=lambda receipt: receipt.at, default=None)
 
     def newest(self, containing: bytes = b"") -> Iterator[Receipt]:
-        """The receipts of now in which these bytes are: calls first, the newest first."""
+        """The present receipts whose encoding contains these bytes: calls before refusals, the newest first."""
         for ring in (self._calls, self._refusals):
             yield from (_DECODER.decode(entry) for entry in ring.newest() if containing in entry)
 
     def of(self, delivery: Delivery) -> Receipt:
-        """The receipt of a call, which may still be on its way."""
+        """The receipt of a call, which may not have ended."""
         asked, call, attempt, ending = delivery.asked, delivery.call, delivery.attempt, delivery.ending
         now_s = loop_time_s() if ending is None else ending.ended_s
         usage = first_s = finish = None
@@ -126,7 +126,7 @@ class Receipts:
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:
-        """The receipt of a call that is not sent, with the placement that it would get."""
+        """The receipt of a call that is only explained, with the placement that it would get."""
         call = asked.call
         choice = choice_of(placement, None, placed_s=0.0, sent_s=None, block_tokens=call.block_tokens)
         return Receipt(
@@ -139,7 +139,7 @@ class Receipts:
         attempt, entry, tried = delivery.attempt, delivery.entry, delivery.tried
         last = None if attempt is None else attempt.booking
         if last is None and not tried and entry is not None:
-            last = entry.waiting.released  # it was placed, and never sent
+            last = entry.waiting.released  # the call was placed, and never sent
         if not tried:
             return () if last is None else (_choice(call, last),)
         bookings = [(booking, cause) for booking, cause in tried if booking is not last]
@@ -167,7 +167,7 @@ def _waits(waits: list[Wait], until_s: float) -> tuple[EndedWait, ...]:
 
 
 def _message(error: object) -> str | None:
-    """An error in words: an engine's own, or the gateway's if they quote nothing."""
+    """An engine's message, or the gateway's own without quotes of the request."""
     if isinstance(error, PlaitError):
         said = error.message if isinstance(error, EngineStatusError) else error.logged_message
     else:

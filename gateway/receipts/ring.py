@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 OVERHEAD_BYTES: Final = 240
-"""Memory that an entry takes beside its own bytes: the object, its key, and its places in three containers."""
+"""The memory of an entry beyond its bytes: the object, its key, and its places in the containers."""
 
 
 class Ring:
-    """The newest entries by their keys, in at most `max_bytes` of memory. A new entry replaces one with its key."""
+    """The newest entries by key, in at most `max_bytes` of memory. `get` returns the newest entry of a key."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -23,8 +23,8 @@ class Ring:
         return len(self._entries)
 
     def add(self, key: int, entry: bytes) -> None:
-        """Keep an entry. The oldest ones go."""
-        entry = bytes(memoryview(entry))  # what an encoder returns takes half as much again, which it has not used
+        """Add an entry, and drop the oldest ones beyond `max_bytes`."""
+        entry = bytes(memoryview(entry))  # a copy of the exact size: an encoder's result has half as much spare memory
         self._newest[key] = entry
         self._entries.append((key, entry))
         self._bytes += len(entry) + OVERHEAD_BYTES
@@ -35,9 +35,8 @@ class Ring:
                 del self._newest[old]
 
     def get(self, key: int) -> bytes | None:
-        """The newest entry with this key; None if there is none."""
         return self._newest.get(key)
 
     def newest(self) -> Iterator[bytes]:
-        """The entries of now, the newest first."""
+        """A snapshot of the entries, the newest first."""
         yield from [entry for _, entry in reversed(self._entries)]

@@ -1,4 +1,4 @@
-"""The routes of receipts: a tenant's own, and for operators all of them, and what would be decided now."""
+"""The routes of receipts: a tenant's own, all of them for operators, and `POST /admin/explain`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_BYTES: Final = 2**22
 MOST_LISTED: Final = 200
 LISTED: Final = 20
 AT_ONCE: Final = 500
-"""So many receipts are looked at before others have a turn."""
+"""A search yields to the event loop after so many receipts."""
 
 WORST: Final[dict[str, Callable[[Receipt], float]]] = {
     "wait": lambda receipt: receipt.waited_s,
@@ -41,7 +41,7 @@ _LIST: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class ReceiptsApi:
-    """The routes of this module. What is not here may be at another worker or gateway."""
+    """The routes of this module. A receipt that is not here may be at another worker or gateway, which is asked."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ReceiptsApi:
     async def _selected(
         self, tenant: str | None, engine: str | None, code: str | None, worst: str | None, limit: int
     ) -> Sequence[Receipt]:
-        """The receipts here that are asked for: the newest, or the worst by a measure."""
+        """The matching receipts of this gateway: the newest, or the worst by a measure."""
         found: list[tuple[float, int, Receipt]] = []
         measure, looked = WORST[worst] if worst else _at, 0
         for receipt in self._receipts.newest((engine or code or "").encode()):
@@ -132,7 +132,7 @@ class ReceiptsApi:
         return [receipt for *_, receipt in sorted(found, reverse=True)]
 
     async def _elsewhere(self, request: Request, target: str, checked: Checked) -> Sequence[bytes]:
-        """The answers of the other gateways that have it."""
+        """The answers of the other gateways that have matching receipts."""
         if self._forwarding.is_alone or is_of_peer(request.scope):
             return ()
         port = (request.scope.get("server") or ("", None))[1]

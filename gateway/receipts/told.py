@@ -1,4 +1,4 @@
-"""The receipt that a client gets with its answer: the decision in a header, and the end in a stream's last comment."""
+"""The receipt with a client's answer: in a header when the answer begins, in a comment when its stream ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReceiptSink(WrappedSink):
         return shown(self._receipts.of(self._delivery))
 
     def _with_comment(self, events: bytes) -> bytes:
-        """Events with the receipt as a comment before the last event of the stream. Other bytes stay as they are."""
+        """Insert the receipt as a comment before the last event of the stream."""
         attempt = self._delivery.attempt
         if self._has_told or attempt is None or attempt.exchange is None or not attempt.exchange.has_last_event:
             return events
@@ -55,7 +55,7 @@ class ReceiptSink(WrappedSink):
 
 
 def in_header(fields: Fields) -> bytes:
-    """A receipt in at most `MOST_BYTES`. What is left out of a longer one is left out of all of it, the parts first."""
+    """A receipt in at most `MOST_BYTES`. A longer one loses whole kinds of fields, the parts of costs first."""
     for left_out in ("", "parts", "candidates", "attempts", "moves", "waits"):
         fields = {name: _without(value, left_out) for name, value in fields.items() if name != left_out}
         if len(found := _compact(fields)) <= MOST_BYTES:
@@ -70,6 +70,6 @@ def _without(value: Any, name: str) -> Any:
 
 
 def _compact(fields: Fields) -> bytes:
-    """JSON in ASCII, without what is null or empty."""
+    """ASCII JSON without null or empty fields."""
     kept = {name: value for name, value in fields.items() if value not in (None, [], {})}
     return json.dumps(kept, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Receipts as clients and operators get them, as JSON."""
+"""Receipts as JSON, for clients and operators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DIGITS: Final = 6
 
 
 def shown(receipt: Receipt, tenant_label: Callable[[str], str] | None = None) -> Fields:
-    """A receipt for its tenant, or with a `tenant_label` for operators.
+    """A receipt for its tenant, or with `tenant_label` for operators.
 
-    A tenant sees the parts of the cost on its own engine only: what another engine has cached tells of the prompts of
-    others. Errors' words are for operators.
+    A tenant sees the parts of the cost only for the chosen engine, because another engine's cached tokens would show
+    other tenants' prompts. Error messages are for operators only.
     """
     fields: Fields = {
         "object": "receipt",
@@ -50,7 +50,7 @@ def _move(move: Move) -> Fields:
 
 
 def _times(receipt: Receipt) -> Fields:
-    """When it got its first token and its last, and how much later than expected."""
+    """The times of the first and the last token, and how late the first one was."""
     late_s, last, after_s = receipt.late_s, receipt.choices[-1] if receipt.choices else None, None
     if late_s is not None and last is not None and receipt.first_s is not None and receipt.outcome == "ok":
         after_s = receipt.e2e_s - receipt.first_s - last.decode_s
@@ -63,7 +63,7 @@ def _times(receipt: Receipt) -> Fields:
 
 
 def _refusal(receipt: Receipt) -> Fields | None:
-    """The limit that a request was above, and `Retry-After`; None if it was not refused."""
+    """The exceeded limit and `Retry-After`; None if the request was not refused."""
     limit = receipt.limit
     if limit is None and receipt.retry_after_s is None:
         return None

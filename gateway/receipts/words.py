@@ -10,12 +10,12 @@ from plait.backends.error_codes import CODES
 Fields = Mapping[str, Any]
 
 ABOUT_AS_GOOD: Final = 0.5
-"""The next engine is about as good where the margin is below this part of the call's own cost: below a tenth, it is the
-better one every second time when that is replayed (`python -m benchmarks margins`).
+"""The next engine counts as about as good if the margin is below this part of the call's cost. In replays with a margin
+below a tenth, the next engine was the better one half of the time (`python -m benchmarks margins`).
 """
 
 LEAST_S: Final = 0.0005
-"""Less than a millisecond is not told."""
+"""Shorter times are left out."""
 
 RULES: Final[Mapping[str, str]] = {
     "only_engine": "no other engine could take it",
@@ -53,7 +53,7 @@ TIERS: Final[Mapping[str, str]] = {"host": "host memory", "remote": "remote stor
 
 
 def sentences(receipt: Fields) -> Iterator[str]:
-    """The story of a call, a sentence for each thing, in the order in which it happened."""
+    """What happened to a call, one sentence for each event, in order."""
     tokens = f" of {receipt['prompt_tokens']:,} prompt tokens" if receipt["prompt_tokens"] else ""
     model = f" for {receipt['model']}" if receipt["model"] else ""
     yield f"{receipt['request_id']}: a request to {receipt['path']}{model}{tokens}."
@@ -93,7 +93,7 @@ def _costs(attempt: Fields) -> Iterator[str]:
 
 
 def better(attempt: Fields) -> Iterator[str]:
-    """A sentence about the next engine; nothing if there was none."""
+    """A sentence about the next engine; empty without one."""
     margin_s, cost_s, following = attempt["margin_s"], attempt["cost_s"], attempt["next_engine"]
     if margin_s is None:
         return

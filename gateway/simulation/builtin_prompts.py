@@ -1,8 +1,8 @@
 """The built-in prompts of `plait demo --compare`: invented manuals and tool lists, written by code.
 
-Every text comes from the word lists below and a fixed seed. So the package needs no corpus, and one version writes the
-same prompts everywhere. The sizes rise from about 1,000 to about 6,000 tokens, so that small and large prefixes compete
-for a fleet's caches.
+The texts come from the word lists below and a fixed seed. So the package needs no corpus, and the same version writes
+the same prompts everywhere. Their sizes are from about 1,000 to about 6,000 tokens, so that small and large prefixes
+compete for a fleet's caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A claim about a run: a figure, and what it is wanted to be."""
+"""A claim about a run: a figure with its target."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A figure with the bounds that it is wanted within, which are fixed before any run.
+    """A figure with its target bounds, which are fixed before any run.
 
-    `where` names the load, the workload or the rival that the figure is from. A claim that does not hold and is
-    `excused` (by what is written there) fails no run.
+    `where` names the load, the workload or the rival of the figure. `excused` is the reason why a claim may not hold
+    without failing the run.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Claim:
 
     @property
     def fails(self) -> bool:
-        """Whether the figure is out of bounds, and nothing excuses that."""
+        """Whether the figure is out of bounds without an excuse."""
         return not (self.holds or self.excused)
 
     @property

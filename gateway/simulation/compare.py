@@ -46,40 +46,31 @@ MODEL = "demo"
 OURS: Final = "plait"
 
 WARM_UP: Final = 0.25
-"""So much of a run fills the caches. These first calls are in no figure."""
+"""The part of a run that fills the caches. These first calls are in no figure."""
 
 CACHE_BYTES: Final = 256 * 2**20
-"""Of encoded beginnings."""
+"""The size of the encoder's prefix cache."""
 
 COLD_S: Final = 2.0
-"""A gateway asks engines for so long before it takes calls."""
+"""A new gateway polls the engines for so long before it takes calls."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with a label, how much is done, and how much there is in all."""
+"""Called with (label, steps done, all steps)."""
 
 BASELINE: Final = "least_outstanding"
 
 
 def policy_of(name: str) -> Policy:
-    """Return a policy of `KNOWN`, or one's own. Raises ValueError if there is none of this name."""
+    """Return a policy of `KNOWN`, or the user's own. Raises ValueError for an unknown name."""
     return placement_policy(name, known=KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The inputs. `working_set` is in units of one engine's KV cache, `rate` in units of a saturation.
-
-    `kinds` of prompts are asked, in sessions of so many `turns` on average, or else in single calls. Without
-    `admission`, calls are sent as they arrive. `scheduler` names the engines' local scheduler. `window_s` is the
-    router's.
-
-    Calls go to so many `gateways` in turn. They ask the engines each `report_interval_s`, and hear what these say
-    `report_delay_s` later. If they are `blind`, they do not hear of each other's calls. With `ends_by_reports`, they
-    hear of their own calls' first tokens and ends in this way, too. If a gateway is `replaced_after` so many calls,
-    one that knows nothing starts then, and takes all calls `COLD_S` later.
-    """
+    """The inputs of a comparison."""
 
     traces: Path | None = None
+    """A folder of traces; None: the built-in prompts."""
     policies: tuple[str, ...] = (OURS, "least_outstanding", "session_hash", "smg", "llmd")
     calls: int = 2000
     seed: int = 1
@@ -89,18 +80,28 @@ class Experiment:
     kv_tokens: int | None = None
     block_tokens: int = 16
     working_set: float = 1.5
+    """The size of all shared prefixes together, in units of one engine's KV cache."""
     rate: float = 0.85
+    """The arrival rate, in units of the saturation rate."""
     kinds: tuple[Kind, ...] = ("document", "tools")
     turns: int | None = None
+    """The mean turns of a session; None: single calls."""
     scheduler: str = "slo"
+    """The engines' local scheduler."""
     window_s: float = DEFAULT_WINDOW_S
     admission: bool = True
+    """False: calls are sent as they arrive."""
     gateways: int = 1
+    """Calls go to the gateways in turn."""
     report_interval_s: float = REPORT_INTERVAL_S
     report_delay_s: float = 0.0
+    """How late reports reach the gateways."""
     blind: bool = False
+    """Gateways ignore each other's calls in reports."""
     ends_by_reports: bool = False
+    """Gateways see first tokens and ends of their own calls only with reports."""
     replaced_after: int | None = None
+    """After so many calls, a gateway without any knowledge starts, and takes all calls `COLD_S` later."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:
@@ -118,7 +119,7 @@ class Workload:
     kv_tokens: int
 
     def sessions(self) -> Iterator[Sequence[int]]:
-        """The numbers of each session's calls. A call without a session is one by itself."""
+        """The numbers of each session's calls. A call without a session is a session by itself."""
 
         def session(number: int) -> Hashable:
             return self.calls[number].session or number
@@ -129,18 +130,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One policy's figures: tokens, token-weighted hit rate, times in seconds, and how well the cache was predicted.
-
-    `misprediction` is the sum over calls of |predicted - reported| cached tokens, over the sum of prompt tokens.
-    """
+    """One policy's figures."""
 
     policy: str
     calls: int
     prompt_tokens: int
     computed_tokens: int
     hit_rate: float
+    """Weighted by tokens."""
     predicted_hit_rate: float
     misprediction: float
+    """The sum over calls of |predicted - reported| cached tokens, over the sum of prompt tokens."""
     ttft_mean_s: float
     ttft_p99_s: float
     e2e_mean_s: float
@@ -150,7 +150,7 @@ class Outcome:
 
 
 def prepare(experiment: Experiment, progress: Progress) -> Workload:
-    """Choose the working set, draw the calls, tokenize their prompts. Raises ValueError for unusable traces."""
+    """Choose the working set, draw the calls and tokenize their prompts. Raises ValueError for unusable traces."""
     encode = _Encoder(experiment.block_tokens)
     prefixes = [prefix for prefix in load_prefixes(experiment.traces) if prefix.kind in experiment.kinds]
     sizes = {prefix.name: len(encode(prefix.messages_for(""), prefix.tools)) for prefix in prefixes}
@@ -172,7 +172,7 @@ def prepare(experiment: Experiment, progress: Progress) -> Workload:
 def saturation_rate(
     experiment: Experiment, workload: Workload, progress: Progress, policy: str | Policy = "round_robin"
 ) -> float:
-    """The calls/s that a policy completes if all sessions begin at the start, and nobody thinks."""
+    """The calls/s that a policy completes if all sessions begin at once, with think times of 0."""
     records = simulate(experiment, workload, policy, None, progress)
     return len(records) / max(record.finished_s for record in records)
 
@@ -182,7 +182,7 @@ def simulate(
 ) -> list[CallRecord]:
     """Run the workload in virtual time; returns the records in the order of its calls.
 
-    Sessions begin at Poisson times, so that on average `rate_per_s` calls come; None: all at once.
+    Sessions begin at Poisson times, so that on average `rate_per_s` calls arrive; None: all at once.
     """
     title = (policy_of(policy) if isinstance(policy, str) else policy).title
     label = f"{title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{title}, all at once"
@@ -268,7 +268,7 @@ class _Fleet:
     policy: str | Policy
 
     def router(self, number: int) -> Router:
-        """That of a gateway. Blind gateways take all calls for their own."""
+        """The router of a gateway. All blind gateways have one id, so that no report has others' calls for them."""
         experiment, cost_model = self.experiment, load_profile(self.experiment.profile).cost_model()
         gateway_id = "gateway" if experiment.blind else f"gateway-{number}"
         block_tokens = tree_block_tokens(experiment.block_tokens)
@@ -296,7 +296,7 @@ class _Fleet:
 
 
 class _Encoder:
-    """Encodes chats. A beginning that was encoded before is not encoded again."""
+    """Encodes chats, with a cache of encoded prefixes."""
 
     def __init__(self, block_tokens: int) -> None:
         self._tokenizer = load_tokenizer("embedded")
@@ -330,20 +330,18 @@ COLUMNS: Final[Mapping[str, Callable[[Outcome], str]]] = {
     "E2E p99": lambda o: f"{o.e2e_p99_s:.2f} s",
     "busiest": lambda o: f"{max(o.calls_per_engine.values()) / o.calls:.0%}",
 }
-"""Of the table; a row is a policy. `busiest` is the share of the calls that the engine with the most of them got."""
+"""The columns of the text table, whose rows are policies. `busiest` is the largest share of calls of one engine."""
 
 MARKDOWN_ROWS: Final[Mapping[str, Callable[[Outcome], str]]] = {
     "TTFT, mean / p99": lambda o: f"{o.ttft_mean_s:.2f} s / {o.ttft_p99_s:.1f} s",
     "E2E, mean": lambda o: f"{o.e2e_mean_s:.2f} s",
     "prompt tokens recomputed": lambda o: f"{1 - o.hit_rate:.1%}",
 }
-"""Of the table in Markdown; a column is a policy."""
+"""The rows of the Markdown table, whose columns are policies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One comparison: its inputs and its outcomes."""
-
     experiment: Experiment
     workload: Workload
     saturation_per_s: float
@@ -351,7 +349,7 @@ class Report:
     real_time: bool
 
     def claims(self) -> Iterator[Claim]:
-        """The targets of the policy that ships, against the others in the same run."""
+        """The targets of the default policy, relative to the others of the same run."""
         by_policy = {outcome.policy: outcome for outcome in self.outcomes}
         ours, base = by_policy.pop(OURS, None), by_policy.get(BASELINE)
         if ours is None:

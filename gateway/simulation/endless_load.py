@@ -1,4 +1,4 @@
-"""A built-in load for as long as one wants to watch: questions about shared documents and tools, and conversations."""
+"""The demo's endless load: questions about shared documents and tools, and conversations."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from plait.gateway.simulation.workload import popular
 DEFAULT_CALLS_PER_S: Final = 30.0
 
 MOST_OPEN: Final = 400
-"""Calls at a time. Further ones are not sent."""
+"""The most open calls. Further ones are not sent."""
 
 CONVERSATIONS: Final = 12
 MOST_TURNS: Final = 8
 CONVERSATION_SHARE: Final = 0.3
-"""Of all calls, those that go on with a conversation. The others ask about a shared prefix."""
+"""The share of calls that continue a conversation. The others ask about a shared prefix."""
 
 COLD_SHARE: Final = 0.08
-"""Calls on a document that nobody has asked about: their whole prompts have to be computed, and others wait."""
+"""The share of calls about a new document, whose whole prompts have to be computed while other calls wait."""
 
 SWING: Final = 0.6
 WAVE_S: Final = 60.0
-"""The rate rises and falls by this share of it in this time, so that queues come and go."""
+"""The rate swings by this share of itself with this period, so that queues grow and drain."""
 
 ZIPF: Final = 1.1
 
 
 class EndlessLoad:
-    """Prompts without end, the same for the same seed. It remembers `CONVERSATIONS` conversations, and no call."""
+    """An endless sequence of prompts, the same for the same seed. The state is `CONVERSATIONS` conversations."""
 
     def __init__(self, seed: int = 1) -> None:
-        self._rng = random.Random(seed)  # noqa: S311 - a workload to be repeated, nothing to be guarded
+        self._rng = random.Random(seed)  # noqa: S311 - a reproducible workload, not a secret
         prefixes = load_prefixes(None)
         self._asked = popular(prefixes, self._rng, ZIPF)
         self._documents = [prefix for prefix in prefixes if prefix.kind == "document"]
@@ -93,7 +93,7 @@ class EndlessLoad:
 
 
 async def send_endlessly(url: str, model: str, calls_per_s: float, swing: float = SWING) -> None:
-    """Send calls to a gateway until cancelled. What fails is left to the gateway's log."""
+    """Send calls to a gateway until cancelled. Failures are only in the gateway's log."""
     load, client, loop = EndlessLoad(), HttpClient(url), asyncio.get_running_loop()
     began_s = next_s = loop.time()
     tasks = set[asyncio.Task[None]]()
@@ -124,7 +124,7 @@ async def _send(client: HttpClient, body: dict[str, Any]) -> None:
 
 @contextmanager
 def running_load(url: str, model: str, calls_per_s: float | None, swing: float = SWING) -> Iterator[None]:
-    """The load comes from a thread while the context lasts. There is none for None."""
+    """Run the load in a thread for the duration of the context; None: no load."""
     if calls_per_s is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Real servers for the demo and the comparison in real time: processes on loopback, and calls sent at their times."""
+"""Real servers for the demo and the comparison in real time: processes on loopback, and calls at their times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plait.gateway.simulation.simulate import CallRecord
 from plait.gateway.simulation.workload import WorkloadCall
 
 MAX_CONNECTIONS = 1_000
-"""More than a demo's calls and browsers make. Shells give a process fewer descriptors than `serve`'s default takes."""
+"""More than a demo's calls and browsers need. `serve`'s default needs more file descriptors than many shells allow."""
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 5.0
@@ -33,7 +33,7 @@ STOP_DEADLINE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """The servers to start: `engines` embedded engines from `engine_port` on, and a gateway over them.
+    """The servers to start: `engines` embedded engines on ports from `engine_port` on, and a gateway before them.
 
     The gateway has an admin API if there is an `admin_key`.
     """
@@ -85,13 +85,11 @@ class FleetPlan:
 
 @contextmanager
 def running_fleet(plan: FleetPlan, stderr: IO[bytes] | None = None) -> Iterator[int]:
-    """Engines and gateway, up and ready on entry, stopped on exit. Gives the gateway's process id.
+    """Engines and gateway, ready on entry, stopped on exit. Yields the gateway's process id.
 
-    They write to `stderr`, by default to this process's. The gateway starts once the engines answer: it would warn of
-    those that do not.
-
-    Raises ValueError if a server ends early, for example because its port is in use, or is not ready in time. The
-    server's own message is on stderr.
+    The servers write to `stderr`, by default this process's. The gateway starts last, because it warns of engines that
+    do not answer. Raises ValueError if a server ends early, for example because its port is in use, or is not ready in
+    time.
     """
     _check_ports([plan.port, *plan.engine_ports])
     with ExitStack() as stack:
@@ -146,7 +144,6 @@ def _await(servers: Sequence[subprocess.Popen[bytes]], is_up: Callable[[], bool]
 
 
 def _answers(port: int) -> bool:
-    """Whether an engine takes calls."""
     return httpx.get(f"http://127.0.0.1:{port}/health").is_success
 
 

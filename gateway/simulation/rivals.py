@@ -1,7 +1,7 @@
-"""The placement of other gateways, as policies of the router: what `plait demo --compare` compares with.
+"""The placement policies of other gateways, with which `plait demo --compare` compares.
 
-Each is written from its gateway's public documentation and source. They see what Plait's policy sees: the caches as the
-engines report them, and the calls that are there. `policy/placement/policies.py` has least outstanding calls.
+Each is written from its gateway's public documentation and source. All see what Plait's policy sees: the reported
+caches, and the calls of each engine. Least outstanding calls is in `policy/placement/policies.py`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from plait.policy.placement.policies import POLICIES, Policy, by_name
 from plait.policy.types import Call, Placement, PlacementReason
 
 SMG_GAP, SMG_RATIO = 64, 1.5
-"""SMG goes by load alone while an engine has so many calls more than another, and so many times as many."""
+"""SMG ignores caches while the engine with the most calls has more than so many more, and so many times as many, as the
+one with the fewest.
+"""
 LLMD_WEIGHTS: Final = (3.0, 2.0, 2.0)
-"""llm-d's default profile: prefix, queue, KV cache."""
+"""llm-d's default profile: weights of prefix, queue and KV cache."""
 
 Cached = dict[EngineView, int]
 """The blocks of a prompt that each engine has."""
 
 
 def session_hash(call: Call, situation: Situation) -> Placement:
-    """Always the same engine for the same session; without a session, for the same beginning of a prompt.
+    """The same engine for the same session, or without one, for the same first block of the prompt.
 
-    It is what a load balancer does that hashes a header.
+    A load balancer that hashes a header does the same.
     """
     return place(call, in_own_order(call, situation)[0], cached_blocks(call, situation))
 
 
 def smg(call: Call, situation: Situation) -> Placement:
-    """The cache-aware policy of sglang-router, now SMG, with its default thresholds, and cache events.
+    """The cache-aware policy of sglang-router, now SMG, with its default thresholds and with cache events.
 
-    It takes the longest prefix, and of equal ones the least loaded engine. Out of balance, it goes by load alone.
+    The engine with the longest prefix, and among equal ones the least loaded; by load alone while out of balance.
     """
     cached, engines = cached_blocks(call, situation), in_turn(situation)
     loads = [engine.outstanding for engine in engines]
@@ -45,9 +47,8 @@ def smg(call: Call, situation: Situation) -> Placement:
 
 
 def llmd(call: Call, situation: Situation) -> Placement:
-    """llm-d's default profile: the best weighted sum of three scores between 0 and 1.
-
-    They are the share of the prompt that is cached, the waiting calls and the KV cache in use.
+    """llm-d's default profile: the best weighted sum of three scores between 0 and 1: the cached share of the prompt,
+    the waiting calls, and the KV cache in use.
     """
     cached, engines = cached_blocks(call, situation), in_turn(situation)
     queued, contexts = _scores(engines, lambda one: len(one.queue)), _scores(engines, lambda one: one.context_tokens)
@@ -65,27 +66,23 @@ RIVALS: Final = by_name(
     Policy("smg", "sglang-router (cache aware)", smg),
     Policy("llmd", "llm-d (score)", llmd),
 )
-"""By name."""
-
 KNOWN: Final = {**POLICIES, **RIVALS}
-"""The policies that a comparison knows: the gateway's own and the rivals."""
 
 
 def in_turn(situation: Situation) -> list[EngineView]:
-    """The engines in an order that changes from call to call, so that ties are not always won by the first."""
+    """The engines, rotated by one from call to call, so that the first does not win all ties."""
     first = situation.turn % len(situation.engines)
     return [*situation.engines[first:], *situation.engines[:first]]
 
 
 def in_own_order(call: Call, situation: Situation) -> list[EngineView]:
-    """The engines by rendezvous hashing of the call's session; without one, of its prompt's first block."""
+    """The engines by rendezvous hashing of the call's session, or without one, of its prompt's first block."""
     first = call.block_hashes[0] if len(call.block_hashes) else 0
     key = call.session or first
     return sorted(situation.engines, key=lambda one: crc32(f"{key} {one.engine_id}".encode()))
 
 
 def cached_blocks(call: Call, situation: Situation) -> Cached:
-    """The blocks of the call's prompt that each engine has."""
     return {engine: cached_prefix(call, situation, engine) for engine in situation.engines}
 
 

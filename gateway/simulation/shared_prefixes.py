@@ -1,4 +1,4 @@
-"""What the comparison's calls share: long documents and tool lists, built in or of LooGLE and ToolBench."""
+"""The shared prefixes of the comparison's calls: long documents and tool lists, built-in or of LooGLE and ToolBench."""
 
 from __future__ import annotations
 

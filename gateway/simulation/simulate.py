@@ -1,9 +1,9 @@
 """The simulator: the real router, admission and engine cores in virtual time.
 
 Nothing is modelled twice: placement, admission, prefix tree, reports, block cache, iteration loop and cost model are
-the real ones. Only the asyncio shell is replaced. There is a clock (a heap of events) and no network. The simulator
-polls each cache state every `report_interval_s`. A caller that runs programs of calls adds its own events (`at`) and
-sends calls when they are ready (`send`). The same inputs give the same result.
+the real ones. Only the asyncio shell is replaced: a heap of events is the clock, and there is no network. The simulator
+polls each engine's cache state every `report_interval_s`. A caller that runs programs of calls adds its own events
+(`at`) and sends calls when they are ready (`send`). The same inputs give the same result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 
 REPORT_INTERVAL_S = 0.05
-"""A real long poll answers as soon as something changes. 50 ms stand for the network and the gateway's own work."""
+"""A real long poll answers at once when the cache changes. 50 ms stand for the network and the gateway's own work."""
 
 AGE_INTERVAL_S = 1.0
 
@@ -50,34 +50,29 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCall:
-    """One call of a workload. It generates exactly `output_tokens`, with the ids from `first_output_id` on.
-
-    If `first_output_id` is None, the ids are unique, so that the output fills the cache but never matches. The times of
-    `slo` count from `arrives_s`. `objective`, `group` and `output_limit` are as in `Call`. Its client names the
-    `session`, if any.
-    """
+    """One call of a workload. Fields without a description are as in `Call`."""
 
     arrives_s: float
     prompt: Prompt
     output_tokens: int
+    """The call generates exactly so many."""
     prefix: str = ""
+    """The name of the shared prefix, for reports."""
     slo: Slo | None = None
     objective: Objective | None = None
     group: TaskGroup | None = None
     output_limit: int | None = None
     first_output_id: int | None = None
+    """The token ids of the output ascend from here; None: the ids are unique, so that the output is cached but never
+    matches.
+    """
     tenant: str = ""
     session: str = ""
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """A call's result. Times are in seconds since the start. `cached_tokens` is the engine's own count, `loaded_tokens`
-    the part of them that came from its lower tiers.
-
-    `sent_s` is when the engine was sent the call, and `admitted_s` when it first began to compute it. Until then the
-    call has no engine. A call that was refused was told to come again after `retry_after_s`, at its `finished_s`.
-    """
+    """A call's result. Times are in seconds since the start."""
 
     prefix: str
     prompt_tokens: int
@@ -85,16 +80,21 @@ class CallRecord:
     arrived_s: float
     tenant: str = ""
     engine_id: str = ""
+    """Empty until the call is sent."""
     reason: str = PlacementReason.EXPLORE
     predicted_cached_tokens: int = 0
     predicted_loaded_tokens: int = 0
     sent_s: float = 0.0
     cached_tokens: int = 0
+    """The engine's own count."""
     loaded_tokens: int = 0
+    """The part of `cached_tokens` from lower tiers."""
     first_token_s: float = 0.0
     finished_s: float = 0.0
     admitted_s: float = 0.0
+    """When the engine began to compute the call."""
     retry_after_s: float = 0.0
+    """The Retry-After of a call that was refused, at `finished_s`."""
 
     @property
     def ttft_s(self) -> float:
@@ -110,20 +110,18 @@ class CallRecord:
 
 
 Ended = Callable[[CallRecord], None]
-"""Called with the record of a call that has ended, at its `finished_s`."""
+"""Called with the record of an ended call, at its `finished_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gateway:
-    """A router, and the admission before it."""
-
     router: Router
     admission: Admission
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A call in an engine, or on its way there through a gateway."""
+    """A call in a gateway or an engine."""
 
     gateway: _Gateway
     waiting: Waiting
@@ -133,16 +131,15 @@ class _Sent:
 
 
 class Simulation:
-    """A fleet in virtual time. `engines` are by id; the router must have exactly these engines.
+    """A fleet in virtual time. The router must have exactly the `engines`, which are by id.
 
-    `more` routers have the same engines: each is another gateway, and calls go to the gateways in turn, but all of a
-    session to one of them. They share the KV of engines for sessions as gateways with one store do. What an engine
-    reports comes to them `report_delay_s` late. With `ends_by_reports`, so do the first tokens and the ends of a
-    gateway's own calls, as to a router whose answers take another way.
+    Each of the `more` routers is another gateway with the same engines. Calls go to the gateways in turn, all calls of
+    a session to one of them. The gateways share the engines' KV for sessions as with one store. Reports reach them
+    `report_delay_s` late. With `ends_by_reports`, so do first tokens and ends of a gateway's own calls, as with a
+    router that does not see the answers.
 
-    `ahead_s`, `max_wait_s` and `chat_tokens` are those of `Admission`: without an `ahead_s` (infinite), no call waits
-    for its engine. If no `chat_tokens` are given, sessions are held if the policy keeps them, as in the gateway.
-    `refused` has the records of the calls that were given up.
+    `ahead_s`, `max_wait_s` and `chat_tokens` are as in `Admission`; `chat_tokens` None: sessions are held if the policy
+    keeps them, as in the gateway. `refused` has the records of refused calls.
     """
 
     def __init__(
@@ -204,7 +201,7 @@ class Simulation:
         return self.records
 
     def replace(self, router: Router, takes_s: float) -> None:
-        """A gateway that knows nothing starts now, and asks the engines. It takes all calls from `takes_s` on."""
+        """Start a gateway without any knowledge, which polls the engines. It takes all calls from `takes_s` on."""
         gateway = self._new_gateway(router)
         self._begin(gateway)
 
@@ -220,7 +217,7 @@ class Simulation:
         self._schedule(when_s, partial(self._come, event))
 
     def send(self, simulated: SimulatedCall, on_ended: Ended, on_refused: Ended | None = None) -> CallRecord:
-        """A call arrives now. It goes to its engine once that has room. The record is complete when it has ended."""
+        """A call arrives now. Its record is complete when `on_ended` or `on_refused` is called."""
         prompt, number, now_s = simulated.prompt, len(self.records), simulated.arrives_s
         gateway = self._gateways[number % len(self._gateways)]
         if simulated.session:
@@ -265,7 +262,7 @@ class Simulation:
         return _Gateway(router, self._new_admission(router, self._later, lambda _: UNLIMITED))
 
     def _begin(self, gateway: _Gateway) -> None:
-        """A gateway begins to ask the engines, and to age what it knows."""
+        """Start a gateway's polls of the engines and its periodic work."""
         for engine_id in self._engines:
             self._schedule(self.now_s, partial(self._poll, gateway.router, engine_id))
         self._schedule(self.now_s, partial(self._age, gateway.router))
@@ -340,7 +337,7 @@ class Simulation:
             sent.on_ended(record)
 
     def _tell(self, sent: _Sent, event: Event, now_s: float) -> None:
-        """The gateway hears of its call now, or with the next report."""
+        """Give a gateway an event of its call, now or with the engine's next report."""
         if self._ends_by_reports:
             self._unheard[sent.gateway.router, sent.record.engine_id].append(event)
         else:
@@ -363,7 +360,7 @@ class Simulation:
         return 1 / len(self._gateways) if found is None else found
 
     def _share(self, now_s: float) -> None:
-        """The gateways tell each other what they need, as they do over a store."""
+        """Divide the KV for sessions by the gateways' needs, as the shared store does."""
         needs = {one: dict(needs_of_sessions(one.admission, one.router)) for one in self._gateways}
         self._parts = {one: {} for one in needs}
         for name in {name for of_one in needs.values() for name in of_one}:
@@ -388,14 +385,14 @@ def _report(router: Router, engine_id: str, state: CacheState, requested_s: floa
 
 
 def _hear(report: Event, heard: Iterable[Event], now_s: float) -> None:
-    """A report has come, with the first tokens and ends that were `heard` with it."""
+    """A report arrives, with the first tokens and ends since the report before (`heard`)."""
     report(now_s)
     for event in heard:
         event(now_s)
 
 
 def _leave(sent: _Sent, now_s: float) -> None:
-    """The gateway hears that a call has ended."""
+    """Tell the gateway that a call has ended."""
     record = sent.record
     usage = CallUsage(record.prompt_tokens, record.output_tokens, record.cached_tokens)
     sent.gateway.router.settle(_booking(sent), usage, now_s)
@@ -403,7 +400,7 @@ def _leave(sent: _Sent, now_s: float) -> None:
 
 
 def _nobody(_record: CallRecord) -> None:
-    """The `on_ended` of a call that `run` was given: only its record is needed."""
+    """The `on_ended` of a call of `run`, of which only the record is needed."""
 
 
 def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: str) -> EmbeddedCall:

@@ -2,8 +2,7 @@
 
 Their shape is Preble's (table 1 and section 4.1). A call has a long shared part, a short question and a short answer.
 The popularity of the shared parts follows Zipf's law. Calls or sessions arrive as a Poisson process. The next turn of a
-session begins with the turn before, and brings a passage of its own. Everything here is a pure function of its
-arguments: the same seed gives the same workload.
+session begins with the turn before, and adds a passage. All functions are pure: the same seed gives the same workload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final
 from plait.gateway.simulation.shared_prefixes import OUTPUT_TOKENS, SharedPrefix
 
 PASSAGE_WORDS: Final = (100, 500)
-"""What a later turn of a session brings: the result of a function, or a passage that was pasted."""
+"""The words that a later turn of a session adds, as the result of a function or a pasted passage."""
 THINK_S: Final = 2.0
 """The mean time from an answer to the next turn of its session."""
 
@@ -27,7 +26,7 @@ THINK_S: Final = 2.0
 class WorkloadCall:
     """One chat-completion call to be sent. `prefix` is the name of its shared prefix.
 
-    A call of a `session` is sent `think_s` seconds after the session's call before it has ended, if there is one.
+    A later call of a `session` is sent `think_s` seconds after the end of the session's call before it.
     """
 
     prefix: str
@@ -86,7 +85,7 @@ def generate_sessions(
 
 
 def popular(prefixes: Sequence[SharedPrefix], rng: random.Random, zipf: float) -> Iterator[SharedPrefix]:
-    """Prefixes without an end, drawn as `generate_calls` says."""
+    """An endless draw of prefixes, by Zipf's law as in `generate_calls`."""
     if not prefixes:
         raise ValueError("there are no shared prefixes to make calls on")
     by_rank = rng.sample(prefixes, len(prefixes))
@@ -104,12 +103,12 @@ def poisson_arrivals(n: int, rate_per_s: float, seed: int) -> list[float]:
 
 
 def stream(purpose: str, seed: int) -> random.Random:
-    """A random generator for one purpose. A run has one seed, from which each purpose draws independently."""
-    return random.Random(f"{purpose} {seed}")  # noqa: S311 - a workload to be repeated, nothing to be guarded
+    """A random generator for one purpose. Each purpose draws independently from the run's one seed."""
+    return random.Random(f"{purpose} {seed}")  # noqa: S311 - a reproducible workload, not a secret
 
 
-# A question repeats from call to call, and an equal prompt would be cached whole. So the opening varies, which ends the
-# shared prefix at once, and a random number at the end makes two prompts differ.
+# Questions repeat, and equal prompts would be cached whole. So the opening varies, which ends the shared prefix right
+# before the question, and a random number at the end makes any two prompts differ.
 _OPENINGS = (
     "", "Please help me with this.", "A quick one.", "I have been asked the following.", "One more question.",
     "I could not find this myself.", "For a report I am writing:", "This came up in a meeting today.",
@@ -196,7 +195,7 @@ def _close_gap(prefixes: Sequence[SharedPrefix], tokens: Sequence[int], chosen: 
     spare = [index for index in range(len(prefixes)) if index not in chosen]
     if not spare:
         return
-    moves = [(abs(gap_tokens), -1, -1)] if chosen else []  # an empty set would be no workload
+    moves = [(abs(gap_tokens), -1, -1)] if chosen else []  # no move is an option, unless nothing is chosen yet
     moves += [(abs(gap_tokens - tokens[new]), -1, new) for new in spare]
     moves += [
         (abs(gap_tokens - tokens[new] + tokens[old]), old, new)

@@ -3,8 +3,8 @@
 A synchronous core: each event carries its time, and the gateway or the simulator drives it.
 
 In: a call arrives (`enter`), changes its objectives (`refine`), and ends: sent (`left`), given up by its client
-(`gone`), or told to retry (`leave`). Out: `call.is_sent` or `call.error`, and `call.tell()` once a waiting call gets
-one of them.
+(`gone`), or told to retry (`leave`). Out: `call.is_sent` or `call.error`, and `call.tell()` when a waiting call gets
+either.
 
 A call goes through these stages: tenant's rates, session gate (docs/design/sessions.md), tenant's running calls,
 placement, the line of its engine (`Lines`), sent. Each stage may pass the call on at once. See

@@ -21,7 +21,7 @@ SMOOTHING_S = 10.0
 """The time constant of the rate's moving mean."""
 
 FIRST_S = 5.0
-"""The first measurement takes so long: calls leave a cold fleet slowly, because it computes all of their prompts."""
+"""The first measurement takes this long: calls leave a cold fleet slowly, because it computes all of their prompts."""
 
 NEXT_S = 0.5
 """The least time between two later measurements."""
@@ -132,7 +132,7 @@ class Waiting(msgspec.Struct, eq=False):
             waits.append(Wait(why, now_s))
 
     def wait_for_all(self, waits: Iterable[Wait]) -> None:
-        """Add the waits of a line's first call, as far as they are after this call's latest wait began."""
+        """Add the waits of a line's first call, from the begin of this call's latest wait on."""
         since_s = self.waits[-1].since_s if self.waits else 0.0
         for wait in waits:
             self.wait_for(wait.why, max(since_s, wait.since_s))

@@ -43,10 +43,10 @@ MOVED_AT_ONCE: Final = 32
 """How many calls are placed again in one turn of the event loop: about 3 ms."""
 
 LINES = 4
-"""An engine that takes over a call looks at so many of the longest lines."""
+"""An engine that takes over a call looks at this many of the longest lines."""
 
 CALLS = 16
-"""It looks at so many of the last calls of each line, which wait longest. 64 gains take about a millisecond."""
+"""The last calls of each line that are looked at: they wait longest. 64 gains take about a millisecond."""
 
 LEAST_GAIN_S = 1.0
 """A smaller predicted gain is not worth the risk that the prediction is wrong."""
@@ -55,7 +55,7 @@ PASSING = 8
 """How many calls of a tenant are checked for one that may overtake. The next check takes the tenant's other calls."""
 
 OLD_S: Final = 60.0
-"""Small calls do not overtake a line in which a call has waited for so long."""
+"""Small calls do not overtake a line in which a call has waited for this long."""
 
 Look = Callable[[str, float], None]
 Sent = Callable[[Waiting, float], None]

@@ -25,8 +25,8 @@ the rest.
 """
 
 COLD = 4.0
-"""Until a call has left a queue, its bound is so many times larger. Bursts of short prompts with long answers drain in
-a third of the prediction, because engines decode more of them at once.
+"""Until a call has left a queue, its bound is this many times larger. Bursts of short prompts with long answers drain
+in a third of the prediction, because engines decode more of them at once.
 """
 
 

@@ -22,10 +22,10 @@ SLICE_S: Final = 1.0
 """The size of a lease beyond the waiting calls, in seconds of the rate."""
 
 AGAIN_S: Final = 0.1
-"""After the bucket was empty, calls are refused for so long without asking the store."""
+"""After the bucket was empty, calls are refused for this long without asking the store."""
 
 UNUSED_S: Final = 2.0
-"""A lease is given back after so long without a call."""
+"""A lease is given back after this long without a call."""
 
 Draw = Callable[[str, "Amounts", "Amounts", "Amounts"], Awaitable[Drawn]]
 """Draws from a tenant's bucket: (tenant, rates, least, most). Raises `StoreError`."""

@@ -21,7 +21,7 @@ from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
 
 AHEAD_S: Final = 4.0
-"""An engine is sent at most so many seconds of prompts behind the one that it computes."""
+"""An engine is sent at most this many seconds of prompts behind the one that it computes."""
 
 SHARED_AHEAD_S: Final = 0.25
 """The same bound while several tenants are active, or one conversation of a tenant crowds its others out: a new call
@@ -29,18 +29,18 @@ has to wait for what the others have in the engine.
 """
 
 OWN_S: Final = 1.0
-"""While several tenants are active, an engine is sent at most so many seconds of a tenant's prompts on time that are
+"""While several tenants are active, an engine is sent at most this many seconds of a tenant's prompts on time that are
 due before a further one of the tenant, and `AHEAD_S` of them in all.
 """
 
 SLOTS_A_RESERVED: Final = 64
-"""While several tenants are active, at least one slot in so many is kept from tenants above their share of an engine's
-slots. So a tenant with few calls need not wait until an answer ends.
+"""While several tenants are active, at least one slot in this many is kept from tenants above their share of an
+engine's slots. So a tenant with few calls need not wait until an answer ends.
 """
 
 RESERVED_S: Final = 1.0
-"""As many slots are kept as the other tenants' calls of so many seconds need. Equally long answers end in waves, and no
-slot is free between waves. A call that takes a kept slot ends at a time of its own.
+"""The slots for the other tenants' calls of this many seconds are kept. Equally long answers end in waves, and
+no slot is free between waves. A call that takes a kept slot ends at a time of its own.
 """
 
 

@@ -32,7 +32,7 @@ from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 
 DEFAULT_HANG_S = 8.0
-"""A quiet engine hangs if it does not answer a trial for so long, and sends no other byte either.
+"""A quiet engine hangs if it does not answer a trial for this long, and sends no other byte either.
 
 Engines under load may be silent for some seconds.
 """
@@ -41,12 +41,12 @@ PATIENCE = 3.0
 """The factor on a predicted time, after which a byte is late: the profile may be wrong."""
 
 LATE_S = 2.0
-"""A first byte is late so long after `PATIENCE` times its predicted time. From then on the call can count as overtaken,
-and makes a silent engine quiet.
+"""A first byte is late this long after `PATIENCE` times its predicted time. From then on the call can count as
+overtaken, and makes a silent engine quiet.
 """
 
 STALL_S = 1.0
-"""Streams stand still after their longest pause so far, plus the prefills since, plus so many seconds.
+"""Streams stand still after their longest pause so far, plus the prefills since, plus this many seconds.
 
 A stream counts once it is twice as old, because events often follow the first token together. A quiet engine is stalled
 if a trial has no answer within this time.
@@ -58,14 +58,14 @@ once. With as many, a stream has to prove that streams get their bytes.
 """
 
 UNHEARD_S = 45.0
-"""An engine may send nothing to any call for so long. Then its late calls move, and its streams end unless trials pass.
-A single stream may be silent for as long, whatever its output limit.
+"""An engine may send nothing to any call for this long. Then its late calls move, and its streams end unless trials
+pass. A single stream may be silent for as long, whatever its output limit.
 
 Compiling kernels or a grammar takes 30 s.
 """
 
 SLOTS = 64
-"""An engine runs at least so many calls at a time. A call that was sent behind as many others may be waiting for a
+"""An engine runs at least this many calls at a time. A call that was sent behind as many others may be waiting for a
 slot, and if answers are not streamed, no byte shows that they make progress.
 """
 
@@ -73,10 +73,10 @@ TRIAL_TOKENS = 2
 """The first token shows that an engine computes prompts, the second that it decodes."""
 
 COMPILING_S = 45.0
-"""A late call with a grammar may be overtaken for so long, while the engine compiles the grammar."""
+"""A late call with a grammar may be overtaken for this long, while the engine compiles the grammar."""
 
 OVERTAKEN_CALLS = 3
-"""A late call is forgotten after so many others overtook it. Shorter and more urgent calls do not count, because a
+"""A late call that this many others overtook is forgotten. Shorter and more urgent calls do not count, because a
 scheduler may favour them.
 """
 

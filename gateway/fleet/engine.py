@@ -23,7 +23,7 @@ from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
 SKEW: Final = 1
-"""An engine's count of calls may differ from the present one by so many: calls came or ended since it counted."""
+"""An engine's count of calls may differ from the present one by this many: calls came or ended since it counted."""
 
 
 class OtherCount(NamedTuple):

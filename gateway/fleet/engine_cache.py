@@ -59,7 +59,7 @@ class EngineCache:
     profile_tokens: int | None = None
     """The size of an estimated cache by the configured profile, if `kv_tokens` is None."""
     assumed_tokens: int | None = None
-    """The size if that is None, too; used for nothing else."""
+    """The size if `profile_tokens` is None, too; used for nothing else."""
     host_tokens: int | None = None
     """The size of an estimated tier in host memory."""
     evictions: list[ExpectedEvictions] = field(init=False)
@@ -324,7 +324,7 @@ class EstimatedAnswers:
 
 
 MOST_PROMPTS = 16_384
-"""The most remembered prompts, some 6 MB. A turn that comes after so many others is not recognised."""
+"""The most remembered prompts, some 6 MB. A turn that comes after this many others is not recognised."""
 
 
 @dataclass(slots=True)

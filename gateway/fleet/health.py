@@ -102,7 +102,7 @@ class HealthLimits:
     consecutive_failures: int = 3
     """Ejects the engine."""
     failed_share: float = 0.5
-    """Ejects the engine if so many of at least `least_calls` calls within `window_s` failed."""
+    """Ejects the engine if this part of at least `least_calls` calls within `window_s` failed."""
     least_calls: int = 10
     window_s: float = 10.0
     ejection_s: float = 1.0

@@ -27,7 +27,7 @@ class EngineSigns(NamedTuple):
     owed: int
     """Sent calls that have not ended."""
     silent_s: float
-    """Seconds since it last sent a byte."""
+    """Seconds of silence while its calls wait and none runs; infinite: it is stalled; 0: it seems to compute."""
     differs: str | None
     """How it differs from what the gateway assumes."""
 
@@ -127,7 +127,7 @@ expected of other tenants, at this tenant's failure rate, that really came (at l
 LATE: Final = 0.05
 GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
 CLEAR_S: Final = 15.0
-"""A problem is over once it was not found for so long."""
+"""A problem is over once it was not found for this long."""
 LATELY_S: Final = 30.0
 """A change over `memory_s` is a problem only if the last seconds show it too, so that a repaired one ends soon."""
 SAMPLE_S: Final = 5.0

@@ -28,7 +28,7 @@ TICK_S: Final = 0.5
 """The interval of events."""
 
 STUCK_S: Final = 10.0
-"""A watcher that does not read for so long is disconnected."""
+"""A watcher that does not read for this long is disconnected."""
 
 STREAM_HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -95,7 +95,7 @@ def _engine(engine: FleetEngine, now_s: float, *, draining: bool) -> EngineSigns
     if engine.stalled:
         silent_s = inf
     elif report is None or report.queue.running or not report.queue.waiting:
-        silent_s = 0.0  # it computes, as far as it says
+        silent_s = 0.0  # silence counts only if calls wait in the engine and none runs
     return EngineSigns(
         engine.health.takes_calls,
         draining,

@@ -30,7 +30,7 @@ MOST_BYTES: Final = 2**22
 MOST_LISTED: Final = 200
 LISTED: Final = 20
 AT_ONCE: Final = 500
-"""A search yields to the event loop after so many receipts."""
+"""A search yields to the event loop after this many receipts."""
 
 WORST: Final[dict[str, Callable[[Receipt], float]]] = {
     "wait": lambda receipt: receipt.waited_s,

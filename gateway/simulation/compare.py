@@ -52,7 +52,7 @@ CACHE_BYTES: Final = 256 * 2**20
 """The size of the encoder's prefix cache."""
 
 COLD_S: Final = 2.0
-"""A new gateway polls the engines for so long before it takes calls."""
+"""A new gateway polls the engines for this long before it takes calls."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (label, steps done, all steps)."""
@@ -101,7 +101,7 @@ class Experiment:
     ends_by_reports: bool = False
     """Gateways see first tokens and ends of their own calls only with reports."""
     replaced_after: int | None = None
-    """After so many calls, a gateway without any knowledge starts, and takes all calls `COLD_S` later."""
+    """After this many calls, a gateway without any knowledge starts, and takes all calls `COLD_S` later."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:

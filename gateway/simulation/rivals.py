@@ -16,8 +16,8 @@ from plait.policy.placement.policies import POLICIES, Policy, by_name
 from plait.policy.types import Call, Placement, PlacementReason
 
 SMG_GAP, SMG_RATIO = 64, 1.5
-"""SMG ignores caches while the engine with the most calls has more than so many more, and so many times as many, as the
-one with the fewest.
+"""SMG ignores caches while the engine with the most calls has over `SMG_GAP` more than the one with the fewest, and
+over `SMG_RATIO` times as many.
 """
 LLMD_WEIGHTS: Final = (3.0, 2.0, 2.0)
 """llm-d's default profile: weights of prefix, queue and KV cache."""

@@ -55,7 +55,7 @@ class SimulatedCall:
     arrives_s: float
     prompt: Prompt
     output_tokens: int
-    """The call generates exactly so many."""
+    """The call generates exactly this many."""
     prefix: str = ""
     """The name of the shared prefix, for reports."""
     slo: Slo | None = None

@@ -6,8 +6,8 @@ virtual time, and the conversation with the lowest time goes next. The present a
 number of waiting conversations. A new conversation begins at the present: so it does not wait for all calls of another
 one, and a flow of new ones does not starve an old one.
 
-A conversation without waiting calls is forgotten. So those with one call at a time, such as agents, go in the order of
-arrival. All calls without a conversation are one conversation.
+A conversation without waiting calls is forgotten. So clients with one call at a time, such as agents, go in the order
+of arrival. All calls without a conversation are one conversation.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from math import inf
 from typing import Final, Generic, Protocol, TypeVar
 
 ACTIVE_S: Final = 60.0
-"""A conversation is active for so long after its last call, as a tenant is."""
+"""A conversation is active for this long after its last call, as a tenant is."""
 
 MOST_ACTIVE: Final = 1_000
-"""At most the latest so many of a tenant are active: a client may give each call a new name."""
+"""The most active conversations of a tenant, the latest ones: a client may give each call a new name."""
 
 CROWD_CALLS: Final = 4
 """Fewer waiting calls are no crowd: an agent has those of its subagents."""
 
 CROWD_SHARE: Final = 1.5
-"""A crowd has more than so many times an equal part of its tenant's waiting calls."""
+"""A crowd has more than this many times an equal part of its tenant's waiting calls."""
 
 JUDGED_S: Final = 1.0
 

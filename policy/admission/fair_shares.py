@@ -23,7 +23,7 @@ MOST_OLD: Final = 64
 """A heap is rebuilt when it has more stale entries than this, and more than half are stale."""
 
 ACTIVE_S: Final = 60.0
-"""A tenant is active for so long after its last call."""
+"""A tenant is active for this long after its last call."""
 
 LATELY_S: Final = 30.0
 """The time constant by which the sent tokens decay."""

@@ -26,13 +26,13 @@ from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
-"""Only so many first calls of a class are compared by hit ratio."""
+"""Only this many first calls of a class are compared by hit ratio."""
 
 MAY_PASS = (Precedence.ON_TIME, Precedence.SMALL)
 """Calls of these precedences may overtake all others in a line, in this order."""
 
 LOOKED_ANEW = 8
-"""Each choice looks up so many calls' hit ratios again, round robin: in less time than a placement takes."""
+"""Each choice looks up the hit ratios of this many calls again, round robin, in less time than a placement takes."""
 
 MOST_OLD = 64
 """A heap is rebuilt when it has more stale entries than this, and more than half are stale."""

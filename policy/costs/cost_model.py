@@ -151,7 +151,7 @@ class CostModel:
         return output_tokens * (self._one_s + context_s) / self.efficiency
 
     def added_s(self, new_tokens: int, context_tokens: int) -> tuple[float, float]:
-        """The seconds that a prefill adds to iterations beyond the last knot: (all of them, those of attention)."""
+        """The seconds that a prefill adds to iterations beyond the last knot: (total, part of attention)."""
         sequence_tokens = new_tokens + context_tokens
         is_long = new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0

@@ -50,7 +50,7 @@ DEFAULT_BATCH_TOKENS = 2048
 
 
 SMALL_S = 0.1
-"""A prompt is small if it adds at most so many seconds to an engine's iterations."""
+"""A prompt is small if it adds at most this many seconds to an engine's iterations."""
 
 LEFT_SHARE = 0.5
 """The part of its answer that an engine's present call still has to decode, on average."""

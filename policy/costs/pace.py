@@ -14,7 +14,7 @@ MEMORY_S = 20.0
 """Time constant of the exponential decay: a slow engine is noticed within seconds and tried again after a minute."""
 
 PRIOR_S = 1.0
-"""The assumed pace weighs as much as so many seconds of observations, so that one short call changes little."""
+"""The assumed pace weighs as much as this many seconds of observations, so that one short call changes little."""
 
 MOST = 8.0
 """The largest correction. An engine that is slower still is broken, and its health shows that."""

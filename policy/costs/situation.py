@@ -18,10 +18,10 @@ from plait.policy.prefix.prefix_tree import Segment
 from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason, TaskGroup
 
 PRIOR_CALLS = 4.0
-"""The prior output length weighs as much as so many ended calls."""
+"""The prior output length weighs as much as this many ended calls."""
 
 COMPARED = 3
-"""For a sampled call, the costs of so many best engines are computed (`compare_each`)."""
+"""For a sampled call, the costs of this many best engines are computed (`compare_each`)."""
 
 ARRIVALS_S = 60.0
 """The time constant of the arrival rate's exponential decay."""
@@ -138,7 +138,7 @@ class Situation(NamedTuple):
     coming: Callable[[], Coming] = nothing_comes
     """Returns the expected arrivals of the call's model at each engine."""
     compares: int = 0
-    """A policy that searches only a part of the fleet has to find at least so many of the best engines."""
+    """A policy that searches only a part of the fleet has to find at least this many of the best engines."""
 
 
 class Demand:

@@ -41,12 +41,12 @@ from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.types import Call, Compared, Placement, Rule
 
 FEW: Final = 4
-"""Up to so many engines, computing all costs is faster than computing floors first. With 8 engines, floors take half
+"""Up to this many engines, computing all costs is faster than computing floors first. With 8 engines, floors take half
 the time (`python -m benchmarks placement`).
 """
 
 MOST_FOR_GROUP: Final = 16
-"""A call of a task group compares at most so many engines. The next call of the group may compare others."""
+"""A call of a task group compares at most this many engines. The next call of the group may compare others."""
 
 ROUNDING: Final = 1e-9
 
@@ -90,7 +90,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
 _ONLY_ENGINE: Final = Compared("only_engine", engines=1)
 
 MOST_KEPT: Final = 3
-"""A placement keeps so many of the best offers, and the cheapest. Waiting calls keep their placements, so few offers
+"""A placement keeps this many of the best offers, and the cheapest. Waiting calls keep their placements, so few offers
 save memory.
 """
 
@@ -221,7 +221,7 @@ def _rounded(seconds: float) -> float:
 
 
 REPAID = 4.0
-"""The engines are taken to stay as unequal as now for so many times the duration of one call. A copy is credited with
+"""The engines are taken to stay as unequal as now for this multiple of one call's duration. A copy is credited with
 the uses of this time.
 """
 
@@ -431,7 +431,7 @@ def best_for_group(asked: CallToPlace, siblings: int, offers: Sequence[Offer]) -
 
 
 def used(places: Sequence[Place], calls: int) -> Sequence[Place]:
-    """The leading `places` that are worth using for so many calls."""
+    """The leading `places` that are worth using for the calls."""
     count, least_s = 1, least_sum_s(places[:1], calls)
     for more in range(2, len(places) + 1):
         sum_s = least_sum_s(places[:more], calls)

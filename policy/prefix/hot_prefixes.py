@@ -12,7 +12,7 @@ MOST_CHILDREN: Final = 1_000
 """A search visits only the oldest children of a node: a prefix that is used all the time stays cached, and is old."""
 
 MOST_NODES: Final = 3_000
-"""A search visits at most so many nodes, in about a millisecond."""
+"""A search visits at most this many nodes, in about a millisecond."""
 
 LEAST_USES: Final = 1.5
 """With fewer recent uses, a prefix is not shared."""

@@ -175,10 +175,10 @@ class Holding:
     """One engine's leading blocks of one node; also a link in that engine's order of use.
 
     - `resident_blocks`: leading blocks that the engine reported, or is assumed to have stored.
-    - `leaving_blocks`: the last of them that are expected to be evicted for booked calls.
+    - `leaving_blocks`: the last resident blocks that are expected to be evicted for booked calls.
     - `bookings`: booked calls that span the node, until a report after their end confirms them. All blocks of the node
       are expected while there is one, since a call spans whole nodes.
-    - `waiting`: those of the bookings whose calls wait in the gateway.
+    - `waiting`: the bookings whose calls wait in the gateway.
     - `sharers`: calls placed here within the window H.
     - `used`: a counter; the higher one was used later.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 RECENT_CALLS: Final = 128
-"""Ours: the mean is over about so many of the latest calls."""
+"""Ours: the mean is over about this many of the latest calls."""
 
 
 class GroupOutputs:

@@ -72,8 +72,8 @@ MAX_BACKFILL_CALLS = 16
 """Ours: the most waiting calls in a plan's backfill. An iteration admits fewer, and each iteration has a new list."""
 
 LEAST_SHARED_TOKENS = 256
-"""Ours: a call waits for a leader that computes at least this many tokens for it. An iteration's fixed time is that of
-about 200 tokens (22 ms on the profile `a6000-mistral-7b`), so waiting for fewer tokens would gain nothing.
+"""Ours: a call waits for a leader that computes at least this many tokens for it. An iteration's fixed time equals the
+time of about 200 tokens (22 ms on the profile `a6000-mistral-7b`), so waiting for fewer tokens would gain nothing.
 """
 
 Order = Callable[[Sequence[LocalCall], EngineFacts], Iterable[LocalCall]]

@@ -40,7 +40,7 @@ class Context:
     blocks: int = 0
     """The number of the prompt's whole blocks."""
     last: int | None = None
-    """The hash of the last of them. A longer prompt with it continues the latest one."""
+    """The hash of the last whole block. A longer prompt with this block continues the latest one."""
     calls: int = 0
     """Calls that have arrived and not ended."""
     ended_s: float | None = None

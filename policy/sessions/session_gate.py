@@ -45,7 +45,7 @@ any more, so their sessions are no longer live.
 """
 
 MOST_HELD_S: Final = 600.0
-"""A turn whose client has tried for so long passes."""
+"""A turn whose client has tried for this long passes."""
 
 MOST_AWAY_S: Final = 120.0
 """A client that was told to retry and stays away longer starts its time of tries again."""
@@ -59,7 +59,7 @@ a part of this time.
 """
 
 USUAL_THINKS: Final = 1.5
-"""An idle context is kept for at least so many mean think times, if its worth is as long."""
+"""An idle context is kept for at least this many mean think times, if its worth is as long."""
 
 CHAT_SHARE: Final = 0.5
 """The most of the caches that chat counts for, so that long prompts without a session do not keep all sessions out."""

@@ -36,7 +36,7 @@ PROMPTS_KEPT, OUTPUTS_KEPT = 0.99, 0.995
 
 ACTIVE_S: Final = 10.0
 ACTIVE_THINKS: Final = 3
-"""A session is active for so long after its last call, or for so many mean think times if that is longer.
+"""A session is active for this long after its last call, or for this many mean think times if that is longer.
 
 Later sessions do not count: a conversation of a few turns is soon over and never returns.
 """

@@ -292,7 +292,7 @@ class Lines:
         if best is not None and self.room.has_last(view, best[1].tenant, now_s):
             gain_s, call, placement = best
             call.line_changes += (LineChange(call.engine_id, engine_id, now_s, gain_s),)
-            self._shares.serve(call.tenant, call.tokens)
+            self._shares.serve(call.tenant, call.tokens)  # before `leave`, while the tenant counts as waiting
             self.leave(call, now_s)
             call.booking = self._router.book(call.call, placement, now_s, waits=True, tenant=call.tenant)
             self._uses[call.tenant].running += 1

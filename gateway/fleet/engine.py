@@ -243,7 +243,7 @@ class FleetEngine:
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         view = self.view
         view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
-        if booking.first_token_s is not None and usage.output_tokens > 1:
+        if booking.first_token_s is not None and usage.output_tokens > 1:  # the first token ends the prefill
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
         view.end(booking.context_tokens, booking.prefill, now_s)
@@ -266,7 +266,7 @@ class FleetEngine:
         if not delivered and not again:
             if view.ledger.cancel(booking.entry):
                 view.residency.unshare(booking.leaf)
-            if self.cache.report_number == booking.report_number:
+            if self.cache.report_number == booking.report_number:  # a later report has counted the free tokens itself
                 view.take(-booking.taken_tokens)
         self.progress.leave(booking)
         (view.lose if again else view.end)(booking.context_tokens, booking.prefill, now_s)

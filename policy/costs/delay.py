@@ -159,6 +159,7 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
     else:
         cached_blocks = cached_prefix(asked.call, situation, engine)
         cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
+    # Only blocks that leave the last tier are lost; its `free_tokens` include the faster tiers.
     free_tokens = engine.tiers.views[-1].free_tokens if engine.tiers.views else engine.free_tokens
     if free_tokens is not None:
         evicted_s = _evicted_s(asked.call, situation, engine, cached_blocks, free_tokens)

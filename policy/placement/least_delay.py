@@ -66,7 +66,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
         return placed(call, engine, None, loads_of(call, situation, engine).blocks, compared=_ONLY_ENGINE)
     asked = CallToPlace.of(call, situation)
     first = situation.turn % len(situation.engines)
-    engines = [*situation.engines[first:], *situation.engines[:first]]
+    engines = [*situation.engines[first:], *situation.engines[:first]]  # of equal offers, the first one wins
     rule: Rule = "least_delay"
     others_s = inf
     if situation.siblings and asked.ttft_s == inf:

@@ -1,16 +1,8 @@
 """The delay that a call causes on an engine, to itself and to all others, in seconds.
 
-The delay is a sum of parts, the fields of `DelayCost`. A policy computes the sum for each engine and takes the least.
-
-- The call itself waits for the prefills queued before its own (queue), for blocks that still come from lower tiers
-  (load), for its own prefill, and for its decode.
-- Calls that the engine already has stall while the new prompt is computed (stall), and decode in longer iterations
-  beside the new call (slow).
-- Calls that arrive later find a longer queue (later). Prefixes that the engine evicts are computed again (evicted).
-- A copy of a prefix on one more engine saves later calls delay (repaid, see `least_delay.Copy`).
-
-So one comparison decides between exploiting a cached prefix and exploring: a prefix is copied to another engine once
-the queue at the cached one costs more than computing the prefix again. See docs/design/placement.md.
+The delay is the weighted sum of the parts in `DelayCost`. A policy computes the sum for each engine and takes the
+least. So one comparison decides between exploiting a cached prefix and exploring: a prefix is copied to another engine
+once the queue at the cached one costs more than computing the prefix again. See docs/design/placement.md.
 """
 
 from __future__ import annotations
@@ -58,17 +50,26 @@ BEFORE_FIRST_TOKENS: Final = ("queue", "load", "prefill", "later")
 
 @dataclass(slots=True)
 class DelayCost:
-    """The parts of a delay, unweighted; the module says what each is. Nothing changes them once the call is placed."""
+    """The parts of a delay, unweighted. Nothing changes them once the call is placed."""
 
     queue_s: float
+    """The call waits for the prefills queued before its own."""
     prefill_s: float
+    """The call's own prefill."""
     decode_s: float
+    """The call's own decode."""
     stall_s: float
+    """The engine's present calls stall while the new prompt is computed."""
     slow_s: float
+    """The present calls decode in longer iterations beside the new one."""
     later_s: float = 0.0
+    """Calls that arrive later find a longer queue."""
     evicted_s: float = 0.0
+    """Prefixes that the engine evicts for the call are computed again."""
     repaid_s: float = 0.0
+    """A copy of the prefix on this engine saves later calls this delay (`least_delay.Copy`)."""
     load_s: float = 0.0
+    """After the queue, the call waits for blocks that still come from lower tiers."""
 
     @property
     def first_token_s(self) -> float:

@@ -52,30 +52,24 @@ from plait.policy.types import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """The functions that make up a plan. Each shipped function documents its phase.
-
-    objectives: makes the objectives of an engine's calls.
-    budget: makes an empty iteration's budget.
-    may_pause: whether running decodes may be left out now; it gets the time at which they were last left out.
-    arrivals_slack_s: the TTFT slack expected of arrivals, None if no arrivals are expected.
-    long_slots: how many long prompts may start.
-    sort_waiting: sorts the waiting calls.
-    order: puts urgent calls and prompts begun into the order in which they are added.
-    make_room: preempts for an urgent call or a prompt begun.
-    select: adds calls that are not urgent.
-    release_long: starts a held long prompt in compute that would be idle.
-    """
+    """The functions that make up a plan. Each shipped function documents its phase."""
 
     objectives: Callable[[Slo | None], Objectives] = Objectives
     budget: Callable[[int, IterationModel], Budget] = model_budget
+    """Makes an empty iteration's budget."""
     may_pause: Callable[[float | None, float], bool] = may_pause
     arrivals_slack_s: Callable[[TtftSlack, float], float | None] = TtftSlack.quartile_s
+    """The TTFT slack expected of arrivals; None: no arrivals are expected."""
     long_slots: Callable[[Moment], int] = long_slots
     sort_waiting: Callable[[Moment, Batch, int], Sorted] = sort_waiting
     order: Callable[[Moment, Sequence[Candidate]], Sequence[Candidate]] = order_by_slack
+    """Orders urgent calls and prompts begun before they are added."""
     make_room: MakeRoom = make_room
+    """Preempts for an urgent call or a prompt begun."""
     select: Select = select_by_distance
+    """Adds calls that are not urgent."""
     release_long: Callable[[Moment, Batch, Sorted], Sequence[Candidate]] = release_long
+    """Starts a held long prompt in compute that would be idle."""
 
 
 PHASES = Phases()

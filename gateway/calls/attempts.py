@@ -1,4 +1,4 @@
-"""How attempts end: their bookings, their engines' health, and whether another one follows."""
+"""The end of an attempt: its booking, its engine's health, and whether a retry follows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
 
 REPEAT_S = 0.5
-"""About the first pause before an engine without another is asked again. It doubles."""
+"""The first pause before a model's only engine gets a failed call again: give or take a quarter, then doubled."""
 
 log = structlog.get_logger(__name__)
 
 
 class Attempts:
-    """Ends attempts, of which a call has at most `max_attempts`."""
+    """Ends attempts. A call has at most `max_attempts` failed ones."""
 
     def __init__(
         self, router: Router, faults: RequestFaults, metrics: CallMetrics, recovery: Recovery, max_attempts: int
@@ -38,9 +38,9 @@ class Attempts:
     def close(
         self, delivery: Delivery, attempt: Attempt, unfinished: Outcome, error: EngineError | None = None
     ) -> Outcome:
-        """End the exchange, and settle, release or fail the booking. Returns how the attempt ended.
+        """End the exchange, and settle, release or fail the booking.
 
-        That is `unfinished` unless the engine has answered.
+        Returns the attempt's outcome: the engine's answer decides it, without a whole answer it is `unfinished`.
         """
         attempt.is_open = False
         try:
@@ -59,7 +59,7 @@ class Attempts:
     def _leave_books(
         self, delivery: Delivery, attempt: Attempt, outcome: Outcome, error: EngineError | None
     ) -> HealthChange | None:
-        """Take an attempt out of the engine's books. Returns the change of the engine's health, if any."""
+        """End the booking. Returns the change of the engine's health, if any."""
         booking, answer, now_s = attempt.booking, attempt.answer, loop_time_s()
         if outcome == "ok":
             usage = None if answer.is_corrected else answer.usage  # the prediction is better than a wrong count
@@ -70,7 +70,7 @@ class Attempts:
             refused = answer.outcome == "refused" or (outcome == "refused" and not delivery.is_told)
             self._router.release(booking, now_s, delivered=delivery.is_told and not refused, refused=refused)
             return None
-        if isinstance(error, EngineLostError):
+        if isinstance(error, EngineLostError):  # the gateway gave up: trials judge the engine, not this call
             self._router.fail(booking, None, now_s)
             return None
         change = self._faults.failed(delivery, booking, error, now_s)
@@ -79,9 +79,9 @@ class Attempts:
         return change
 
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:
-        """Why a failed call is not tried again; None if it is.
+        """Why a failed call is not retried: `attempts` or `budget`. None: it is retried, and charged for it.
 
-        A retry because the engine went out is not charged to the budget.
+        A retry is free if the engine has gone out of service, drains, or is doubted: an outage uses up no budget.
         """
         engine = self._router.engines[attempt.engine_id]
         went_out = engine.draining or engine.is_doubted or engine.health.state not in TAKES_CALLS
@@ -94,7 +94,7 @@ class Attempts:
 
 
 def most_useful(delivery: Delivery) -> tuple[str, EngineError]:
-    """The error to tell of a call that no engine answered, and its engine."""
+    """The engine and the error to show for a call that no engine answered."""
     engine_id, error = min(delivery.failures, key=lambda failure: _USEFULNESS.get(failure[1].cause, 2))
     if isinstance(error, EngineUnreachableError):
         error = NoEngineError(f"No engine that serves '{delivery.call.model}' can be reached.")
@@ -111,13 +111,13 @@ _USEFULNESS: Final = {
     "connect_timeout": 4,
     "lost": 3,
 }
-"""A client gets the error with the lowest number: engines' answers come before broken connections."""
+"""By cause. The client gets the error with the lowest number: an engine's answer rather than a broken connection."""
 
 
 def pause_s(delivery: Delivery) -> float:
-    """The pause before the same engine is tried again, as there is no other. Raises `NoEngineError` if it shall not be.
+    """Seconds before the same engine is tried again, if no other takes calls. Raises `NoEngineError` if it may not be.
 
-    A connection that was closed may have been an old one, for which nobody has to wait.
+    No pause after a first closed connection: it may have been an idle one that the engine timed out.
     """
     cause, failed = delivery.failures[-1][1].cause, len(delivery.failures)
     if cause not in {"closed", "garbled", "broken", "status_500", "status_502"}:

@@ -1,7 +1,4 @@
-"""A call's parts: what is asked, one attempt on an engine, what that has answered, and how the call ended.
-
-`Delivery` puts them together.
-"""
+"""The records of a call, which `Delivery` puts together: the request, an attempt, its answer, and the call's end."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.policy.types import Call, Margin
 
 CLIENT_CLOSED: Final = 499
-"""The status of a call whose client went before its answer, as nginx has it."""
+"""The status of a call whose client disconnected before the answer (nginx's code)."""
 
 DEFECT: Final = "internal_error"
 """The code of the gateway's own defects."""
@@ -27,81 +24,80 @@ DEFECT: Final = "internal_error"
 NOWHERE: Final = Nowhere()
 
 Outcome = Literal["ok", "refused", "failed", "no_engine", "client_gone", "defect"]
-"""How a call, or an attempt, ended. `refused`: by the engine, or here. `defect`: the gateway is at fault."""
+"""How a call or an attempt ended. `refused`: by the engine or by the gateway. `defect`: a bug of the gateway."""
 
 
 class HeldBytes(Protocol):
-    """Where bytes count that are held for a call."""
+    """A limit on the bytes that are buffered for calls."""
 
     def hold(self, size_bytes: int) -> None:
-        """Count this much more. Raises `PlaitError` beyond the limit."""
+        """Add to the count. Raises `PlaitError` beyond the limit."""
 
-    def free(self, size_bytes: int) -> None:
-        """Count this much less."""
+    def free(self, size_bytes: int) -> None: ...
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """One call as the client wants it, which can be delivered more than once."""
+    """One call as the client wants it. A retried call of a program delivers the same record again."""
 
     call: Call
-    """As policies see it, with the objectives that it arrived with."""
+    """The call as policies see it, with the objectives that it arrived with."""
 
     path: str
 
     headers: Headers
-    """The client's."""
+    """The client's headers."""
 
     body: EngineBody
 
     session: str | None = None
-    """The session of a program, which a header of the answer repeats."""
+    """Id of a program's session. A header of the answer repeats it."""
 
     text: TextTap | None = None
-    """Reads the completion's text."""
+    """Reads the completion's text on its way, for the output variable."""
 
     answer_bytes: HeldBytes | None = None
-    """Where an answer that is not streamed counts while it comes."""
+    """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
 
     continues_on: str | None = None
     """The engine that has most of the prompt in its cache."""
 
     avoids: frozenset[str] = frozenset()
-    """Engines that get the call only if there is no other."""
+    """Engines that get the call only if no other engine takes it."""
 
     tenant: str = ""
 
     choices: int = 1
-    """Completions in all."""
+    """Number of completions: prompts times `n`."""
 
     bounds: UsageBounds = UNKNOWN
-    """The most tokens that it can use."""
+    """The most tokens that the engine may report."""
 
     handle: str | None = None
-    """Names a call whose objectives may change on its way."""
+    """Names the call at its engine if its objectives may change while it runs."""
 
     form: AnswerForm = COMPLETION
 
     route: str | None = None
-    """Only engines that have this route may get the call."""
+    """Only engines that have this route may get the call. None: any engine of the model."""
 
     wants_receipt: bool = False
-    """Whether the answer says why the call went where it went."""
+    """Whether the answer includes the reasons for the placement."""
 
     turn_of: str = ""
-    """Conversation id: `plait-session`, or the client's own header or field."""
+    """Conversation id: `plait-session`, or the client's own header or field. Empty: none."""
 
     output: str | None = None
-    """The variable that the text becomes."""
+    """The semantic variable that gets the completion's text."""
 
     begins_anew: Callable[[Ending], bool] | None = None
-    """Asked once, at the end: whether another delivery follows in this one's place, so that the call has not ended."""
+    """Called once, when a delivery ends. True: the call is delivered again, so metrics and log do not count it yet."""
 
     inputs_s: float | None = None
-    """The time until its inputs had values."""
+    """Seconds that the call of a program waited for its inputs."""
 
     @property
     def arrived_s(self) -> float:
-        """The call's times count from here: its arrival, or when its inputs had values."""
+        """The zero of the call's times: its arrival, or when its inputs had values."""
         return self.call.arrived_s
 
 
@@ -111,53 +107,55 @@ FINISHES: Final = frozenset(
         "tool_use", "refusal", "pause_turn", "completed", "incomplete",
     )
 )  # fmt: skip
-"""Why answers end, in the words of the three APIs. Anything else is `other`: an engine may say what it likes."""
+"""The finish reasons of the three APIs. Metrics show any other as `other`: engines may send any text."""
 
 
 def known_finish(finish: str | None) -> str | None:
-    """Why an answer ended, as the gateway tells it."""
     return finish if finish is None or finish in FINISHES else "other"
 
 
 class Answer(msgspec.Struct, eq=False):
-    """An engine's answer to one attempt, as far as it has come. The attempt's exchange writes it."""
+    """What the engine of one attempt has answered so far. The attempt's `Exchange` writes it."""
 
     outcome: Literal["ok", "refused"] | None = None
-    """Set once the engine has said all; the client may not have it yet."""
+    """None until the engine has sent the whole answer. The client may still be reading it."""
 
     status: int = 200
-    """The status that the client gets with it."""
+    """The answer's status as the client gets it."""
 
     usage: CallUsage | None = None
 
     is_corrected: bool = False
-    """Whether the engine's usage was out of bounds."""
+    """Whether `usage` was out of bounds and was clamped."""
 
     finish: str | None = None
     """Why the first choice ended: one of `FINISHES`, or `other`."""
 
     problem: EngineError | str | None = None
-    """The fault in the answer: a text if the caller is at fault, an error if an engine is; None without one."""
+    """What is wrong with the answer: a text if the caller is at fault, an error if the engine is."""
 
 
 class OpenExchange(Protocol):
     """An attempt's exchange with its engine."""
 
     def advance(self) -> bool:
-        """Pass on what has come. Returns whether the client has all of the answer; raises what is wrong with it."""
+        """Forward the bytes that have arrived. Returns whether the client has the whole answer.
+
+        Raises the engine's error, or the sink's.
+        """
 
     def close(self) -> None:
-        """End it, or give it up."""
+        """Finish. Aborts the request if the engine's answer has not ended."""
 
     def keep(self) -> None:
-        """Keep what the engine has said of a stream so far: its tokens, and how it ended."""
+        """Copy the usage and the finish reason of a stream so far into the `Answer`."""
 
     @property
     def has_last_event(self) -> bool:
-        """Whether the client has the last event of a stream. Nothing may follow it."""
+        """Whether the client has the last event of a stream. Nothing may be written behind it."""
 
     def redirect(self, sink: Sink) -> None:
-        """Nothing of the answer has come so far. From now on it goes to this sink."""
+        """Send the answer to this sink instead. Only before its first byte."""
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -168,13 +166,13 @@ class Attempt(msgspec.Struct, eq=False):
     answer: Answer
 
     exchange: OpenExchange | None = None
-    """None while it is being sent, if that failed, and once it is closed."""
+    """None until the call is sent (or if sending failed), and once the attempt is closed."""
 
     is_open: bool = True
-    """Whether its booking has still to be settled, released or failed."""
+    """Whether the booking is not yet settled, released or failed."""
 
     margin: Margin | None = None
-    """None until `find_margin` has found it."""
+    """Set by `find_margin`."""
 
     @property
     def engine_id(self) -> str:
@@ -186,7 +184,7 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class Ending(msgspec.Struct, frozen=True, eq=False):
-    """How a call ended, or a request to a call's route that was no call."""
+    """How a call ended, or a request on a call's route that was refused before it became a call."""
 
     outcome: Outcome
 
@@ -194,35 +192,35 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     """The status that the client gets."""
 
     engine_id: str = ""
-    """Where it ended; empty if no engine had it."""
+    """The engine of the last attempt; empty if the call was never sent."""
 
     is_told: bool = False
-    """Whether the client was sent something of an answer."""
+    """Whether the client got any part of an answer."""
 
     error: BaseException | None = None
-    """The error to raise: one that the client has not been told, or a defect."""
+    """The error to raise: one that the client has not been sent yet, or a defect."""
 
     problem: EngineError | str | None = None
-    """None: the engine answered in full, with a text where one is read. An `EngineError`: the engine is at fault, so
-    that another one may succeed. A text: what is wrong by the caller's fault."""
+    """An `EngineError`: the engine is at fault, and another one may succeed. A text: the caller is at fault. None: the
+    engine sent a whole answer, which has a text if `Asked.text` reads one."""
 
     request_id: str = ""
 
     path: str = ""
 
     tenant: str = ""
-    """Empty before the request's key is known."""
+    """Empty if the request failed before its API key was checked."""
 
     model: str = ""
-    """Empty if it is not known, or not served here."""
+    """Empty if the request names no model that is served here."""
 
     code: str | None = None
-    """The error's code; None if an engine's answer is the answer, or the client went."""
+    """The error's code. None if the client got an engine's answer, or disconnected."""
 
     message: str | None = None
-    """The error's message for people; None without one, and if it may quote a request or an answer."""
+    """The error's message for the log. None without one, or if it may quote a request or an answer."""
 
     arrived_s: float = 0.0
-    """The event loop's time, as `ended_s`. A chained call's times count from when its inputs had values."""
+    """The call's zero (see `Asked.arrived_s`), in seconds of the event loop's clock, as is `ended_s`."""
 
     ended_s: float = 0.0

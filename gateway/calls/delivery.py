@@ -1,9 +1,8 @@
-"""The state of a call: from the last byte of its request to the end of its answer.
+"""The state of a call, from the last byte of its request to the end of its answer.
 
-A `Delivery` is in one of the states of `DELIVERY_TRANSITIONS`; docs/life_of_a_call.md has them as a diagram. A delivery
-is made for what is asked (`Asked`), has at most one `Attempt` at a time, which is dropped whole before the next one,
-and at its end an `Ending`. `Relay` carries out what its events ask for. Others change a delivery through its methods
-only.
+A `Delivery` is a state machine: `DELIVERY_TRANSITIONS` is its table, docs/life_of_a_call.md has the diagram. It begins
+with the request (`Asked`), has at most one `Attempt` at a time (a retry replaces it), and ends with an `Ending`.
+`Relay` handles its events and owns its fields. Other modules change a delivery only through its methods.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from plait.policy.types import Call
 
 class DeliveryState(StrEnum):
     READ = "read"
-    """Its prompt is tokenized, and it is not placed."""
+    """The prompt is tokenized. No engine is chosen yet."""
 
     WAITING = "waiting"
-    """For room on its engine, for its session's turn, or for its tenant's rates."""
+    """In admission: for room on its engine, for its session's turn, or for its tenant's rates."""
 
     SENT = "sent"
-    """An engine has it. Its client has nothing of the answer, so that another engine can still get it."""
+    """An engine has the call. The client has no byte of the answer, so another engine can still get the call."""
 
     STREAMING = "streaming"
-    """The client was sent a part of the answer."""
+    """The client was sent a part of the answer, so the call cannot move to another engine."""
 
     WRITTEN = "written"
-    """All of the answer is written. The client may still have to read it."""
+    """The sink has the whole answer. The client may still be reading it."""
 
     PAUSED = "paused"
-    """The only engine has failed it, and gets it again after a pause."""
+    """Every engine that could take the call has failed it. One of them gets it again after a pause."""
 
     ENDED = "ended"
 
@@ -66,81 +65,80 @@ DELIVERY_TRANSITIONS: Final[dict[DeliveryState, frozenset[DeliveryState]]] = {
 
 
 class CallTransitionError(RuntimeError):
-    """A call was to enter a state that cannot follow its own. Nothing was changed."""
+    """A transition that `DELIVERY_TRANSITIONS` does not have. The state is unchanged."""
 
 
 class Delivery(msgspec.Struct, eq=False):
     asked: Asked
 
     call: Call
-    """The call that was asked for, with its objectives of now."""
+    """`asked.call` with its current objectives."""
 
     sink: Sink
-    """Where the answer goes."""
 
     on_end: OnEnd | None
-    """Called once when the call has ended, with its error or None. None: whoever waited for it has gone."""
+    """Called once when the call has ended, with its error or None. None: nobody waits for the call any more."""
 
     for_client: bool = True
-    """Whether `on_end` tells the client. If not, others do."""
+    """Whether `on_end` answers the client. False for calls of programs, whose clients get answers from elsewhere."""
 
     state: DeliveryState = DeliveryState.READ
 
     entry: Entry | None = None
-    """Its entry in admission, from the first placement on."""
+    """The call's entry in admission, from its first placement on."""
 
     attempt: Attempt | None = None
-    """The attempt that is running or was the last. A retry drops it."""
+    """The running or last attempt."""
 
     failures: tuple[tuple[str, EngineError], ...] = ()
-    """The engines of the attempts that failed, and how."""
+    """The engine id and the error of each failed attempt."""
 
     tried: tuple[tuple[Booking, str], ...] = ()
-    """The attempts that failed, or were refused for what their engines lack, and why."""
+    """The booking and the cause of each attempt that failed or that the engine refused for a `Lack`."""
 
     unable: frozenset[str] = frozenset()
-    """Engines that never get the call: they lack what it needs."""
+    """Engines that never get the call: they lack its model or a long enough context."""
 
     charged: bool = False
-    """Whether a retry was taken from the budget."""
+    """Whether a retry was charged to the model's retry budget."""
 
     pause: asyncio.TimerHandle | None = None
-    """Ends a pause before a retry."""
+    """The timer that ends the pause before a retry."""
 
     commented: CommentedSink | None = None
-    """Tells the client of a silent stream that its call goes on."""
+    """Sends keep-alive comments to the client of a silent stream."""
 
     ending: Ending | None = None
 
     holdings: Iterator[Callable[[Delivery], None]] | None = None
-    """The holdings that an ended call has not let go of yet."""
+    """The cleanup steps (`Holdings`) that have not run yet. Set when the call ends."""
 
     defect: Exception | None = None
-    """The first defect while it let go."""
+    """The first exception that a cleanup step raised."""
 
     def enter(self, state: DeliveryState) -> None:
-        """Change the state. Raises `CallTransitionError` for a step that is not in the table."""
+        """Change the state. Raises `CallTransitionError`."""
         if state not in DELIVERY_TRANSITIONS[self.state]:
             raise CallTransitionError(f"call {self.call.call_id} is {self.state} and cannot become {state}")
         self.state = state
 
     def close(self) -> None:
-        """The call is over. What refers back to it is dropped, so that nothing is left to the garbage collector."""
+        """Break the reference cycles, so that reference counting frees the call without the garbage collector."""
         self.on_end = self.defect = self.entry = self.attempt = self.holdings = None
 
     @property
     def is_told(self) -> bool:
-        """Whether the client was sent something of an answer, so that the call stays with its attempt."""
+        """Whether the client got any part of an answer. If so, the call is never retried."""
         return self.state is DeliveryState.STREAMING or self.state is DeliveryState.WRITTEN
 
     @property
     def arrived_s(self) -> float:
-        """The call's times count from here: its arrival, or when its inputs had values."""
+        """The zero of the call's times: its arrival, or when its inputs had values."""
         return self.call.arrived_s
 
     @property
     def usage(self) -> CallUsage | None:
-        """The engine's token counts, at the end of its answer."""
+        """The token counts that the engine of the last attempt reported."""
         return None if self.attempt is None else self.attempt.answer.usage
 
     @property
@@ -149,7 +147,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def is_retry(self) -> bool:
-        """Whether the latest attempt came after another one."""
+        """Whether the last attempt was not the first."""
         return bool(self.tried) and (self.attempt is None or self.tried[0][0] is not self.attempt.booking)
 
     @property
@@ -161,24 +159,23 @@ class Delivery(msgspec.Struct, eq=False):
         self.tried += ((booking, error.cause),)
 
     def untold(self, error: EngineError) -> EngineError | None:
-        """The error, if an answer that has begun has no event to tell of it: its connection has to be closed."""
+        """The error, if the answer has begun and its form has no error event: then the connection has to be closed."""
         return error if self.state is DeliveryState.STREAMING and not self.asked.form.has_events else None
 
     def refine(self, call: Call) -> None:
         self.call = call
 
     def redirect(self, sink: Sink) -> None:
-        """Nothing of the answer has come so far. From now on it goes to this sink."""
+        """Send the answer to this sink instead. Only before its first byte."""
         self.sink = sink
         if self.attempt is not None and self.attempt.exchange is not None:
             self.attempt.exchange.redirect(sink)
 
 
 class CallWatch(Protocol):
-    """Takes notice of calls on their way."""
+    """Observes calls, for the live view."""
 
     def placed(self, delivery: Delivery) -> None:
-        """A call is sent to an engine, again after a failure."""
+        """Called for each attempt, before it is sent."""
 
-    def ended(self, delivery: Delivery) -> None:
-        """A call has ended."""
+    def ended(self, delivery: Delivery) -> None: ...

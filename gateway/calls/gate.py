@@ -1,4 +1,10 @@
-"""Where calls wait for their engines, for their sessions, or for their tenants' rates."""
+"""The gate: places calls through admission, and keeps those that must wait.
+
+Admission (`plait.gateway.admission`) is synchronous and decides; the gate adds the event loop. A call's `Entry` ends in
+one of these ways: the call is sent at once; `resume` is called later, when admission sends the call or fails it; the
+client is told after `hold_s` to come back; or the client disconnects (`gone`). If several gateways share a tenant's
+rates, the gate asks their store before it asks admission.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +23,45 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.costs.situation import COMPARED
 
 EXPECTED_OUTPUT_TOKENS = 128
-"""Counted for a call whose output limit is larger or absent, until it has ended."""
+"""The output that a tenant's rate is charged while a call runs, if its output limit is larger or absent."""
 
 Resume = Callable[[BaseException | None], None]
 
 
 class Entry(msgspec.Struct, eq=False):
-    """A call's entry in admission, which the gate changes."""
+    """A call's entry in admission. Only the gate changes it."""
 
     waiting: Waiting
 
     resume: Resume
-    """Called once for a call that had to wait: it is to be sent, or has an error."""
+    """Called once for a call that had to wait: with None if it may be sent, else with its error."""
 
     timer: asyncio.Handle | None = None
-    """Tells the client of a waiting call to come back; once the call is to be sent, resumes it."""
+    """First the timer of `hold_s`; once admission has decided, the handle that calls `resume`."""
 
     leasing: asyncio.Future[None] | None = None
-    """While the gateways' store is asked."""
+    """The request to the gateways' store, while it runs."""
 
 
 class Gate:
     """Places calls, and lets them through when their engines have room.
 
-    A client that cannot be told while its call waits is kept waiting for `hold_s`, and then told to come back.
+    A stream's client gets keep-alive comments while its call waits. Any other client waits for `hold_s` seconds at
+    most, and then gets an error that asks it to come back.
     """
 
     def __init__(self, admission: Admission, hold_s: float) -> None:
         self.admission = admission
         self.leases: RateLeases | None = None
-        """Where several gateways share the rates of tenants."""
+        """Set if several gateways share the rates of tenants."""
         self._hold_s = hold_s
 
     def enter(self, asked: Asked, prefer: str | None, resume: Resume, *, may_leave: bool) -> Entry:
-        """Let the call through: it is sent now if that says so. Raises `PlaitError` for one that is refused.
+        """Ask admission to place the call. Raises `PlaitError` if it is refused.
 
-        If it has to wait, `resume` is called once it is to be sent, or with the error of a call that is not; a client
-        that `may_leave` is told after a while to come back. `left` has to follow for a call that was sent, `gone` if
-        its client goes before. It continues one that ran on the engine that it may `prefer`.
+        If `waiting.is_sent`, the call may be sent now. Otherwise `resume` is called later, once. With `may_leave`, the
+        call fails after `hold_s` and the client may come back. `prefer` is the engine with the context that the call
+        continues. The caller must call `left` when a sent call has ended, and `gone` if the client leaves before.
         """
         call = asked.call
         limit = call.output_limit
@@ -81,7 +88,7 @@ class Gate:
         return entry
 
     def _admit(self, entry: Entry, *, may_leave: bool) -> None:
-        """Send a call or let it wait. Raises the error of one that does neither."""
+        """Ask admission now. Raises the error of a call that is neither sent nor queued."""
         waiting = entry.waiting
         self.admission.enter(waiting, loop_time_s())
         if waiting.is_sent:
@@ -93,25 +100,28 @@ class Gate:
             entry.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, entry)
 
     async def _lease(self, leases: RateLeases, entry: Entry, *, may_leave: bool) -> None:
-        """Admit a call that the gateways' store allows."""
+        """Ask the gateways' store for the tenant's rate, then admission."""
         waiting = entry.waiting
         on_wait = partial(waiting.wait_for, "store")
         waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens, on_wait)
         try:
             self._admit(entry, may_leave=may_leave)
-        except PlaitError:  # a call that is refused there has not used what was leased for it
+        except PlaitError:  # admission refused the call, so the leased tokens are unused
             if waiting.is_leased:
                 leases.put_back(waiting.tenant, waiting.tokens)
             raise
 
     def spend(self, tenant: str) -> None:
-        """A request of the tenant was refused that was no call: it counts for the rate of calls."""
+        """Count a request that was refused before it became a call against the tenant's rate of calls."""
         self.admission.spend(tenant, loop_time_s())
         if self.leases is not None:
             self.leases.spend(tenant)
 
     def outlook(self, entry: Entry) -> str | None:
-        """For people: a waiting call's place among its tenant's, and the seconds that it has to wait; else None."""
+        """For a comment in the stream: the call's position in its tenant's queue, and the expected wait in seconds.
+
+        None if the call does not wait.
+        """
         waiting = entry.waiting
         if waiting.tell is None or waiting.is_sent or waiting.error is not None:
             return None
@@ -119,12 +129,12 @@ class Gate:
         return f"waiting position={position} expected_s={round(expected_s)}"
 
     def left(self, entry: Entry, used_tokens: int | None) -> None:
-        """A call that was sent has ended. `used_tokens` are known if an engine has told."""
+        """A call that was sent has ended. `used_tokens` is None if the engine did not report its usage."""
         if entry.waiting.is_sent:
             self.admission.left(entry.waiting, used_tokens, loop_time_s())
 
     def gone(self, entry: Entry) -> None:
-        """The client of a call has gone before it was sent, or in that moment."""
+        """The client has disconnected before the call was sent, or while it was being let through."""
         waiting, leasing = entry.waiting, entry.leasing
         entry.leasing = None
         if entry.timer is not None:
@@ -136,13 +146,14 @@ class Gate:
             self.admission.gone(waiting, loop_time_s())
 
     def _told(self, entry: Entry) -> None:
-        """A call that waits is to be sent, or has an error. It goes on once the event is over."""
+        """Admission has decided about a waiting call."""
         if entry.timer is not None:
             entry.timer.cancel()
+        # Not at once: admission is in the middle of the event of another call, which `resume` would reenter.
         entry.timer = asyncio.get_running_loop().call_soon(_resume, entry, None)
 
     def _leave(self, entry: Entry) -> None:
-        """The client has waited for long enough: it may come back."""
+        """`hold_s` is over."""
         _resume(entry, self.admission.leave(entry.waiting, loop_time_s()))
 
 
@@ -152,9 +163,10 @@ def _resume(entry: Entry, error: PlaitError | None) -> None:
 
 
 def _leased(entry: Entry, leasing: asyncio.Future[None]) -> None:
-    """The store has been asked, and the call is sent, or waits, or is refused."""
+    """`_lease` has ended: the call is sent, or waits, or is refused."""
     if entry.leasing is None or leasing.cancelled():  # the client has gone, or the gateway stops
         return
     entry.leasing, error = None, leasing.exception()
-    if error is not None or (entry.waiting.is_sent and entry.waiting.tell is None):  # else it is told, or waits
+    # A call with `tell` set waits, or `_told` has already scheduled its `resume`.
+    if error is not None or (entry.waiting.is_sent and entry.waiting.tell is None):
         entry.resume(error)

@@ -1,4 +1,4 @@
-"""The holdings of a call in the gateway beside its attempt. An ended call lets go of them in one order."""
+"""The cleanup of an ended call: it leaves every book that lists it, in one fixed order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LetGo = Callable[[Delivery], None]
 
 
 class Holdings:
-    """Lets go of what ended calls hold, in `order`, and has `records` read them. A `watch` sees each delivery."""
+    """Takes ended calls out of the gateway's books, and shows them to the readers of `records` and to `watch`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Holdings:
             self._leave_retries,
             self._leave_watch,
         )
-        """Of a delivery that another one of the same call follows."""
+        """The cleanup steps if the same call is delivered again: metrics and log do not see this delivery."""
         self.order: tuple[LetGo, ...] = (
             *self.unrecorded[:-1],
             *(reader.ended for reader in records.readers),
@@ -61,7 +61,7 @@ class Holdings:
             self._objectives.end(delivery)
 
     def _leave_doubts(self, delivery: Delivery) -> None:
-        """Judge the engines that have failed the call and of which no other engine has shown anything."""
+        """Decide about failures whose fault no other engine's answer has decided."""
         assert delivery.ending is not None
         self._faults.unresolved(delivery, loop_time_s(), client_gone=delivery.ending.outcome == "client_gone")
 
@@ -80,9 +80,9 @@ class Holdings:
 
 
 def tell(delivery: Delivery) -> None:
-    """Tell the client whose stream has a status, or else whoever began the call. Raises a defect if nobody is left.
+    """Report the end of a call: as an error event if its stream already has a status, and through `on_end`.
 
-    No effect the second time.
+    Raises a defect if there is no `on_end`. A second call has no effect.
     """
     ending, on_end, commented, defect = delivery.ending, delivery.on_end, delivery.commented, delivery.defect
     assert ending is not None

@@ -1,15 +1,18 @@
-"""The relay: places a call, sends it to its engine, and tries another engine while the client has been told nothing.
+"""The relay: places a call, sends it to its engine, and retries on another engine until the client has a first byte.
 
-Nothing here waits. `Relay` carries out what the events of a `Delivery` ask for (`_take`), step by step:
+The relay is an event-driven state machine. No method waits; the state is in the `Delivery`. The events of a call:
 
-- it is begun: it is placed (`_place`), and sent at once (`_send`), or when admission lets it through (`_resume`);
-- something has come of its answer, or its client has room (`Exchange.advance`): once the client has all, it ends;
-- its engine has failed it, or lacks something: it is placed again (`_place_again`), perhaps after a pause, or ends;
-- its client goes, or takes no more, or the gateway stops: it ends where it is (`_gone`, `_untaken`).
+- it begins: `_place` asks admission, and `_send` follows at once, or when admission calls `_resume`;
+- bytes of the answer have arrived, or the client has read some (`_news`): they are forwarded, and the call ends once
+  the client has the whole answer;
+- the engine fails the call, or lacks its model or context: `_place_again` chooses another engine, or the same one after
+  a pause, or the call ends with the error;
+- the client disconnects or the gateway stops (`_gone`), or the sink refuses the answer (`_untaken`): the call ends.
 
-A step returns the next one. What a step raises is the next event: an engine's error fails the attempt (`_failed`), any
-other ends the call (`_broken`). However an attempt ends, `_close` settles, releases or fails its booking, exactly once.
-However a call ends, it lets go of all that it holds (`_let_go`), each exactly once and in the order of `_holdings`.
+`_take` runs an event's step, then the step that each step returns. An exception is the next event: an `EngineError`
+fails the attempt (`_failed`), a `LackError` moves the call (`_lacking`), any other ends the call (`_broken`).
+Invariants: `Attempts.close` ends each booking exactly once. An ended call runs each cleanup step of `Holdings` exactly
+once, in order, even if one raises (`_let_go`), and only then calls `on_end` (`tell`).
 """
 
 from __future__ import annotations
@@ -50,16 +53,16 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call, Placement
 
 Step = Callable[[Delivery], "Step | None"]
-"""Does what comes next of a call, and returns what comes after that at once."""
+"""Does one step of a call. Returns the step to run next, or None: the call waits for an event, or has ended."""
 
 log = structlog.get_logger(__name__)
 
 
 class Relay:
-    """Delivers calls over `links`, by engine id, each at most `max_attempts` times.
+    """Delivers calls over `links` (by engine id), each at most `max_attempts` times.
 
-    With `forward_client_key`, engines without a key of their own get the client's bearer token. The objectives of calls
-    on their way change through `objectives`. The answers that are held count in `open_answers`.
+    With `forward_client_key`, engines without a configured key get the client's bearer token. `objectives` changes
+    calls that run. `open_answers` limits the buffered bytes of unstreamed answers.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Relay:
             gate, records, silent_streams=silent_streams, objectives=objectives, faults=faults, retries=router.retries
         )
         self.receipt_sink: Callable[[Sink, Delivery], Sink] | None = None
-        self.is_stopping = False  # calls end because the gateway stops, and not because their clients go
+        self.is_stopping = False  # True: `cancel` reports calls as stopped by the gateway, not as client_gone
         self._attempts = Attempts(router, faults, metrics, recovery, max_attempts)
         self._upstream = Upstream(router, links, metrics, open_answers, faults, forward_client_key=forward_client_key)
         self._router = router
@@ -93,23 +96,23 @@ class Relay:
         self._sessions = SessionEngines()
 
     async def deliver(self, asked: Asked, sink: Sink, *, for_client: bool = True) -> Ending:
-        """Place the call, send it, send on what comes in the sink. Raises the error that ended the call.
+        """Deliver the call and flush the sink. Raises the error that ended the call.
 
-        Once the answer has begun, only an error of the sink itself is raised.
+        Once the answer has begun, only an error of the sink is raised: the client has got any other as an event.
         """
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         refused: PlaitError | None = None
         delivery = self.begin(asked, sink, partial(_set, ended), for_client=for_client)
         try:
             await sink.flush(ended)
-        except PlaitError as error:  # whoever takes the answer takes no more of it
+        except PlaitError as error:  # the sink refuses the rest of the answer, as over a size limit
             if delivery.attempt is None or not delivery.attempt.is_open:
                 raise
             refused = error if for_client else None
             self._take(delivery, partial(self._untaken, error))
             await sink.flush(ended)
         finally:
-            if ended.cancelled() or not ended.done():  # with the task that waits for it
+            if ended.cancelled() or not ended.done():  # the task that waits here was cancelled
                 self.cancel(delivery)
         failure = ended.result() or refused
         if failure is not None:
@@ -118,13 +121,16 @@ class Relay:
         return delivery.ending
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
-        """Deliver a call whose client is told by others. Raises `PlaitError` if no engine can take it."""
+        """Deliver a call of a program, whose client gets its answer from elsewhere.
+
+        Raises `PlaitError` if no engine can take the call.
+        """
         return await self.deliver(asked, sink, for_client=False)
 
     def begin(self, asked: Asked, sink: Sink, on_end: OnEnd, *, for_client: bool = True) -> Delivery:
-        """Place the call, send it, pass the answer on. `on_end` is called once, with the error that ended it.
+        """Begin the delivery. `on_end` is called once: with the error that ended the call, or None.
 
-        If it is `for_client`, that is the error to tell the client: there is none once an answer has begun.
+        With `for_client`, the error is the one to answer the client with: None once an answer has begun.
         """
         delivery = Delivery(asked, asked.call, sink, on_end, for_client)
         if asked.wants_receipt and for_client and self.receipt_sink is not None:
@@ -137,7 +143,7 @@ class Relay:
         return delivery
 
     def cancel(self, delivery: Delivery) -> None:
-        """The client has gone, or the gateway stops: the call ends where it is, and `on_end` is not called.
+        """End the call, because the client has gone or the gateway stops. `on_end` is not called.
 
         No effect on a call that has ended.
         """
@@ -149,13 +155,13 @@ class Relay:
         self._take(delivery, partial(self._resumed, error))
 
     def refine(self, handle: str, call: Call) -> None:
-        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
+        """Give the call with this handle the objectives of `call`. No effect unless it is being delivered."""
         self._objectives.change(handle, call)
 
     # Events.
 
     def _take(self, delivery: Delivery, step: Step) -> None:
-        """Carry out what an event asks for, whatever comes of it. Raises a defect that nobody else is told of."""
+        """Run the step of an event and all that follow. Raises a defect only if there is no `on_end` to take it."""
         following: Step | None = step
         while following is not None:
             try:
@@ -164,13 +170,13 @@ class Relay:
                 following = partial(self._lacking, lack)
             except EngineError as error:
                 following = partial(self._failed, error)
-            except Exception as error:  # noqa: BLE001 - the sink's refusal, or a defect: the call ends
+            except Exception as error:  # noqa: BLE001 - a refusal by admission or the sink, or a defect: the call ends
                 following = partial(self._broken, error)
         if delivery.state is DeliveryState.ENDED:
             tell(delivery)
 
     def _resumed(self, error: BaseException | None, delivery: Delivery) -> Step | None:
-        """A call that has waited is to be sent, or has failed."""
+        """Admission has let a waiting call through, or has failed it with `error`."""
         if error is not None:
             raise error
         assert delivery.entry is not None
@@ -178,9 +184,9 @@ class Relay:
         return partial(self._send, delivery.entry.waiting.booking)
 
     def _news(self, delivery: Delivery) -> Step | None:
-        """Something has come of the answer, or it has ended, or its client has room for more."""
+        """The engine's response or the client's sink has changed."""
         attempt = delivery.attempt
-        if attempt is None or attempt.exchange is None:  # it has ended
+        if attempt is None or attempt.exchange is None:  # a late event of an attempt that is closed
             return None
         if not attempt.exchange.advance() or not attempt.is_open:
             return None
@@ -188,7 +194,7 @@ class Relay:
         return self._end(delivery, outcome, answer.status, problem=answer.problem)
 
     def _lacking(self, lack: LackError, delivery: Delivery) -> Step | None:
-        """The engine has refused the call for what another one may have: this is no failure, and the retry is free."""
+        """The engine lacks the model or the context. No failure, so the retry is not charged to the budget."""
         attempt = delivery.attempt
         assert attempt is not None
         self._attempts.close(delivery, attempt, "refused")
@@ -198,7 +204,7 @@ class Relay:
         return self._place_again
 
     def _failed(self, error: EngineError, delivery: Delivery) -> Step | None:
-        """An engine has failed the call, or none takes it: another attempt follows, or the call ends."""
+        """An engine has failed the call, or no engine takes it: retry, or end the call."""
         attempt = delivery.attempt
         if delivery.state is DeliveryState.ENDED:
             return partial(self._broken, error)
@@ -221,8 +227,8 @@ class Relay:
         return self._place_again
 
     def _broken(self, error: Exception, delivery: Delivery) -> Step | None:
-        """The call ends by an error that is no engine's: it is refused, its answer is not taken, or a defect."""
-        if delivery.state is DeliveryState.ENDED:  # by what it lets go of: the rest of that follows
+        """End the call by an error that is no engine's: a refusal, a sink that takes no more, or a defect."""
+        if delivery.state is DeliveryState.ENDED:  # a cleanup step raised: the other steps still run
             delivery.defect = delivery.defect or error
             return self._let_go
         is_ours, attempt = not isinstance(error, PlaitError), delivery.attempt
@@ -237,8 +243,8 @@ class Relay:
         return self._end(delivery, "defect", 500, error=error)
 
     def _untaken(self, error: PlaitError, delivery: Delivery) -> Step | None:
-        """Whoever takes the answer takes no more of it."""
-        if delivery.for_client and delivery.attempt is not None:  # nobody else tells the client
+        """The sink takes no more of the answer."""
+        if delivery.for_client and delivery.attempt is not None:  # `deliver` raises this error to the client
             delivery.attempt.answer.status = error.status
         raise error
 
@@ -272,7 +278,7 @@ class Relay:
         return None
 
     def _place_again(self, delivery: Delivery) -> Step | None:
-        """Place a call that has failed on another engine, or after a pause on the same. It does not wait for room."""
+        """Choose another engine for a call, or a failed one again after a pause. A retry does not queue for room."""
         delivery.attempt = None
         placement = self._selected(delivery)
         if placement.engine_id not in delivery.failed_engines:
@@ -283,7 +289,6 @@ class Relay:
         return None
 
     def _book_again(self, delivery: Delivery) -> Step | None:
-        """Place the call once its pause is over."""
         delivery.pause = None
         return self._booked(delivery, self._selected(delivery))
 
@@ -331,7 +336,7 @@ class Relay:
         problem: EngineError | str | None = None,
         engine_id: str | None = None,
     ) -> Step:
-        """End the call, where its latest attempt was unless an `engine_id` is given."""
+        """End the call. `engine_id` is by default that of the last attempt."""
         asked, call = delivery.asked, delivery.call
         code, message = _shown(error or (None if outcome == "client_gone" else problem))
         where = delivery.latest_engine_id if engine_id is None else engine_id
@@ -346,14 +351,14 @@ class Relay:
         return self._let_go
 
     def _let_go(self, delivery: Delivery) -> None:
-        """Let go of all that the call holds. What follows after one has raised is what is left."""
+        """Run the cleanup steps of an ended call."""
         assert delivery.holdings is not None
-        for let_go in delivery.holdings:
+        for let_go in delivery.holdings:  # an iterator: after a step has raised, `_broken` comes back for the rest
             let_go(delivery)
 
 
 def _shown(error: BaseException | str | None) -> tuple[str | None, str | None]:
-    """The code and the message of what ended a call; None for an engine's answer."""
+    """The code and the message of the error that ended a call; None where the client got an engine's answer."""
     if isinstance(error, PlaitError):
         return error.shown_code, error.logged_message
     return (DEFECT, None) if isinstance(error, BaseException) else (None, None)

@@ -1,7 +1,10 @@
-"""The engine's side of a call: sends it, checks the answer, and passes the answer on as it comes.
+"""The engine's side of a call: sends the request, checks the answer, and forwards the answer as it arrives.
 
-An `Exchange` is driven by events: the response has news, or its client has room. Nothing goes to the client before the
-engine has sent a byte of an answer. Until then the call can move elsewhere.
+An `Exchange` is one attempt's answer on its way. Two events drive it, and both end in `Exchange.advance`: the response
+has changed (head, bytes, end, error), or the client has read what was written. Backpressure: while the client's sink is
+full, the exchange takes nothing from the response, whose connection then stops reading. An unstreamed answer is
+buffered until it is whole. The client gets no byte before a whole event or answer has passed the checks, so that until
+then another engine can take the call.
 """
 
 from __future__ import annotations
@@ -42,19 +45,20 @@ from plait.gateway.metrics import Buckets
 from plait.gateway.timer import loop_time_s
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""The longest answer that is not streamed. It is held in memory until its client has it."""
+"""The longest answer that is not streamed. It is buffered until the client has read it."""
 
 log = structlog.get_logger(__name__)
 
 NO_RETRY: Final = (b"x-should-retry", b"false")
-"""Tells the SDKs of OpenAI and Anthropic not to try again, as they do for any 5xx."""
+"""Keeps the SDKs of OpenAI and Anthropic from retrying, which they do after any 5xx."""
 
 
 class Upstream:
-    """Sends calls over `links`, by engine id. `metrics` take the times between the pieces of a stream, and prompts.
+    """Sends calls over `links` (by engine id).
 
-    `faults` tells requests that are at fault from engines that are.
-    With `forward_client_key`, engines without a key of their own get the client's bearer token.
+    `metrics` observes the gaps between the pieces of streams, and the reuse of prompts. `faults` decides whether the
+    engine or the request is at fault for a 5xx. With `forward_client_key`, engines without a configured key get the
+    client's bearer token.
     """
 
     def __init__(
@@ -78,12 +82,12 @@ class Upstream:
     def send(self, delivery: Delivery, attempt: Attempt, on_news: Callable[[], None]) -> Exchange:
         """Send the call to the engine that it is booked on.
 
-        `on_news` is called when something has come of the answer, it has ended, or its client has room for more:
-        `Exchange.advance` is to be called then.
+        `on_news` is called when the response has changed or the client has room. The caller then calls
+        `Exchange.advance`.
         """
         booking, asked, link = attempt.booking, delivery.asked, self._links[attempt.engine_id]
         call, placement = booking.call, booking.placement
-        if call.block_hashes and not delivery.tried:  # else an engine has had it before
+        if call.block_hashes and not delivery.tried:  # a retry uses no prompt again
             self._reuse.used(call)
         cache, age_s = self.router.engines[attempt.engine_id].cache, booking.sent_s - delivery.arrived_s
         body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
@@ -100,7 +104,7 @@ class Upstream:
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """An engine's `response` to one attempt, on its way to the client's `sink`. What it says goes into the `answer`."""
+    """An engine's response to one attempt, on its way to the client's sink. Fills the attempt's `Answer`."""
 
     _upstream: Upstream
     _delivery: Delivery
@@ -109,54 +113,54 @@ class Exchange(msgspec.Struct, eq=False):
     _response: Response
     _sink: Sink
     _on_news: Callable[[], None]
-    _stream: EventStream | None = None  # of a streamed answer
-    _gaps: Buckets | None = None  # take the times between its pieces
-    _progress: Progress | None = None  # of its engine
-    _body: Gathered | None = None  # of another one
-    _held: OpenAnswer | None = None  # counts this body while it is held
+    _stream: EventStream | None = None  # set for a streamed answer
+    _gaps: Buckets | None = None  # a histogram of the times between pieces of streams
+    _progress: Progress | None = None  # of the engine
+    _body: Gathered | None = None  # set for an unstreamed answer
+    _held: OpenAnswer | None = None  # counts the buffered bytes of `_body`
 
     def give_up(self, error: EngineError) -> None:
-        """Wait for more of the answer no longer. A call that is only better tried elsewhere moves once."""
+        """Fail the attempt with `error`. A call that has failed before is not moved off a silent engine again."""
         is_moved = isinstance(error, EngineLostError) and bool(self._delivery.failures)
         if self._response.source is not None and not is_moved:
             self._response.source.fail(error)
 
     @property
     def has_last_event(self) -> bool:
-        """Whether the client has the last event of a stream, although the engine has not ended it."""
+        """Whether the client has the last event of a stream. The engine may not have closed its side yet."""
         stream = self._stream
         return stream is not None and (stream.problem is None or stream.error is not None)
 
     def redirect(self, sink: Sink) -> None:
-        """Nothing of the answer has come so far. From now on it goes to this sink."""
+        """Send the answer to this sink instead. Only before its first byte."""
         self._sink = sink
         sink.on_room = self.has_room
 
     def close(self) -> None:
-        """The exchange is over, whether or not the answer has ended. What the engine has said of itself is kept."""
+        """Detach from the response and the sink. Aborts the request if the engine's answer has not ended."""
         response = self._response
         response.on_news = self._sink.on_room = self._attempt.booking.give_up = None
-        if response.source is not None:  # more may come
+        if response.source is not None:  # the response has not ended
             response.abort()
         self.keep()
         if self._held is not None:
             self._held.end()
 
     def keep(self) -> None:
-        """Keep what the engine has said of a stream so far: its tokens, and how it ended."""
+        """Copy the usage and the finish reason of a stream so far into the `Answer`."""
         stream, answer = self._stream, self._attempt.answer
         if stream is not None:
             answer.usage, answer.is_corrected = stream.usage, stream.usage_corrected
             answer.finish = known_finish(stream.finish)
-            if stream.problem is None:  # also if the client, which has the last event, goes before the engine's end
+            if stream.problem is None:  # the answer is whole even if the engine never closes the connection
                 answer.outcome = "ok"
 
     # Events.
 
     def advance(self) -> bool:
-        """Pass on what has come, and what the client has room for. Returns whether the client has all of the answer.
+        """Forward what has arrived, as far as the client has room. Returns whether the client has the whole answer.
 
-        Raises an `EngineError` if the engine is at fault, `LackError` if another engine may have what this one lacks.
+        Raises `EngineError` if the engine is at fault, `LackError` if it lacks what another engine may have.
         """
         try:
             if self._is_written:
@@ -177,7 +181,7 @@ class Exchange(msgspec.Struct, eq=False):
         return self._delivery.state is DeliveryState.WRITTEN
 
     def _read_head(self) -> None:
-        """The head has come, or none will: then the error is raised."""
+        """Choose by status and headers how the body is read. Raises the response's error if it failed before them."""
         delivery, response = self._delivery, self._response
         if response.status == 200 and delivery.asked.form.streams(response.headers):
             asked, engine_id = delivery.asked, self._attempt.engine_id
@@ -203,20 +207,20 @@ class Exchange(msgspec.Struct, eq=False):
         self._on_news()
 
     def _write(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """Write all of an answer. From here on, room for more only means that the client has it."""
+        """Write a whole answer. The sink's `on_room` then means that the client has read it."""
         self._delivery.enter(DeliveryState.WRITTEN)
         self._sink.whole(status, headers, body)
         self._has_ended()
 
     def _has_ended(self) -> None:
-        """The engine has sent all, whatever the client still has to read."""
+        """The engine has sent everything, so silence from now on is not its fault."""
         self._attempt.booking.client_is_slow = True
 
     def _tell(self, error: EngineError, last: bytes = b"") -> None:
-        """The engine is at fault. A client that has a part of a stream gets its `last` events, and an error event."""
+        """End a stream that has begun with its `last` events and an error event."""
         if self._delivery.untold(error) is None and self._delivery.state is DeliveryState.STREAMING:
             self._delivery.enter(DeliveryState.WRITTEN)
-            with suppress(PlaitError):  # of a sink that takes no more
+            with suppress(PlaitError):  # the sink may take no more; the engine's error counts
                 self._sink.end(last + self._delivery.asked.form.error_event(error))
 
     # An answer that is not streamed.
@@ -240,14 +244,14 @@ class Exchange(msgspec.Struct, eq=False):
         self._refuse(response.status, bytes(answer))
 
     def _hold(self, size_bytes: int) -> None:
-        """So many more bytes have come. Raises `PlaitError` if that is too much to hold; the engine is not at fault."""
+        """Count buffered bytes. Raises `PlaitError` beyond a limit, for which the engine is not at fault."""
         if self._held is None:
             total, own = self._upstream.open_answers, self._delivery.asked.answer_bytes
             self._held = OpenAnswer(total) if own is None else OpenAnswer(total, own)
         self._held.hold(size_bytes)
 
     def _is_whole(self) -> None:
-        """All of the body has come. From now on the body counts with all open answers only, not in its own place."""
+        """The body is whole. The bytes now count against the gateway's limit only, not against `Asked.answer_bytes`."""
         own = self._delivery.asked.answer_bytes
         if self._held is not None and own is not None:
             self._held.end_in(own)
@@ -267,7 +271,7 @@ class Exchange(msgspec.Struct, eq=False):
         self._write(200, self._head(), body)
 
     def _refuse(self, status: int, body: bytes) -> None:
-        """Pass an error on that is the caller's fault. Raises `EngineStatusError` for every other."""
+        """Forward an error that is the caller's fault. Raises `EngineStatusError` for one that is the engine's."""
         delivery, attempt, response = self._delivery, self._attempt, self._response
         is_openai, said, param = error_text(body)
         ours = self._link.refused_ours(status)
@@ -314,15 +318,14 @@ class Exchange(msgspec.Struct, eq=False):
             raise LackError(lack, unable)
 
     def _head(self) -> list[tuple[bytes, bytes]]:
-        """The headers of the answer, which the client gets now."""
         booking = self._attempt.booking
-        booking.client_is_slow = True  # until it has taken what is sent
+        booking.client_is_slow = True  # until `has_room` says that the client has read the beginning
         return answer_headers(self._delivery, booking, self._response, self._link.passed.to_clients)
 
     # A stream.
 
     def _pass_on(self, stream: EventStream) -> None:
-        """Pass whole events on, unless the client has to read first. Raises the error of an engine that has failed."""
+        """Forward whole events, unless the sink is full. Raises the error of an engine that has failed."""
         response, text, events = self._response, self._delivery.asked.text, b""
         if response.pieces:
             if self._sink.is_full:
@@ -353,7 +356,10 @@ class Exchange(msgspec.Struct, eq=False):
         return stream.feed(self._response.take())
 
     def _begin(self, stream: EventStream, events: bytes) -> bool:
-        """Begin the client's answer with the first whole events, if these are. Raises the engine's error among them."""
+        """Send the head once `events` has a whole event; returns whether it did. Raises an error that comes first.
+
+        The events themselves are written by the caller.
+        """
         response, now_s = self._response, loop_time_s()
         if isinstance(stream.error, EngineError):
             self._check_own(stream, stream.error, now_s)
@@ -375,13 +381,13 @@ class Exchange(msgspec.Struct, eq=False):
         return True
 
     def _check_own(self, stream: EventStream, error: EngineError, now_s: float) -> None:
-        """Raise the error that a stream has begun with, unless the request is at fault: then it is passed on."""
+        """Raise the error that is a stream's first event, unless the request is at fault: then the client gets it."""
         if not isinstance(error, EngineStatusError) or not self._is_own(error.status, error.said, now_s):
             raise error
         stream.error = error.said
 
     def _end_stream(self, stream: EventStream, events: bytes) -> None:
-        """The engine has ended its stream, with these events. If they end badly, the client is told."""
+        """The engine has ended its stream with these events. If the answer is not whole, an error event follows."""
         text, answer = self._delivery.asked.text, self._attempt.answer
         rest, problem = stream.end(), stream.problem
         if isinstance(problem, EngineError) and stream.error is None:
@@ -397,6 +403,6 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 def _mended(body: bytes | bytearray, response: Response) -> bytes | bytearray:
-    """The body with whole pairs. What looks like half a pair in bytes that are no text stays."""
+    """The body with each lone surrogate replaced. A body that is no JSON stays: its bytes are no text."""
     mended = with_whole_pairs(body)
     return body if mended is not body and is_no_json(response.headers) else mended

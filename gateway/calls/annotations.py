@@ -2,9 +2,9 @@
 
 A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `slo_ttft_ms`.
 
-Every annotation is optional. An invalid value, an unknown name or two sources that disagree are the caller's error;
-none of them is ignored. One of them is a condition on a variable's value, such as `verdict == "yes"`: the call runs if
-it holds. Without annotations, a call may still name a session (`known_session`).
+Every annotation is optional. An unknown name, an invalid value, or a header that contradicts the body is refused, never
+ignored. The annotation `when` is a condition on a variable's value, such as `verdict == "yes"`: the call runs only if
+the condition holds. A call without annotations may still name a session (`known_session`).
 """
 
 from __future__ import annotations
@@ -35,37 +35,38 @@ _MILLISECONDS = "a number of milliseconds above 0"
 
 
 class OutputVariable(msgspec.Struct, frozen=True):
-    """The semantic variable that gets a call's text, and the specification of its transform, not parsed yet.
-
-    With `must_be_whole`, a text that ends at its length limit fails the variable.
-    """
+    """The semantic variable that gets a call's text."""
 
     name: str
     transform: str | None = None
+    """The specification as the client wrote it, not parsed yet."""
     must_be_whole: bool = False
+    """Whether a text that was cut at the output limit fails the variable (`truncated=fail`)."""
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """One call's annotations. A missing one is None or empty; a missing priority is 0 (lower runs first).
-
-    `durable` says whether the session, if it is new, is to outlive the gateway, and `receipt` whether the answer is to
-    say why the call went where it went.
-    """
+    """One call's annotations. One that is not given is None or empty."""
 
     session: str | None = None
     inputs: tuple[str, ...] = ()
+    """Names of the variables that the call waits for."""
     output: OutputVariable | None = None
     when: Condition | None = None
+    """The call is skipped unless this holds."""
     slo: Slo = NO_SLO
     objective: Objective | None = None
     session_objective: Objective | None = None
+    """The objective of all that the session produces."""
     priority: int = 0
+    """Lower runs first."""
     durable: bool | None = None
+    """Whether a session that this call makes outlives the gateway."""
     receipt: bool = False
+    """Whether the answer includes the reasons for the placement."""
 
     @property
     def is_label(self) -> bool:
-        """Whether the call needs nothing of its session: it names it only."""
+        """Whether the call only names a session, and uses none of its variables and objectives."""
         return not (self.inputs or self.output or self.when or self.session_objective)
 
 
@@ -105,9 +106,9 @@ def read_annotations(
 def promised_output(
     headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
 ) -> tuple[str, str] | None:
-    """The session and the variable that a request would have had its text in, if they can be read.
+    """The session and the output variable of a refused request, if they are valid. Other annotations may be invalid.
 
-    For a request that is refused: its other annotations may be invalid, also the output's transform.
+    The variable fails with the request, so that those who wait for it are told.
     """
     given: dict[str, object] = dict(body_annotations or {})
     for raw_name, raw_value in headers:
@@ -121,12 +122,12 @@ def promised_output(
 
 
 def known_session(headers: Headers, request: Request) -> str:
-    """The session that a client names without knowing Plait; empty if the request does not say.
+    """The session that a client names without knowing Plait; empty if there is none.
 
-    Coding agents and SDKs send a header or a field that stays the same for a conversation. Its turns are one session:
-    they take turns with other sessions while calls wait, and a prompt whose tokens are not known (one with images) goes
-    where the turn before it ran. Nothing else depends on it, so a wrong guess costs little. A header counts before a
-    field, a user comes last. What is no `LABEL` is passed over.
+    Coding agents and SDKs send a header or a field that is the same for all turns of a conversation. Admission holds
+    the turns of such a session together, and a prompt that cannot be tokenized (images) goes to the engine of the turn
+    before. Nothing else depends on the name, so a wrong guess costs little. Headers count before fields, and `user`
+    comes last. A value that is no `LABEL` is ignored.
     """
     if not SESSION_HEADERS.isdisjoint(map(NAME, headers)):
         for name, value in headers:
@@ -139,7 +140,7 @@ def known_session(headers: Headers, request: Request) -> str:
 
 
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
-    """Each annotation as a triple: where it was found, its key, its text."""
+    """Triples of an annotation: the header's name, the key, the text."""
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if raw_name.startswith(b"plait-"):
@@ -152,7 +153,7 @@ def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str,
 
 
 def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Each annotation as a triple: where it was found, its key, its JSON value. A key may have a header's hyphens."""
+    """Triples of an annotation: the place in the body, the key, the JSON value. A key may have a header's hyphens."""
     for given, value in body.items():
         place, key = _BODY_PREFIX + given, given.replace("-", "_")
         if key not in _READERS:
@@ -256,9 +257,9 @@ def _bool(raw: object) -> bool | None:
 
 
 def wants_durable(headers: Headers) -> bool:
-    """Whether a session that a request makes is to outlive the gateway: unless it says `plait-durable: false`.
+    """Whether a session that a request makes outlives the gateway: yes, unless it has `plait-durable: false`.
 
-    For the routes that take no other annotations as headers. Raises `CallerError`.
+    For routes that take no other annotation as a header. Raises `CallerError`.
     """
     for name, raw in headers:
         if name == b"plait-durable":

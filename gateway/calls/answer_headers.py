@@ -1,4 +1,4 @@
-"""The headers that are passed on, and those that the gateway adds to an answer."""
+"""The headers of an answer: those forwarded from the engine, and the gateway's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import NO_SLO
 
 LEAST_WAIT_S = 0.01
-"""A client is told how long its call waited in the gateway, reading it included, if it was longer than this."""
+"""The least time before sending, tokenizing included, for which the answer has `plait-waited-s`."""
 
 _USUAL: Final = frozenset((b"keep-alive", b"close"))
 
@@ -22,7 +22,7 @@ _USUAL: Final = frozenset((b"keep-alive", b"close"))
 def answer_headers(
     delivery: Delivery, booking: Booking, response: Response, names: AbstractSet[bytes]
 ) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer: the engine's with these `names`, and the gateway's own."""
+    """The engine's headers with these `names`, and the gateway's own."""
     placement, session = booking.placement, delivery.asked.session
     headers = passed(response.headers, names)
     headers += [
@@ -47,9 +47,9 @@ def answer_headers(
 
 
 def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
-    """How a call stands by its TTFT and JCT at its first token, or when all of its answer is there at once.
+    """`plait-slo`: whether TTFT and JCT are missed, at risk or expected, at the first token (of a stream) or the end.
 
-    None if placement looked at neither, and neither is missed.
+    None if neither is missed and placement did not predict them.
     """
     slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
     age_s = (loop_time_s() if first_s is None else first_s) - arrived_s
@@ -63,7 +63,7 @@ def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
 
 
 def passed(headers: Headers, names: AbstractSet[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers with these names, but for those of the last hop alone (RFC 9110, 7.6.1)."""
+    """The headers with these names, except hop-by-hop ones that `Connection` lists (RFC 9110, 7.6.1)."""
     given = list(map(NAME, headers))
     found = list(compress(headers, map(names.__contains__, given)))
     if b"connection" not in given or (dict(headers)[b"connection"] in _USUAL and given.count(b"connection") == 1):

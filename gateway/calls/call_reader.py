@@ -1,7 +1,8 @@
-"""Turns a request into a call that can be placed: tokenized, hashed, checked against the model's context.
+"""Makes a call of a request: tokenizes the prompt, hashes its tree blocks, and checks it against the model's context.
 
-A `PromptReader` computes the token ids that an engine would compute, and their chained hashes of tree blocks. A
-`CallReader` makes the call.
+`PromptReader` computes the token ids that the engine would compute, and the chained hashes of their tree blocks. The
+event loop tokenizes a short or mostly cached prompt. Any other is a generator (`Tokenizing`) that threads run step by
+step, so that tenants take turns (`gateway/intake/turns.py`). `CallReader` makes the `Asked`.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from plait.policy.prefix.block_hash import extend_chain, root_hash
 from plait.policy.types import CHARACTERS_PER_TOKEN, Call
 
 OFF_LOOP_BYTES: Final = 16 * 1024
-"""Longer texts are worked on in threads, unless most of a prompt may be known or its tokenizer is quick."""
+"""Longer bodies are tokenized in threads, unless most of the prompt may be cached or the tokenizer is quick."""
 
 MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
-"""Of a body whose prompt is rendered and looked up at once, in some 0.2 ms, in case little of it is new."""
+"""Up to this size, the event loop renders the prompt and looks it up in the cache of tokens, in some 0.2 ms."""
 
 TOKENIZER_THREADS = 3
-"""Two for one tenant, as tokenizers release the interpreter's lock, and one that is left to the others."""
+"""One tenant uses two at most (tokenizers release the GIL), so that one is left to the others."""
 
 TEMPLATE_THREADS = 2
-"""Of their own, because they only wait for the processes that render the templates of requests."""
+"""Extra threads, because they only wait for the processes that render requests' own chat templates."""
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """A request as it came in. `tenant` is the owner of its API key. The call's times count from `arrived_s`."""
+    """The HTTP request. `tenant` is the owner of its API key. The call's times count from `arrived_s`."""
 
     path: str
     headers: Headers
@@ -69,31 +70,32 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
-    """A request's prompts as token ids. `tokens` is their total, `block_hashes` are those of the first prompt.
-
-    `exact` is True if the engine's tokenizer gives the same ids. `root` is the hash before the first block, and
-    `whole_hash` stands for all tokens of the first prompt. One of `turn_ends` ends each answer in a chat; None: an
-    answer may end anywhere.
-    """
+    """A request's prompts as token ids."""
 
     tokens: int
+    """The total of all prompts."""
     block_hashes: array[int]
+    """Of the first prompt, as `root` and `whole_hash`."""
     exact: bool
+    """Whether the engine's tokenizer gives the same ids."""
     prompts: Sequence[Sequence[int]]
     root: int = 0
+    """The parent hash of the first block."""
     whole_hash: int = 0
+    """The hash of all tokens."""
     turn_ends: frozenset[int] | None = None
+    """The token ids that can end an answer of a chat; None: an answer may end anywhere."""
 
 
 Tokenizing = Generator[int, None, TokenizedPrompt]
-"""A prompt that is tokenized in turns. Before each it yields how many characters of a prompt are not encoded yet."""
+"""Tokenizes a prompt in steps. Before each step, yields how many characters of a prompt are left to encode."""
 
 
 class PromptReader:
-    """Tokenizes prompts with the tokenizers of their models; safe to call from several threads.
+    """Tokenizes prompts with the tokenizers of their models; thread-safe.
 
-    If the configuration trusts them, the chat templates of requests are rendered in processes, one for each model.
-    `base` is the base model of a LoRA adapter, which has its tokenizer.
+    With `trust_request_chat_template`, requests' own chat templates are rendered in processes, one for each model.
+    `base` maps a LoRA adapter to its base model, whose tokenizer it has.
     """
 
     def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str] = str) -> None:
@@ -126,9 +128,10 @@ class PromptReader:
         size_bytes: int,
         form: ChatForm = "vllm",
     ) -> TokenizedPrompt | Tokenizing | None:
-        """The prompt of a body of that size, if it is short or mostly known; else the `steps` that are left of it.
+        """The prompt, if it is short or mostly cached; else the `steps` that are left of it.
 
-        None if the first of them waits for another process, which renders the chat template. Raises as `steps` does.
+        None if all steps are left and the first one waits for the process that renders a chat template. `size_bytes` is
+        the size of the body. Raises as `steps` does.
         """
         encoder = self.tokenizers.encoders.get(request.model) or self.tokenizers.encoder(request.model)
         tokenizer, salt = encoder.tokenizer, cache_salt or ""
@@ -159,11 +162,10 @@ class PromptReader:
         context_tokens: int | None = None,
         form: ChatForm = "vllm",
     ) -> Tokenizing:
-        """Tokenize a request's prompts in turns. `context_tokens` is the model's context, None if it is not known.
+        """Tokenize a request's prompts in steps. `context_tokens` is the model's context; None: unknown.
 
-        A single short prompt has no turn of its own. Raises `CallerError` for messages that the chat template refuses,
-        and before it tokenizes a prompt whose bytes cannot fit. A prompt with content that is not text is served, but
-        has no tokens here.
+        Raises `CallerError` for messages that the chat template refuses, and for a prompt whose bytes cannot fit before
+        it is tokenized. A prompt with content that is not text gives no tokens.
         """
         encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
         given = self._given(request, encoder.tokenizer, salt, form)
@@ -195,7 +197,7 @@ class PromptReader:
             prompts.append(encoded.ids)
         if not prompts:
             return TokenizedPrompt(0, array("Q"), exact=False, prompts=())
-        if isinstance(given[0], list):  # a million ids may have come, of which nothing is hashed yet
+        if isinstance(given[0], list):  # the client may have sent a million ids: hashing them takes a step of its own
             yield 0
         whole, tokenizer = extend_chain(hashes, prompts[0], encoder.block_tokens, root), encoder.tokenizer
         turn_ends = tokenizer.special_ids if isinstance(request, ChatRequest) else None
@@ -208,7 +210,7 @@ class PromptReader:
         tokenizer: Tokenizer,
         context_tokens: int | None,
     ) -> None:
-        """Raises as `check_size` for a text whose bytes cannot fit. They are counted if they may not."""
+        """Raises as `check_size` for a text whose bytes cannot fit. Encodes it only if its length leaves a doubt."""
         longest = tokenizer.longest_token_bytes
         if context_tokens is not None and longest is not None and len(text) * 4 > context_tokens * longest:
             size = len(text.encode(errors="replace"))
@@ -217,9 +219,9 @@ class PromptReader:
     def _given(
         self, request: ChatRequest | CompletionRequest, tokenizer: Tokenizer, salt: str, form: ChatForm
     ) -> Sequence[str | list[int]]:
-        """The prompts as texts or, as a client may send them, as token ids.
+        """The prompts as texts, or as token ids if the client has sent ids.
 
-        None for what is no text, nor for a chat that a template refuses which is only a guess: its engine judges it.
+        Empty if a prompt is not text, or if a guessed chat template refuses the messages: the engine's may take them.
         """
         if isinstance(request, CompletionRequest):
             return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
@@ -246,13 +248,13 @@ class PromptReader:
 
 
 def _may_be_known(request: ChatRequest | CompletionRequest, size_bytes: int) -> bool:
-    """Whether a long body is worth a look before it takes turns: rendering many messages alone takes long."""
+    """Whether to render a long body on the event loop, in case most of it is cached."""
     is_short_chat = not isinstance(request, ChatRequest) or len(request.messages) <= MOSTLY_KNOWN_MESSAGES
     return is_short_chat and size_bytes <= MOSTLY_KNOWN_BYTES
 
 
 def _begun(steps: Tokenizing, left: int) -> TokenizedPrompt | Tokenizing:
-    """The prompt, if no more than those characters of it are new; else the steps that are left."""
+    """The prompt, if at most `left` characters of it are not cached; else the steps that are left."""
     new = 0
     try:
         while new <= left:
@@ -277,10 +279,10 @@ def _job(request: ChatRequest) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class CallReader:
-    """Reads requests for one fleet. With `isolate_tenants`, tenants do not share cached prefixes.
+    """Makes calls of requests. With `isolate_tenants`, tenants do not share cached prefixes.
 
-    Long prompts are tokenized on `threads`, those whose chat template another process renders on `template_threads`.
-    If not `tells_router`, the router learns nothing of the prompts: the calls are not meant to be sent.
+    Long prompts are tokenized on `threads`, those whose chat template a process renders on `template_threads`. Without
+    `tells_router`, the router does not record the prompts, because the calls are never sent (`plait explain`).
     """
 
     router: Router
@@ -298,10 +300,9 @@ class CallReader:
     def begin(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
     ) -> Asked | Coroutine[Any, Any, Asked]:
-        """The call, if its prompt is short or mostly known; else what to await for it, once its prompt had its turns.
+        """The call, if its prompt is short or mostly cached; else a coroutine that tokenizes it in threads first.
 
-        It has the objectives in its annotations, and is ready to be delivered. Raises `CallerError` for a call that no
-        engine can take, `NoEngineError` while no engine of the model is up.
+        Raises `CallerError` for a call that no engine can take, `NoEngineError` while no engine of the model is up.
         """
         models, name = self.router.models, request.model
         model = name if name in models.direct else models.check(name)
@@ -344,9 +345,9 @@ class CallReader:
         prompt: TokenizedPrompt, *, rendered: RenderedFields, salt: str | None, context_tokens: int | None,
         renames: bool, fields: Mapping[str, msgspec.Raw] | None,
     ) -> Asked:  # fmt: skip
-        """The call of a prompt. The router is told of one with one answer, if the engine computes these tokens.
+        """The call of a tokenized prompt.
 
-        With `renames`, the client has asked for the model by another name. `fields` are those of a chat's body.
+        `renames`: the client named the model by an alias. `fields` are those of a chat's body.
         """
         limit, prompts = request.output_limit, len(prompt.prompts) or 1
         choices = 1 if request.n is None else request.choices
@@ -390,10 +391,10 @@ class CallReader:
         chat: ChatRequest | None = None,
         form: Form | None = None,
     ) -> Asked:
-        """A call that an engine gets as it came. `chat` is what the engine makes of it; None if that is not known.
+        """A call whose body is forwarded. `chat` is the chat that the engine makes of it; None if that is not known.
 
-        Without it, the call is placed by load, and its tokens are guessed. A `form` takes the place of the body. Raises
-        as `read` does.
+        Without `chat`, the call is placed by load and its tokens are guessed. `form` is the body of a multipart
+        request. Raises as `read` does.
         """
         model = self.router.models.check(request.model)
         if chat is None:
@@ -420,7 +421,7 @@ class CallReader:
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:
-        """The tokens of a chat's prompt, guessed if they cannot be counted. Raises as `read` does."""
+        """The number of tokens of a chat's prompt, guessed if they cannot be counted. Raises as `read` does."""
         model = self.router.models.check(request.model)
         salt = self._cache_salt(request, incoming.tenant)
         chat, context_tokens = msgspec.structs.replace(request, model=model), self.router.models.contexts.get(model)
@@ -428,7 +429,7 @@ class CallReader:
         return counted or len(incoming.body) // CHARACTERS_PER_TOKEN
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
-        """Raises `CallerError` if prompts, not put together yet, have more bytes of text than the model can take."""
+        """Raises `CallerError` if prompts of these `sizes` (bytes), not rendered yet, cannot fit into the context."""
         served = self.router.models.check(model)
         context_tokens = self.router.models.contexts.get(served)
         for size_bytes in sizes:
@@ -437,7 +438,7 @@ class CallReader:
     def _as_rendered(
         self, request: ChatRequest, given: Mapping[str, msgspec.Raw] | None
     ) -> tuple[ChatRequest, RenderedFields]:
-        """A chat with the tools and variables that engines give to the template, and what is known of its prompt."""
+        """The chat with the tools and variables that engines give to the template, and how far that is exact."""
         rendered = rendered_fields(request, given, self.router.models.renderers.get(request.model, AS_VLLM))
         tools, variables = rendered.tools, rendered.template_kwargs
         if tools is not request.tools or variables is not request.chat_template_kwargs:
@@ -447,7 +448,7 @@ class CallReader:
     async def _tokenized(
         self, incoming: Incoming, request: ChatRequest, salt: str | None, context_tokens: int | None
     ) -> TokenizedPrompt:
-        """The prompt of a chat that an engine makes of another API's request."""
+        """The prompt of a chat that another API's request is translated to."""
         read, rendered = self._as_rendered(request, None)
         prompt = self.prompts.begin(read, salt, context_tokens, len(incoming.body), rendered.form)
         if not isinstance(prompt, TokenizedPrompt):
@@ -464,7 +465,7 @@ class CallReader:
         *,
         form: ChatForm,
     ) -> Awaitable[TokenizedPrompt]:
-        """A prompt that `PromptReader.begin` has left, in turns with those of other tenants."""
+        """Tokenize in threads what `PromptReader.begin` has left of a prompt. Tenants take turns."""
         threads = self.template_threads if begun is None else self.threads
         steps = begun or self.prompts.steps(request, salt, context_tokens, form)
         return threads.run(incoming.tenant, steps, len(incoming.body))
@@ -487,9 +488,9 @@ def _guessed_tokens(incoming: Incoming, route: CallRoute, form: Form | None) -> 
 
 
 def _limit(request: ForwardedRequest, chat: ChatRequest | None) -> int | None:
-    """The most tokens that a forwarded call generates; None if it has no limit, or is a stream of unknown form.
+    """The output limit of a forwarded call; None: no limit, or a stream whose form is unknown.
 
-    Any other call of unknown form counts as one token: an embedding or a score has none.
+    Any other call without a `chat` counts as one token, because an embedding or a score generates none.
     """
     if chat is not None:
         return chat.output_limit

@@ -1,8 +1,8 @@
-"""Changes the objectives of calls that are on their way, and tells the engines that run them.
+"""Changes the objectives of running calls, and sends the changes to their engines.
 
-An engine is told off the calls' path: the changes of one event go in one request (`POST /call_objectives`). While an
-engine has not answered, further changes gather; of each call only the newest counts. A request that fails is not
-repeated: the calls then run with the objectives that they were sent with.
+The gateway's own books change at once. The engine gets the change by `POST /call_objectives`, off the calls' path: one
+request at a time for each engine, with the newest objectives of each call that has changed since the last request. A
+request that fails is not repeated: the calls then run with the objectives that they were sent with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 
 class ChangedObjectives:
-    """The calls on their way whose objectives may change, by handle, and what the engines have still to be told."""
+    """The running calls whose objectives may change (by handle), and the changes not sent to engines yet."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ChangedObjectives:
         self._untold: dict[str, dict[str, Call]] = {}
 
     def begin(self, delivery: Delivery) -> None:
-        """The call, which has a handle, is on its way until `end`."""
+        """Take changes for the call, which has a handle, until `end`."""
         assert delivery.asked.handle is not None
         self._deliveries[delivery.asked.handle] = delivery
 
@@ -70,7 +70,7 @@ class ChangedObjectives:
         self._deliveries.pop(delivery.asked.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
-        """The call with this handle has these objectives from now on. No effect if it is not on its way."""
+        """Give the call with this handle the objectives of `call`. No effect unless it is being delivered."""
         delivery = self._deliveries.get(handle)
         if delivery is None:
             return
@@ -96,7 +96,10 @@ class ChangedObjectives:
         untold[handle] = call
 
     async def _send_all(self, engine_id: str) -> None:
-        """Send what there is to tell, one request after the other. The task first runs after the event."""
+        """Send the engine's changes, one request after the other.
+
+        The task first runs after the present event, so that all changes of one event go in one request.
+        """
         untold = self._untold.get(engine_id, {})
         try:
             while untold:
@@ -109,7 +112,7 @@ class ChangedObjectives:
             self._untold.pop(engine_id, None)
 
     async def _sent(self, engine_id: str, batch: Mapping[str, Call]) -> int:
-        """Send one request. Returns how many of the calls the engine knows; 0 if it does not answer."""
+        """Send one request. Returns how many of the calls the engine has; 0 if it does not answer."""
         link = self._links.get(engine_id)
         if link is None:
             return 0

@@ -1,4 +1,4 @@
-"""The sink of a stream that may be silent for long: its client gets comments meanwhile. `silent_streams` says when."""
+"""The sink of a stream whose client gets keep-alive comments while it is silent. `silent_streams` says when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.gateway.answers.error_texts import error_of
 from plait.gateway.asgi import EVENT_STREAM, Headers, Sink
 
 OURS: Final = b"plait-"
-"""Headers with this prefix are told in a comment once the status has gone out."""
+"""Headers with this prefix go into a comment if the status was sent before they were known."""
 
 
 class WrappedSink:
@@ -41,9 +41,10 @@ class WrappedSink:
 
 
 class CommentedSink(WrappedSink):
-    """The sink of a stream whose client may be told that it waits. `has_begun`: then the client has a status already.
+    """The sink of a stream whose client may get comments before its answer begins.
 
-    Headers that are known only later come as a comment, and an error comes as an event.
+    `has_begun`: the first comment has sent status 200. Plait's headers then follow as a comment, and an error follows
+    as an event.
     """
 
     def __init__(self, sink: Sink, form: AnswerForm, call_id: str) -> None:
@@ -61,7 +62,7 @@ class CommentedSink(WrappedSink):
         self._sink.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer. Its client may have a status already, and expects events then."""
+        """Write a whole answer. If the status was sent before, the client expects events: the answer is an error."""
         if self.has_begun and status == 200:
             self.fail(EngineGarbledError("The engine answered without a stream."))
         elif self.has_begun:
@@ -71,14 +72,14 @@ class CommentedSink(WrappedSink):
             self._sink.whole(status, headers, body)
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins. Its client may have a status already."""
+        """Begin an answer. If status 200 was sent before, the body of another status becomes an error event."""
         if not self.has_begun:
             self._sink.start(status, headers)
         elif status != 200:
             self._failed_status = status
         else:
             ours = [name + b"=" + value for name, value in headers if name.startswith(OURS)]
-            self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # on its own: the events may have to be translated
+            self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # not joined with events, which may be translated
 
     def write(self, body: bytes) -> None:
         if self._failed_status is None:
@@ -93,5 +94,5 @@ class CommentedSink(WrappedSink):
             self.fail(error_of(self._failed_status, b"".join([*self._parts, body])))
 
     def fail(self, error: PlaitError) -> None:
-        """The call has failed. The status has gone out, so the error is an event, and the last one."""
+        """End the stream with an error event, because the status was sent already."""
         self._sink.end(self._form.error_event(error))

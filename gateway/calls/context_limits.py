@@ -1,4 +1,4 @@
-"""Refusals of requests that a model's context has no room for: by bytes, by exact tokens, by an estimate of them."""
+"""Refusals of prompts that exceed the model's context: by bytes, by exact tokens, or by estimated tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plait.policy.types import ESTIMATE_MARGIN
 
 
 def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token_bytes: int, field: str) -> None:
-    """Raises `ContextLengthError` for a text of more bytes than the longest tokens in a context have."""
+    """Raises `ContextLengthError` for a text that exceeds the context even if each of its tokens is the longest one."""
     if size_bytes > context_tokens * longest_token_bytes:
         raise ContextLengthError(
             f"The prompt has {size_bytes} bytes. The model '{model}' has a context of {context_tokens} tokens, and "
@@ -23,7 +23,7 @@ def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token
 def refuse_tokens(
     request: ChatRequest | CompletionRequest, prompt_tokens: int, output_tokens: int, context_tokens: int
 ) -> None:
-    """Raises `ContextLengthError` for a request with one prompt. Of several, each may fit."""
+    """Raises `ContextLengthError` for a request with one prompt. `prompt_tokens` of several are only their sum."""
     if request.single_prompt:
         raise ContextLengthError(
             f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs "
@@ -36,7 +36,7 @@ def refuse_tokens(
 
 
 def refuse_estimate(request: ChatRequest | CompletionRequest, prompt_tokens: int, context_tokens: int) -> None:
-    """Raises `ContextLengthError` for a request whose one prompt is far too long: its engine would cut it silently."""
+    """Raises `ContextLengthError` if a single prompt is far too long for an engine that would truncate it silently."""
     if request.single_prompt and prompt_tokens > ESTIMATE_MARGIN * context_tokens:
         raise ContextLengthError(
             f"The prompt has about {prompt_tokens} tokens. An engine of the model '{request.model}' has a context of "

@@ -1,7 +1,7 @@
 """Prometheus metrics of calls: tokens, times, outcomes, promises, and parity.
 
-Parity says whether engines find in their caches what the gateway predicts. The gateway predicts from its own token ids.
-If those are not the engine's, blocks never match and placement is blind.
+Parity compares the cached tokens that the gateway predicts with those that engines report. The prediction is made from
+the gateway's token ids: if an engine tokenizes otherwise, no block ever matches, and placement ignores its cache.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from plait.gateway.metrics import MOST_LABEL_SETS, Buckets, Count, FastCounter, 
 from plait.policy.types import NO_SLO
 
 MEMORY_S = 300.0
-"""Calls are forgotten over about five minutes."""
+"""The time constant of the decaying sums."""
 
 LEAST_TOKENS = 50_000.0
-"""Nothing is said of fewer prompt tokens: a call that met an eviction is no drift."""
+"""No drift is reported for fewer prompt tokens: one call whose blocks were just evicted is none."""
 
 DRIFT = 0.2
-"""The share of prompt tokens from which a wrong prediction is a drift. Engines that agree are below 0.03."""
+"""The wrongly predicted share of prompt tokens that is reported as a drift. Engines that agree are below 0.03."""
 
 TELL_INTERVAL_S = 300.0
 CAUSES = (
@@ -82,7 +82,6 @@ class _Drift:
 
     @property
     def is_drift(self) -> bool:
-        """Whether that is too much, of enough tokens."""
         return self._prompt_tokens >= LEAST_TOKENS and self.share >= DRIFT
 
 
@@ -93,7 +92,7 @@ class Parity(Collector):
         self._drifts: dict[tuple[str, str], _Drift] = {}
 
     def observe(self, model: str, engine_id: str, predicted_tokens: int, usage: CallUsage, now_s: float) -> None:
-        """A call ended whose engine says how much of the prompt was cached. Logs a drift, every five minutes."""
+        """Record a call whose engine reported its cached tokens. Logs a drift, at most every `TELL_INTERVAL_S`."""
         assert usage.cached_tokens is not None
         drift = self._drifts.get((model, engine_id))
         if drift is None:
@@ -124,7 +123,7 @@ class Parity(Collector):
 
 
 class _OfEngine(NamedTuple):
-    """The metrics of one model on one engine that each call updates, looked up together."""
+    """The metrics of one model on one engine that each call updates: one lookup instead of ten."""
 
     ok: Count
     ttft: Buckets
@@ -151,12 +150,13 @@ NO_TOTALS: Final = ModelTotals()
 
 
 class _OfTenant(NamedTuple):
-    """The metrics of one tenant's calls for a model that ended alike, and what operators call the tenant.
+    """The metrics of a tenant's calls with the same model, status and finish reason, found by one lookup.
 
     `compared` and `margin_s` are those of the model.
     """
 
     label: str
+    """The tenant's name for operators."""
     calls: Count
     prompt_tokens: Count
     cached_tokens: Count
@@ -168,12 +168,12 @@ class _OfTenant(NamedTuple):
 
 
 class CallMetrics:
-    """Counters and histograms that are updated when calls end.
+    """Counters and histograms that are updated when attempts and calls end.
 
-    A call counts on each engine that it was sent to, when it has left that one. Its `outcome` there is `ok`, `refused`
-    (the caller's fault), `failed` (the engine's), `defect` (the gateway's) or `client_gone`. For its tenant it counts
-    once, when it has ended, however often it was tried; so does a request that was no call. `tenant_label` turns a
-    tenant into what operators read.
+    By engine, each attempt counts once, with its `outcome`: `ok`, `refused` (the caller's fault), `failed` (the
+    engine's), `defect` (the gateway's) or `client_gone`. By tenant, each call counts once, however many attempts it
+    had, and so does a request that was refused before it became a call. `tenant_label` turns a tenant into the name
+    that operators see.
     """
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
@@ -232,23 +232,22 @@ class CallMetrics:
         self.reuse, self._parity = ReuseCollector(), Parity()
         for collector in (self.reuse, self._parity):
             registry.register(collector)
-        self._failed = defaultdict[str, int](int)  # calls that engines failed, by tenant
-        self._broken = defaultdict[str, int](int)  # those of them that had begun with a good status
+        self._failed = defaultdict[str, int](int)  # by tenant: calls that engines failed
+        self._broken = defaultdict[str, int](int)  # by tenant: failed calls whose answer had begun with a good status
         self._by_engine: dict[tuple[str, str], _OfEngine] = {}
         self._by_tenant: dict[tuple[str, str, int, str | None], _OfTenant] = {}
 
     def retried(self, model: str, engine_id: str, cause: str) -> None:
-        """A call that the engine failed, or refused for what it lacks, is tried again."""
+        """Count the retry of a call that the engine failed, or refused for a `Lack`."""
         self._retries.of[model, engine_id, cause].inc()
 
     def not_retried(self, model: str, why: str) -> None:
-        """A call that an engine failed is not tried again."""
         self._not_retried.of[model, why].inc()
 
     def left_engine(
         self, attempt: Attempt, outcome: Outcome, cause: str | None, arrived_s: float, now_s: float
     ) -> None:
-        """An attempt has ended. `cause` is the kind of failure, if the engine failed it."""
+        """Count an attempt that has ended. `cause` is the error's, if the engine failed it."""
         booking, usage, first_s = attempt.booking, attempt.answer.usage, attempt.booking.first_token_s
         model, engine_id = booking.call.model, booking.placement.engine_id
         self._placements.of[model, engine_id, booking.placement.reason].value += 1
@@ -281,7 +280,7 @@ class CallMetrics:
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
     def refused(self, error: PlaitError) -> None:
-        """A request to another route, or to none that could be read, is answered with an error."""
+        """Count an error answer to a request on another route, or to one that could not be parsed."""
         self._refusals.of["", "", "", str(error.status), error.shown_code].value += 1
 
     def no_call(self, ending: Ending) -> None:
@@ -305,10 +304,10 @@ class CallMetrics:
         margin = attempt.margin or attempt.find_margin()
         if margin.next_engine is not None and margin.margin_s is not None:
             mine.compared.value += 1
-            # A call may be where it costs more, for its times or its group: a counter never falls.
+            # Negative if the call's times or its group decided against the cheapest engine. A counter never falls.
             mine.margin_s.value += max(0.0, margin.margin_s)
         booking, usage = attempt.booking, attempt.answer.usage
-        is_at_fault = ending.status == 500 and ending.outcome == "refused"  # it fails on each engine alike
+        is_at_fault = ending.status == 500 and ending.outcome == "refused"  # a request that every engine fails alike
         self._failed[mine.label] += is_at_fault or ending.outcome == "failed"
         self._broken[mine.label] += ending.outcome == "failed" and ending.status < 400
         if ending.outcome in {"ok", "failed", "defect"}:
@@ -330,7 +329,6 @@ class CallMetrics:
         self._refusals.of[tenant, ending.model, ending.path, str(ending.status), code].value += 1
 
     def of_models(self) -> dict[str, ModelTotals]:
-        """What was counted of each model since the start."""
         found: dict[str, ModelTotals] = {}
         prompt, reported = (
             self._tokens[list(TOKENS).index(name)] for name in ("prompt_tokens", "cached_tokens_reported")
@@ -349,7 +347,7 @@ class CallMetrics:
         return found
 
     def of_tenants(self) -> tuple[dict[str, int], dict[str, int]]:
-        """By tenant as operators read it: calls that were answered since the start, and those that engines failed."""
+        """By tenant label, since the start: calls that were answered, and calls that engines failed."""
         answered = defaultdict[str, int](int)
         for (tenant, _, status, _), count in self._tenant_calls.of.items():
             if int(status) < 400:
@@ -359,18 +357,18 @@ class CallMetrics:
         return answered, dict(self._failed)
 
     def tokens_of_tenants(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """By tenant: prompt tokens of answered calls, and tokens generated, since the start."""
+        """By tenant label, since the start: prompt tokens of answered calls, and generated tokens."""
         return _by_tenant(self._tenant_prompt), _by_tenant(self._tenant_output)
 
     def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
-        """Count what a call has waited for, once for each reason."""
+        """Record how long a call waited, for each reason."""
         for why, waited_s in (waiting.waited_for(now_s) or {}).items():
             self._waited.of[model, why].observe(waited_s)
 
     def _count_slos(
         self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool
     ) -> bool:
-        """Count whether each SLO of the call was met; returns whether all that it was promised were."""
+        """Count for each SLO whether it was met. Returns whether the call was answered with all promised ones met."""
         booking, kept = attempt.booking, answered
         is_deduced = booking.call.slo is not None and booking.call.slo.is_deduced
         source = "deduced" if is_deduced else "promised"
@@ -394,7 +392,7 @@ class CallMetrics:
     def _new_of_tenant(self, key: tuple[str, str, int, str | None]) -> _OfTenant:
         tenant, model, status, finish = self.tenant_label(key[0]), *key[1:]
         if len(self._by_tenant) >= MOST_LABEL_SETS:
-            self._by_tenant.clear()  # nothing is lost: these are looked up again
+            self._by_tenant.clear()  # a cache of lookups only: the counts stay in the metrics
         found = self._by_tenant[key] = _OfTenant(
             tenant,
             self._tenant_calls.of[tenant, model, str(status), finish or ""],
@@ -410,7 +408,7 @@ class CallMetrics:
 
 
 def _by_tenant(counts: FastCounter) -> Mapping[str, int]:
-    """The sums over models of what is counted by tenant and model."""
+    """The counts by tenant and model, summed over models."""
     found: dict[str, int] = {}
     for (tenant, _), count in counts.of.items():
         found[tenant] = found.get(tenant, 0) + round(count.value)
@@ -418,7 +416,7 @@ def _by_tenant(counts: FastCounter) -> Mapping[str, int]:
 
 
 def _times(attempt: Attempt, arrived_s: float, now_s: float) -> Iterator[tuple[str, float, float]]:
-    """Each SLO of the call, with its limit and the time that was taken."""
+    """Each SLO of the call: its name, its limit and the measured time, in seconds."""
     booking, usage = attempt.booking, attempt.answer.usage
     slo = booking.call.slo
     assert slo is not None

@@ -1,4 +1,4 @@
-"""Each model's tokenizer: the configured one, or the one that was found when its engines answered."""
+"""Each model's tokenizer: the configured one, or the one found through its engines."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.membership.hub_downloads import AwaitedTokenizer
 
 ESTIMATED = "estimated"
-"""The tokenizer of a model of which none has been found."""
+"""The tokenizer of a model as long as none has been found."""
 
 ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", ESTIMATED, ESTIMATED, ESTIMATED, ESTIMATED)
 
 
 class ModelTokenizers:
-    """The tokenizers of a configuration's models; safe to call from several threads.
+    """The tokenizers of all models; thread-safe. `base` maps a LoRA adapter to its base model, whose tokenizer it has.
 
-    `base` is the base model of a LoRA adapter, which has its tokenizer. `encoders` has those of the base models that
-    were asked for (`encoder`), `specifications` what each one's tokenizer can be loaded by again. `awaited` has those
-    that are to be downloaded. Raises ValueError for another configured one that cannot be loaded.
+    By base model: `encoders` are loaded, `specifications` say where each was loaded from, `awaited` are still to be
+    downloaded. Raises ValueError if a configured tokenizer that needs no download cannot be loaded.
     """
 
     def __init__(self, config: Config, block_tokens: int, base: Callable[[str], str]) -> None:
@@ -63,7 +62,7 @@ class ModelTokenizers:
                 encoder.tokenizer.close()
 
     def encoder(self, model: str) -> PromptEncoder:
-        """Encodes the prompts of a model. One of which no tokenizer has been found has an estimate."""
+        """The encoder of a model's prompts. It estimates token counts as long as no tokenizer has been found."""
         encoder = self.encoders.get(model)
         if encoder is None:
             base = self._base(model)
@@ -81,29 +80,30 @@ class ModelTokenizers:
             return self._workers[base]
 
     def fingerprint(self, model: str) -> TokenizerFingerprint | None:
-        """The fingerprint of a model's tokenizer. None for one that is no engine's: engines get texts in any case.
+        """The fingerprint to compare with engines' reports. None for a configured tokenizer that is not exact.
 
-        A model of which none was found has one that agrees with no engine: so its reports are not taken for exact.
+        As long as a tokenizer is to be found, the fingerprint agrees with no engine, so that the gateway does not take
+        block hashes of its estimates for those in the reports.
         """
         is_estimated = self.lacks(model) or model in self.awaited
         return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if is_estimated else None)
 
     def requested(self, model: str) -> str:
-        """The digest of clients' chats in SGLang's form, by a model's tokenizer; empty if none was found."""
+        """The digest of a few clients' chats in SGLang's form; empty without an exact tokenizer."""
         encoder = self.encoders.get(model)
         return encoder.tokenizer.requested if encoder is not None and encoder.tokenizer.exact else ""
 
     def lacks(self, model: str) -> bool:
-        """Whether the tokenizer of a base model is to be found, and has not been."""
+        """Whether the tokenizer of a base model is `auto` and has not been found yet."""
         return self._config.model(model).tokenizer == AUTO and self.specifications.get(model, ESTIMATED) == ESTIMATED
 
     def specification(self, model: str) -> str:
-        """The specification of a base model's tokenizer, also of one that is not here yet."""
+        """The specification of a base model's tokenizer, also of one that is not downloaded yet."""
         awaited = self.awaited.get(model)
         return self.specifications.get(model, ESTIMATED) if awaited is None else awaited.name
 
     def exact(self, model: str) -> Tokenizer | None:
-        """A base model's tokenizer, if its ids are to be the engines'."""
+        """A base model's tokenizer, unless it only estimates."""
         tokenizer = self.encoder(model).tokenizer
         return tokenizer if tokenizer.exact else None
 
@@ -113,11 +113,11 @@ class ModelTokenizers:
         return None if path is None else read_template(Path(path).expanduser())
 
     def wait_for(self, model: str, awaited: AwaitedTokenizer) -> None:
-        """The tokenizer of a base model is to be downloaded. Its tokens are estimated until then (`learn`)."""
+        """Estimate a base model's tokens until its tokenizer is downloaded (`learn`)."""
         self.awaited[model] = awaited
 
     def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
-        """The tokenizer of a base model has been found; `found` is its fingerprint."""
+        """Replace the estimate of a base model by a tokenizer; `found` is its fingerprint."""
         self._put(model, specification, tokenizer, found)
         self.awaited.pop(model, None)
         with self._lock:
@@ -128,7 +128,7 @@ class ModelTokenizers:
             self.worker(model).start()
 
     def _load(self, model: ModelConfig) -> Tokenizer:
-        """A configured tokenizer. One that an engine has offered, and `--save` has named, is not trusted more."""
+        """Load a configured tokenizer. One in the cache folder came from an engine: its template runs within bounds."""
         folder, trusts = Path(model.tokenizer), self._config.server.trust_engine_templates
         if folder.parent == cache_folder() and model.chat_template is None and not trusts:
             return BoundedTemplates(model.tokenizer, folder)

@@ -1,4 +1,4 @@
-"""A form with files, as engines get it: as it came, but for a model under another name."""
+"""A multipart form for engines: the uploaded bytes, in which only the model's name may be replaced."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from plait.gateway.intake.multipart import FormField
 from plait.gateway.intake.uploads import Upload
 
 BYTES_PER_TOKEN: Final = 640
-"""Of audio and images, to guess the work. Whisper computes 50 tokens for a second, which in 16 kHz are 32,000 bytes."""
+"""To guess the work for audio and images: Whisper computes 50 tokens a second; a second at 16 kHz has 32,000 bytes."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The bytes of a form, and its field `model`, if it has one."""
-
     upload: Upload
     model: FormField | None = None
 
     @property
     def guessed_tokens(self) -> int:
-        """About what an engine has to compute."""
         return len(self.upload) // BYTES_PER_TOKEN
 
 
 class MultipartBody(msgspec.Struct, frozen=True):
-    """The body of a call that is a form. With `renamed`, this takes the place of its model."""
+    """The body of a call that is a form. `renamed` replaces the value of its field `model`."""
 
     form: Form
     renamed: str | None = None
@@ -36,7 +33,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
 
     @property
     def original(self) -> bytes:
-        """The hash of the form, which tells two requests apart as its bytes would."""
+        """A digest of the form: two requests are compared by `original`, and the form may be on disk."""
         return self.form.upload.digest
 
     def for_engine(self, *_call: object, **_agreement: object) -> Body:
@@ -45,7 +42,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
 
 
 class _Renamed(msgspec.Struct, frozen=True):
-    """An upload with another value in the place of its model."""
+    """An upload in which the field `model` has another value."""
 
     upload: Upload
     model: FormField

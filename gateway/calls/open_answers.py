@@ -1,4 +1,4 @@
-"""Answers that are not streamed: their bytes, until they are whole."""
+"""The limit on the bytes of unstreamed answers, which the gateway buffers until they are whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plait.gateway.calls.call import HeldBytes
 
 
 class OpenAnswers:
-    """Counts the bytes of all calls' answers that are not streamed, as they come. At most `max_bytes` may be held."""
+    """Counts the buffered bytes of all calls' unstreamed answers. At most `max_bytes` together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -20,7 +20,7 @@ class OpenAnswers:
         return f"OpenAnswers({self.held_bytes} of {self._max_bytes} bytes)"
 
     def hold(self, size_bytes: int) -> None:
-        """Count this much more. Raises `AnswerTooLargeError`, and then counts nothing."""
+        """Add to the count. Raises `AnswerTooLargeError` beyond the limit, and then adds nothing."""
         if self.held_bytes + size_bytes > self._max_bytes:
             raise AnswerTooLargeError(
                 f"The answers that this gateway holds would have more than {self._max_bytes} bytes together. Ask for a "
@@ -34,7 +34,7 @@ class OpenAnswers:
 
 
 class OpenAnswer:
-    """The bytes of one answer, which count in each of `places` until it ends. As a context it ends for certain."""
+    """The buffered bytes of one answer. They count in each of `places` until `end`, or until its `with` block ends."""
 
     __slots__ = ("_places",)
 
@@ -50,7 +50,7 @@ class OpenAnswer:
         self.end()
 
     def hold(self, size_bytes: int) -> None:
-        """Count this much more in each place. Raises what a place raises."""
+        """Add to the count of each place. Raises what a place raises."""
         for place in self._places:
             place.hold(size_bytes)
             self._places[place] += size_bytes
@@ -60,7 +60,7 @@ class OpenAnswer:
             self.end_in(place)
 
     def end_in(self, place: HeldBytes) -> None:
-        """What has come counts there no more."""
+        """Take this answer's bytes off the count of one place."""
         size_bytes, self._places[place] = self._places[place], 0
         if size_bytes:
             place.free(size_bytes)

@@ -1,8 +1,8 @@
-"""The body that an engine gets: the client's, except for the few fields that Plait adds or removes.
+"""The body that an engine gets: the client's bytes, unless a field must be added, removed or replaced.
 
-An engine with our plugin also gets the call's objectives and the cached tokens that Plait expects. If the route takes
-token ids, and the engine's tokenizer is the gateway's, it gets those instead of text, so that a prompt is not tokenized
-twice. Other engines get none of this.
+An engine with Plait's adapter also gets the call's objectives and the number of prompt tokens that Plait expects to be
+cached there. If its tokenizer is the gateway's and the route takes token ids, the ids replace the text, so that the
+prompt is not tokenized twice. Other engines get none of this.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from plait.policy.types import Call, Placement
 
 Fields = dict[str, msgspec.Raw]
 FIELDS: Final = msgspec.json.Decoder(Fields)
-"""Reads the fields of a body. It is made once: msgspec looks at such a type anew for each `decode` with it."""
+"""Splits a body into fields without decoding their values. Made once: `msgspec.json.decode` would inspect the type
+each time."""
 _OBJECT: Final = msgspec.json.Decoder(Fields | None)
 
 _PARAMETER_NAMES: Final = sorted({row.parameters for row in DIALECTS.values() if row.parameters is not None})
 
 STREAM_INTERVAL: Final = 8
-"""Tokens in an event of a stream that nobody reads as it comes. vLLM sends the first token at once all the same."""
+"""Tokens in an event of a stream that no client reads token by token. vLLM still sends the first token at once."""
 
 
 def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-    """The same request for a stream that nobody reads as it comes: vLLM sends several tokens in an event of it."""
+    """The request for a stream that no client reads token by token: fewer events cost less CPU. Only vLLM takes it."""
     if request.stream_interval is not None:
         return request
     return msgspec.structs.replace(request, stream_interval=STREAM_INTERVAL)
 
 
 class EngineBody(Protocol):
-    """What an engine gets as the body of a request. `original` is what the client sent."""
+    """Makes the body for each engine that a call is sent to. `original` is what the client sent."""
 
     @property
     def original(self) -> bytes: ...
 
     @property
     def withholds_usage(self) -> bool:
-        """Whether the gateway asks for the stream's usage and the client did not."""
+        """Whether the gateway asks for the stream's usage although the client did not."""
 
     def for_engine(
         self,
@@ -57,25 +58,30 @@ class EngineBody(Protocol):
         *,
         agreement: Agreement = AGREED,
     ) -> Body:
-        """The body for an engine of a `kind` with our plugin (None: without it).
+        """The body for one engine. `kind` is that of its adapter: `vllm`, `sglang`, ...; None: it has none.
 
-        `age_s` is the time since the call's arrival. The engine knows the call by `handle` if its objectives may
-        change. `agreement` says whether its tokenizer is the gateway's.
+        `age_s` is the time since the call's arrival. `handle` names the call to the engine if its objectives may
+        change. `agreement` says for which requests the engine's tokenizer is the gateway's.
         """
 
 
 class ForwardedBody(msgspec.Struct, frozen=True):
-    """A body that engines get as it came, but for Plait's own field and for a model under another name (`renamed`).
-
-    A `cache_salt` takes the place of the client's own. An `annotated` call's objectives go to engines of which all
-    routes take them.
-    """
+    """A body of a route that the gateway does not interpret: it is forwarded, but for these fields."""
 
     original: bytes
+
     renamed: str | None = None
+    """Replaces `model`, such as an alias; None: no change."""
+
     has_own_field: bool = False
+    """Whether the body has a field `plait`, which is removed."""
+
     cache_salt: str | None = None
+    """Replaces `cache_salt`; None: no change."""
+
     annotated: bool = False
+    """Whether the call has objectives. Engines get them if their dialect takes them on every route."""
+
     withholds_usage: bool = False
 
     def for_engine(
@@ -104,27 +110,35 @@ class ForwardedBody(msgspec.Struct, frozen=True):
 
 
 class OutgoingBody(msgspec.Struct, frozen=True):
-    """A request's body, and the changes to it that do not depend on the engine.
-
-    `prompt_ids` are the prompts' token ids if an engine may compute those. Those of a chat are in this `form`; if it
-    `is_plain`, in that of any engine. `cache_salt` separates the tenants' caches. With `renames`, the engine gets the
-    request's model instead of the name in the body, such as an alias. `gateway` is the gateway's id. `fields` are those
-    of the body; None if they were not needed yet.
-    """
+    """The body of a chat or text completion, and the changes to it that are the same for each engine."""
 
     original: bytes
     request: ChatRequest | CompletionRequest
+
     prompt_ids: Sequence[Sequence[int]] | None = None
+    """The token ids of each prompt; None: the engine tokenizes the text itself."""
+
     cache_salt: str | None = None
+    """The salt to send. It separates the tenants' caches."""
+
     renames: bool = False
+    """Whether the engine gets `request.model` instead of the name in the body, such as an alias."""
+
     gateway: str | None = None
+    """The gateway's id, for engines that several gateways share."""
+
     is_plain: bool = True
+    """Whether the ids of a chat are the same in each engine's form."""
+
     form: ChatForm = "sglang"
+    """The engine whose way to prepare a chat for its template gave `prompt_ids`."""
+
     fields: Mapping[str, msgspec.Raw] | None = None
+    """`original` split into fields; None if nothing has needed them yet."""
 
     @property
     def withholds_usage(self) -> bool:
-        """Whether the gateway asks for the stream's usage and the client did not."""
+        """Whether the gateway asks for the stream's usage although the client did not."""
         options = self.request.stream_options
         return bool(self.request.stream) and not (options and options.include_usage)
 
@@ -149,7 +163,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         for name in speaks_for_us:
             fields[name] = _raw({key: raw for key, raw in _object(fields[name]).items() if not is_annotation(key)})
         fields.pop("plait", None)
-        if withholds_usage:  # and what goes with each event of an engine that has been asked for it
+        if withholds_usage:  # continuous_usage_stats would put a usage into each event, which is not withheld
             options = {**_object(fields.get("stream_options")), "include_usage": True}
             options.pop("continuous_usage_stats", None)
             fields["stream_options"] = _raw(options)
@@ -163,7 +177,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         return msgspec.json.encode(fields)
 
     def _in_dialect(self, dialect: Dialect, fields: Fields, told: dict[str, Any], agreement: Agreement) -> Fields:
-        """The fields that only this kind of engine gets, or gets otherwise than the client has written them."""
+        """The fields that this kind of engine gets in its own form."""
         request, own = self.request, self._ids(dialect, fields, agreement)
         if dialect.parameters is not None:
             own[dialect.parameters] = _merged(fields.get(dialect.parameters), told)
@@ -174,7 +188,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         return own
 
     def _ids(self, dialect: Dialect, fields: Fields, agreement: Agreement) -> Fields:
-        """The field with the prompts' token ids; none where this engine takes no ids here, or would misread them.
+        """The field with the prompts' token ids. Empty if the engine takes no ids here, or its tokenizer differs.
 
         Ids that the client has sent stay.
         """
@@ -193,12 +207,12 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         return {name: msgspec.Raw(msgspec.json.encode(ids, enc_hook=list))}  # ids may be an array
 
     def _is_in_form(self, dialect: Dialect, agreement: Agreement) -> bool:
-        """Whether the engine gives the chat to its template as the gateway has."""
+        """Whether the engine prepares the chat for its template as the gateway did."""
         return self.is_plain or (self.form == dialect.chat_form and agreement.prepares)
 
 
 def _parameters_of_all(dialect: Dialect) -> str | None:
-    """The field for annotations on routes beside completions and chats; None if they do not take it."""
+    """The field for annotations on routes other than chat and text completions; None if these routes have none."""
     return dialect.parameters if dialect.annotates_all else None
 
 
@@ -213,8 +227,9 @@ def engine_annotations(
 ) -> EngineAnnotations:
     """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago.
 
-    Without a TTFT or JCT, a call ages from now on: engines serve older calls first, which would undo the order of
-    admission. One with a `handle` may get them later. The tokens of another tokenizer are no hint for its engine.
+    A call without TTFT and JCT gets age 0: engines serve older calls first, which would undo the order of admission. A
+    call with a `handle` keeps its age, because it may get a TTFT or JCT later. `cached_tokens` is left out if the
+    engine's tokenizer differs: the gateway's count is in other tokens.
     """
     has_zero = handle is not None or (call.slo is not None and call.slo.has_zero)
     return EngineAnnotations(
@@ -229,7 +244,7 @@ def engine_annotations(
 
 
 def _speaking_for_us(request: Request) -> list[str]:
-    """The fields in which a client has set what only the gateway may tell engines."""
+    """The fields in which a client has put annotations that only the gateway may send to engines."""
     given = ((name, getattr(request, name)) for name in _PARAMETER_NAMES)
     return [name for name, value in given if isinstance(value, dict) and any(map(is_annotation, value))]
 

@@ -1,8 +1,7 @@
-"""How calls ended, and requests that were no calls: each is recorded exactly once, for all `Reader`s.
+"""The records of ended requests: each goes exactly once to every `Reader` (metrics, the log, a store).
 
-`Holdings` lets the readers know of each call that has ended. A request to a call's route that was refused before it was
-a call has an `Ending` too, and no `Delivery`. Whatever has to read both (metrics, the log, a store) is a `Reader`: it
-is named where the gateway makes its `CallRecords`.
+`Holdings` calls `Reader.ended` for a call. A request on a call's route that was refused before it became a call has an
+`Ending` without a `Delivery`: `Reader.no_call`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ log = structlog.get_logger(__name__)
 
 
 class Reader(Protocol):
-    """Reads how calls end, and requests that were no calls."""
-
     def ended(self, delivery: Delivery) -> None:
-        """A call has ended, as `delivery.ending` says. What it holds besides is let go of afterwards."""
+        """Record an ended call: `delivery.ending` is set, and the other fields are still there."""
 
     def no_call(self, ending: Ending) -> None:
-        """A request to a call's route has ended that was no call of its own."""
+        """Record a request that was refused before it became a call, or got the answer of another request's call."""
 
 
 class CallRecords:
@@ -53,9 +50,9 @@ def refused(
     error: BaseException | None,
     status: int = 200,
 ) -> Ending:
-    """The ending of a request that was no call of its own: by an error, or with the answer of another request's call.
+    """The ending of a request that was no call of its own: by an error, or with another request's answer.
 
-    The answer has a `status`. An error that no client may see is a defect.
+    `status` is that of the answer. An `error` other than `PlaitError` or `ClientGoneError` is a defect.
     """
     outcome: Outcome = "refused"
     code, message = None, None
@@ -84,7 +81,7 @@ def refused(
 
 
 class CallLog:
-    """Writes one line for each. `tenant_label` turns a tenant into what operators read. Times are in seconds."""
+    """Logs one line for each. `tenant_label` turns a tenant into the name that operators see."""
 
     def __init__(self, tenant_label: Callable[[str], str]) -> None:
         self._tenant_label = tenant_label
@@ -104,7 +101,6 @@ class CallLog:
         )
 
     def ended(self, delivery: Delivery) -> None:
-        """A call has ended."""
         asked, call, attempt, ending = delivery.asked, delivery.call, delivery.attempt, delivery.ending
         assert ending is not None
         tenant = self._tenant_label(ending.tenant)

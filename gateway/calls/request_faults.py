@@ -1,14 +1,14 @@
-"""Whose fault an engine's 5xx is: the engine's, or that of the request, which every engine fails alike.
+"""Decides who is at fault for an engine's 5xx: the engine, or the request, which every engine fails alike.
 
-While other calls succeed, a 5xx of an engine is only a doubt (`failed`), until another engine has had the call:
+While other calls of the model succeed, a 5xx is only a `Doubt` about the engine (`failed`). The retry decides it:
 
-- another one answers, or fails in another way, or none is asked: the first has failed (`convict`);
-- another one says the same: the request is at fault (`is_own`). Neither engine has failed, the client gets the answer
-  as it is, and the same body is asked of one engine only for the next minutes;
-- the client goes first: nothing is made of the failure (`forget`).
+- another engine answers or fails differently, or there is no retry: the first engine has failed (`convict`);
+- another engine fails with the same status and message: the request is at fault (`is_own`). Both engines are cleared,
+  the client gets the error as it is, and for `REMEMBERED_S` the same body is not retried;
+- the client disconnects first: the doubt is dropped (`forget`).
 
-Where no call succeeds, engines are judged at once, because a sick fleet answers everybody alike. So is an engine that
-has failed a call lately which another one answered.
+Where no call succeeds, an engine counts as failed at once, because a sick fleet fails every request alike. So does an
+engine that is not `UP`, such as a suspect.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ NOT_SUPPORTED: Final = 501
 """The status of an engine that cannot do what is asked: no other engine of the model can."""
 
 BUSY: Final = frozenset((429, 503))
-"""Statuses of an engine that has too many calls. The calls that it has taken may go on."""
+"""Statuses of an overloaded engine. The calls that it has accepted may still run."""
 
 REMEMBERED_S: Final = 300.0
-"""How long the body of a request at fault is known. An engine may be restarted or updated meanwhile."""
+"""How long the body of a request at fault is remembered. Not for ever: an updated engine may serve it."""
 
 MOST_REMEMBERED: Final = 4_096
 """Bodies, by their hashes: some 0.5 MB."""
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class RequestFaults:
-    """Tells requests that are at fault from engines that are. `on_change` takes each change of an engine's health."""
+    """The doubts about engines, by call, and the bodies at fault. `on_change` gets changes of engines' health."""
 
     def __init__(self, router: Router, on_change: Callable[[HealthChange], None]) -> None:
         self._router = router
@@ -56,7 +56,7 @@ class RequestFaults:
         self._remembered: OrderedDict[bytes, float] = OrderedDict()
 
     def failed(self, delivery: Delivery, booking: Booking, error: EngineError, now_s: float) -> HealthChange | None:
-        """An engine has failed a call: it is judged, or doubted. Returns the change of its health, if any."""
+        """An engine has failed a call: record a failure or a doubt. Returns the change of its health, if any."""
         router, failure = self._router, _failure(error)
         engine = router.engines[booking.placement.engine_id]
         if (
@@ -73,7 +73,7 @@ class RequestFaults:
         return None
 
     def is_own(self, delivery: Delivery, engine_id: str, said: tuple[int, str], now_s: float) -> bool:
-        """Whether an engine's answer, its status and message, is the request's own fault."""
+        """Whether the request is at fault for an engine's answer. `said` is its status and message."""
         engine = self._router.engines[engine_id]
         if not _may_be_own(said[0]) or engine.health.state is not HealthState.UP:
             return False
@@ -92,6 +92,7 @@ class RequestFaults:
         return self._knows(delivery, now_s) and self._router.health.serves(delivery.call.model, now_s)
 
     def convict(self, delivery: Delivery, now_s: float) -> None:
+        """Turn the call's doubts into failures of their engines."""
         router = self._router
         for doubt in self.forget(delivery):
             if router.engines.get(doubt.engine.view.engine_id) is not doubt.engine:
@@ -101,17 +102,14 @@ class RequestFaults:
                 self._on_change(change)
 
     def unresolved(self, delivery: Delivery, now_s: float, *, client_gone: bool) -> None:
-        """The call has ended without another engine's answer."""
+        """The call has ended before another engine's answer has decided its doubts."""
         if client_gone:
             self.forget(delivery)
         else:
             self.convict(delivery, now_s)
 
     def forget(self, delivery: Delivery) -> Sequence[Doubt]:
-        """Nothing is made of a call's failures: it is at fault, or its client did not wait for another engine.
-
-        Returns what they were.
-        """
+        """Drop the call's doubts, and return them."""
         doubts = self._doubts.pop(delivery, ()) if self._doubts else ()
         for doubt in doubts:
             self._router.health.no_doubt(doubt.engine)

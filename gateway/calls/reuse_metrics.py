@@ -1,4 +1,4 @@
-"""Which hit rate a KV cache of each size would have given: a histogram of the reuse distances of prompts."""
+"""The hit rate that a KV cache of each size would have had: a histogram of prompts' reuse distances."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MOST_MODELS: Final = 20
 """Models with distances of their own: each may take 5 MB. Further ones share those of `OTHER`."""
 
 _BOUNDS: Final = [*map(floatToGoString, map(float, BOUNDS_TOKENS)), "+Inf"]
-"""As Prometheus writes them since its version 3, so that a query finds them in each."""
+"""Written as Prometheus 3 normalizes `le`, so that the same query works in older versions."""
 
 
 class ReuseCollector(Collector):
-    """The distances by model, counted in tokens: those up to a bound are what a cache of that size would have had.
+    """The reuse distances by model. A bucket counts the prompt tokens that an LRU cache of that size would have hit.
 
-    The histogram has no sum, because what is used for the first time has no distance.
+    The histogram has no sum, because tokens that are used for the first time have no distance.
     """
 
     def __init__(self) -> None:
         self._of: dict[str, ReuseDistances] = {}
 
     def used(self, call: Call) -> None:
-        """An engine gets the call, for the first time."""
+        """Count the prompt of a call when it is first sent."""
         found = self._of.get(call.model) or self._new(call)
         found.used(call.block_hashes)
 

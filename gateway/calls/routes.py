@@ -1,9 +1,9 @@
-"""The routes whose requests are calls: POSTs that an engine answers. What is not in this table is no route.
+"""The routes whose requests are calls: POSTs that an engine answers. Any other path is no route of a call.
 
-Chat and text completions are what the gateway speaks itself: their prompts are tokenized, and Plait's annotations mean
-all that they can mean. A request on a route with a `translation` is either translated to chat, which makes it the same,
-or forwarded as it came, if nothing has to be done to it and its engines have the route. Every other route is forwarded
-to an engine that has it, and placed by load: its prompt has no part in a prefix cache.
+The gateway interprets chat and text completions: it tokenizes their prompts and takes all of Plait's annotations. A
+request on a route with a `translation` is forwarded as it came if the engines have the route and nothing has to be
+changed; otherwise it is translated to chat. A request on any other route is forwarded to an engine that has the route,
+and placed by load alone, because the gateway does not know its prompt.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """One route. `form` is the form of its answers, as the engine sends them.
-
-    If a call `computes`, the model runs for it; if not, it counts as no work. A request that `has_files` is a form.
-    """
-
     path: str
+
     form: AnswerForm
+    """How the engine's answers are read."""
+
     summary: str
     translation: Translation | None = None
+
     computes: bool = True
+    """Whether the model runs. If not, the call counts as no work in placement."""
+
     has_files: bool = False
+    """Whether the body is multipart/form-data."""
 
     def check(self, annotations: Annotations) -> None:
-        """Raises `CallerError` for what has no meaning where an answer is no text, or is not read here."""
+        """Raises `CallerError` for annotations that need the answer's text, which is not read on this route."""
         if not annotations.is_label:
             raise CallerError(
                 f"{self.path} takes no inputs, output, condition or objective of a session: its answer is no text.",

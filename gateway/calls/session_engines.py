@@ -1,4 +1,4 @@
-"""Where the turns of sessions run, for calls whose prompt does not tell."""
+"""The engines of conversations that no block hash finds, because the gateway cannot tokenize the prompts (images)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ MOST_SESSIONS = 10_000
 
 
 class SessionEngines:
-    """The engine of each named session's latest turn. The least recently used ones are forgotten beyond `most`."""
+    """The engine of each named session's latest turn: an LRU map of at most `most` sessions."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
         self._engines: OrderedDict[tuple[str, str, str], str] = OrderedDict()
 
     def engine_of(self, tenant: str, session: str, model: str) -> str | None:
-        """Where the session's latest turn ran; None for one that is not known."""
         return self._engines.get((tenant, session, model))
 
     def preferred(self, asked: Asked) -> str | None:
-        """The engine that has what a call continues, if its prompt does not tell."""
+        """The engine with the context that a call continues: from its request, or else the session's latest turn."""
         if asked.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
             return self.engine_of(asked.tenant, asked.turn_of, asked.call.model)
         return asked.continues_on

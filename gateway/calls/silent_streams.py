@@ -1,8 +1,9 @@
-"""Streams that are silent, and the signs of life that their clients get.
+"""Keep-alive comments for streams that are silent.
 
-Clients and proxies give up after a minute without a byte, some after less. Whatever a stream waits for, its line, its
-engine or a tool's arguments: after `SILENT_S` its client gets a status, if it has none, and a comment, and another one
-after each further `SILENT_S`. All open streams are looked at together: a timer of its own would cost each call.
+Clients and proxies give up after a minute without a byte, some earlier. A stream may be silent while it waits in
+admission, for its engine's first token, or for a tool call's arguments. After `SILENT_S` its client gets a status (if
+it has none yet) and an SSE comment, and another comment after each further `SILENT_S`. One task looks at all open
+streams, once a second: a timer for each call would cost more.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ WAITING: Final = "waiting"
 
 
 class SilentStreams:
-    """The open streams of clients. The `gate` knows how long a stream that waits there has to wait."""
+    """The open streams of clients. `gate` knows the position and the expected wait of a call in admission."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._told_s: dict[Delivery, float] = {}  # when each arrived, or got its latest sign of life
+        self._told_s: dict[Delivery, float] = {}  # when each call arrived, or got its latest comment
 
     def begin(self, delivery: Delivery) -> CommentedSink:
         commented = CommentedSink(delivery.sink, delivery.asked.form, delivery.call.call_id)
@@ -44,7 +45,7 @@ class SilentStreams:
             self.look(loop_time_s())
 
     def look(self, now_s: float) -> None:
-        """Give a sign of life to the clients that have had no byte for `SILENT_S`."""
+        """Send a comment to the clients that have had no byte for `SILENT_S`."""
         silent_s = now_s - SILENT_S
         for delivery in [one for one, told_s in self._told_s.items() if told_s <= silent_s]:
             attempt = delivery.attempt
@@ -57,14 +58,15 @@ class SilentStreams:
                 delivery.sink.write(delivery.asked.form.sign_of_life(WAITING, has_begun=True))
 
     def _tell(self, delivery: Delivery) -> None:
-        """Tell a client that has had nothing of its answer that the call waits."""
+        """Send a status and a comment to a client that has no byte of its answer."""
         commented, entry = delivery.commented, delivery.entry
         assert commented is not None
+        # From here on the answer has a status, so `CommentedSink` turns errors and late headers into events.
         delivery.redirect(commented)
         commented.tell((entry and self._gate.outlook(entry)) or WAITING)
 
 
 def _goes_on(attempt: Attempt) -> bool:
-    """Whether more of a stream that has begun is to come."""
+    """Whether the engine still has to send a part of a stream that has begun."""
     exchange = attempt.exchange
     return attempt.is_open and attempt.answer.outcome is None and exchange is not None and not exchange.has_last_event

@@ -1,8 +1,8 @@
-"""Responses that clients continue by `previous_response_id`: each tenant's latest, within bounds.
+"""The store of responses that clients continue by `previous_response_id`: an LRU cache for each tenant.
 
-A response is stored with its own input only; what came before is found through the response before it. So memory grows
-with what is said, not with its square. A response is dropped when it has not been used for the time to live, or when
-its tenant needs the room. Synchronous; each event carries its time.
+A response is stored with its own input only and a link to the response before it, so memory is linear in the length of
+a conversation, not quadratic. A response is dropped when it has not been used for the time to live, or when its tenant
+exceeds its bytes. Synchronous: each method gets the time as an argument. With a log, responses outlive the process.
 """
 
 from __future__ import annotations
@@ -34,34 +34,33 @@ SHOWN = 80
 """Characters of an id in messages."""
 
 USES = 16
-"""How often in its time to live a response's use is written."""
+"""A use is logged at most this often in a time to live, so that reads write little."""
 
 
 log = structlog.get_logger(__name__)
 
 
 class ResponseLog(Protocol):
-    """Where responses are written so that they outlive the process."""
+    """The log of responses (`gateway/durability`)."""
 
     def check(self) -> None:
-        """Raise `PlaitError` while those of an earlier gateway are being read."""
+        """Raise `PlaitError` while the log is being read at a start."""
 
     def append(self, changes: Sequence[Change]) -> None:
-        """Write these, after all that came before. Returns at once."""
+        """Append in order. Returns at once; the commit follows."""
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not. Raises `PlaitError` while others share it."""
+        """Wait until all that was appended is stored. False if it cannot be. Raises `PlaitError` in a shared store."""
 
     def together(self) -> AbstractContextManager[None]:
-        """What is appended in the block is stored together or not at all."""
+        """Make one batch of what is appended in the block: all of it is stored or nothing."""
 
-    def unix_s(self, now_s: float) -> float:
-        """An event's time as a wall clock's."""
+    def unix_s(self, now_s: float) -> float: ...
 
 
 @dataclass(slots=True)
 class StoredResponse:
-    """One response. `items` is its own input and `answer` the response object, both as JSON."""
+    """One response. `items` is its own input, `answer` the response object, both JSON. Times are in seconds."""
 
     previous: str | None
     items: bytes
@@ -109,18 +108,15 @@ class _Tenant:
     size_bytes: int = 0
 
     items: dict[str, str] = field(default_factory=dict)
-    """The id of each item of an output -> the id of its response."""
+    """The id of an output item -> the id of its response."""
 
 
 class StoredResponses:
-    """The stored responses of all tenants. A tenant may have `max_bytes`; unused ones stay for `ttl_s`.
-
-    With a `log` they outlive the process.
-    """
+    """The stored responses of all tenants: at most `max_bytes` a tenant, each for `ttl_s` after its last use."""
 
     def __init__(self, max_bytes: int, ttl_s: float, log: ResponseLog | None = None) -> None:
         self.unnamed = 0
-        """Responses that were not stored, because their engine gave them no id of the form."""
+        """Responses that were not stored, because their engine gave them no valid id."""
         self._log = log
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -132,7 +128,7 @@ class StoredResponses:
     def put(
         self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
     ) -> bool:
-        """Store a response, unless it does not fit at all; returns whether it does."""
+        """Store a response. Returns False, and stores nothing, if it is larger than the tenant's limit."""
         self._drop(tenant, response_id)
         stored = StoredResponse(previous, items, answer, now_s, now_s)
         fits = stored.size_bytes <= self._max_bytes
@@ -143,14 +139,14 @@ class StoredResponses:
         return fits
 
     def leave_out(self, given: object) -> None:
-        """Count a response that is not stored, since what its engine has `given` as its id is none."""
+        """Count a response that is not stored, because `given` is no valid id."""
         self.unnamed += 1
         log.warning(
             "response not stored: its engine gave it no id", given=repr(given)[:SHOWN], expected=RESPONSE_ID.rule
         )
 
     def clear(self) -> None:
-        """Another gateway has all of them now."""
+        """Forget all: another gateway owns them now."""
         self._tenants.clear()
 
     def has(self, tenant: str, response_id: str) -> bool:
@@ -162,10 +158,10 @@ class StoredResponses:
     async def told(
         self, tenant: str, response_id: str, news: T, unstored: Callable[[T], T], *, in_background: bool = False
     ) -> T:
-        """What tells of a response, or of its end, once that is stored; marked by `unstored` if it is not.
+        """Wait for the commit of a response or its deletion. Returns `news`, or `unstored(news)` if it is not stored.
 
-        It never changes, so it may be told while the log cannot be reached: this gateway has it. But another gateway
-        may make one that is `in_background` again until it is stored. Then this raises `PlaitError`.
+        A response never changes, so a client may get it while the store is out of reach. One that is `in_background`
+        is different: until it is stored, another gateway may generate it again. Then this raises `PlaitError`.
         """
         try:
             is_stored = self._log is None or await self._log.committed(self.stream(tenant, response_id))
@@ -176,24 +172,25 @@ class StoredResponses:
         return news if is_stored else unstored(news)
 
     def together(self) -> AbstractContextManager[None]:
-        """What is written in the block is stored together or not at all."""
+        """Make one batch of what is written in the block: all of it is stored or nothing."""
         return nullcontext() if self._log is None else self._log.together()
 
     def restore(self, stream: StoredStream, offset_s: float, now_s: float) -> None:
-        """A response that an earlier gateway has written. Its times are `offset_s` after those of this one."""
+        """Take over a response from the log. Its times are Unix times: `offset_s` later than those of this clock."""
         first = _WRITTEN.decode(stream.events[0].data or b"")
         if isinstance(first, _Kept):
             used_s = stream.events[-1].at_unix_s - offset_s
             _, tenant, response_id = stream.key
             self._keep(tenant, response_id, StoredResponse(first.previous, first.items, first.answer, used_s, used_s))
             responses = self._tenants[tenant].responses
+            # Streams are not in the order of their uses, which the LRU order has to be.
             later = [key for key, stored in responses.items() if stored.used_s > used_s]
             for key in later:
                 responses.move_to_end(key)
             self._trim(tenant, now_s)
 
     def get(self, tenant: str, response_id: str, now_s: float) -> StoredResponse:
-        """A response, which is used thereby. Raises `NotFoundError`."""
+        """A response. Counts as a use. Raises `NotFoundError`."""
         if self._log is not None:
             self._log.check()
         self._trim(tenant, now_s)
@@ -208,7 +205,7 @@ class StoredResponses:
         of_tenant = self._tenants[tenant].items if tenant in self._tenants else {}
         found: dict[str, Item] = {}
         for response_id in dict.fromkeys(of_tenant[item_id] for item_id in item_ids if item_id in of_tenant):
-            with suppress(NotFoundError):  # it has just become too old
+            with suppress(NotFoundError):  # an earlier `get` of this loop may have dropped it as expired
                 output = msgspec.json.decode(self.get(tenant, response_id, now_s).answer, type=_Output).output
                 found |= {item["id"]: item for item in output if item.get("id") in item_ids}
         return found
@@ -219,14 +216,14 @@ class StoredResponses:
         self._drop(tenant, response_id)
 
     def said_before(self, tenant: str, response_id: str, now_s: float) -> list[Item]:
-        """All inputs and outputs up to a response, the oldest first. They are used thereby.
+        """All inputs and outputs up to a response, the oldest first. Counts as a use of each response.
 
         Raises `CallerError` if one of them is not stored.
         """
         parts: list[list[Item]] = []
         wanted: str | None = response_id
         found = set[str]()
-        while wanted is not None and wanted not in found:  # engines choose the names, so there might be a circle
+        while wanted is not None and wanted not in found:  # engines choose the ids, so the links may have a cycle
             found.add(wanted)
             try:
                 stored = self.get(tenant, wanted, now_s)
@@ -250,7 +247,7 @@ class StoredResponses:
         self._tenants[tenant].responses.move_to_end(response_id)
 
     def _trim(self, tenant: str, now_s: float) -> None:
-        """Drop what is too old, or too much."""
+        """Drop expired responses, and the least recently used ones above the tenant's limit."""
         kept = self._tenants.get(tenant)
         if kept is None:
             return
@@ -273,7 +270,7 @@ class StoredResponses:
         if dropped is not None:
             kept.size_bytes -= dropped.size_bytes
             for item_id in _item_ids(dropped):
-                if kept.items.get(item_id) == response_id:  # engines choose the names, so two may have the same
+                if kept.items.get(item_id) == response_id:  # engines choose the ids, so two items may share one
                     del kept.items[item_id]
             if self._log is not None:
                 self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
@@ -285,7 +282,7 @@ class StoredResponses:
 
 
 def _item_ids(stored: StoredResponse) -> list[str]:
-    """The ids in an output, which any engine may have written."""
+    """The ids of the output's items. Engines may write anything, so an invalid output has none."""
     try:
         return [item.id for item in _NAMES.decode(stored.answer).output if isinstance(item.id, str)]
     except msgspec.DecodeError:
@@ -293,8 +290,6 @@ def _item_ids(stored: StoredResponse) -> list[str]:
 
 
 class ResponsesCollector(Collector):
-    """The responses that were not stored."""
-
     def __init__(self, stored: StoredResponses) -> None:
         self._stored = stored
 

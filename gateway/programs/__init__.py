@@ -1,1 +1,1 @@
-"""Calls that depend on each other: sessions, and the executor that says when a call may run. Synchronous."""
+"""Calls that depend on each other: sessions, and the executor that decides when a call may run. Synchronous."""

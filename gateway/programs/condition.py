@@ -1,4 +1,4 @@
-"""A condition on a variable's value, such as `verdict == "yes"`: the call that has it runs if it holds."""
+"""A call's condition on a variable's value, such as `verdict == "yes"`: the call is skipped unless it holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Condition(msgspec.Struct, frozen=True):
         return f"{self.variable} {self.operator} {msgspec.json.encode(text).decode()}"
 
     def holds(self, value: str) -> bool:
-        """Whether the variable's value meets the condition."""
         match self.operator:
             case "==":
                 return value.strip() == self.text.strip()
@@ -41,7 +40,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def read_condition(raw: object) -> Condition | None:
-    """The condition that a client wrote; None if it is no condition (see `ACCEPTED`)."""
+    """The condition that a client wrote; None if it has none of the forms of `ACCEPTED`."""
     found = _CONDITION.fullmatch(raw.strip()) if isinstance(raw, str) else None
     if found is None:
         return None

@@ -1,9 +1,11 @@
 """The consequences of a change in a session's graph: getters are answered, calls run, and unwanted calls end.
 
-A call that could run at once gathers: it waits a short time for the rest of its program. An application sends all its
-calls together. The first call is ready before the gateway knows the calls that depend on it, so its objective cannot be
-deduced yet. Without a wait, the first call of the critical path would run without an objective, and siblings whose
-requests come one after another would not be one task group.
+`Consequences.apply` gets the `Effects` of a graph event, brings the session up to date, and only then runs callbacks.
+
+`Gathering` delays calls that are ready on arrival for a short time. An application sends all its calls together, but
+the first one is ready before the gateway has read the calls that depend on it, so no objective can be deduced for it
+yet. Without the delay, the first call of a critical path would run without an objective, and siblings whose requests
+arrive one after another would not be one task group.
 """
 
 from __future__ import annotations
@@ -36,22 +38,18 @@ from plait.policy.types import CHARACTERS_PER_TOKEN, NO_SLO
 
 
 class Prediction(Protocol):
-    """Predicts the seconds that a call takes alone on an engine.
-
-    Its arguments are the model, the prompt tokens and the output limit (None: no limit). `in_group` says that the call
-    generates as much as calls of task groups do.
-    """
+    """Predicts the seconds that a call takes alone on an engine."""
 
     def __call__(self, model: str, prompt_tokens: int, output_limit: int | None, /, *, in_group: bool = False) -> float:
-        """The prediction."""
+        """`in_group`: assume the mean output of calls of task groups instead of the limit."""
 
 
 LONGEST_S: Final = 0.1
-"""A session gathers for at most so long, however many calls come: some 60 ms for the requests of 16 calls from a slow
-client, and less than a person notices."""
+"""The longest time that a session gathers: more than the 60 ms in which a slow client sends 16 calls, and less than a
+person notices."""
 
 AT_ONCE: Final = 64
-"""Calls that one event of a synchronous core starts, breaks off or cancels: it takes 5 ms at most."""
+"""The most calls that one event starts, fails or cancels before it yields to the event loop: 5 ms of work at most."""
 
 T = TypeVar("T")
 
@@ -65,31 +63,32 @@ class Job(NamedTuple):
 
 
 BrokenCall = tuple[HeldCall, Cause]
-"""A call that has ended before it has finished, and why."""
+"""A call that was ended by others, and why."""
 
 
 @dataclass(slots=True)
 class Moment:
-    """A session gathers. `calls` wait, `known` are those of them whose objective has been deduced.
-
-    `awaited` are inputs of calls, which had no producer when they were looked at; `seen` are those calls.
-    """
+    """One session while it gathers."""
 
     latest_s: float
+    """The time after which `ends_s` is not extended."""
     ends_s: float
     calls: dict[HeldCall, None] = field(default_factory=dict)
+    """Ready calls without an objective so far."""
     known: dict[HeldCall, None] = field(default_factory=dict)
+    """Ready calls with a deduced objective, which wait for their consumers' other inputs."""
     awaited: set[str] = field(default_factory=set)
+    """Inputs of the calls in `seen` that had no producer when last checked."""
     seen: set[HeldCall] = field(default_factory=set)
 
     def look_at(self, session: Session, call: HeldCall) -> None:
-        """Note which inputs of a call nobody produces yet."""
+        """Note which inputs of a call have no producer yet."""
         if call not in self.seen:
             self.seen.add(call)
             self.awaited.update(name for name in call.inputs if session.state_of(name) is VariableState.EMPTY)
 
     def is_whole(self, session: Session) -> bool:
-        """Whether each noted input has a producer now. Until then, more of the program is to come."""
+        """Whether each noted input has a producer now. If not, the client has not sent the whole program yet."""
         while self.awaited:
             name = self.awaited.pop()
             if session.state_of(name) is VariableState.EMPTY:
@@ -99,9 +98,9 @@ class Moment:
 
 
 class Gathering:
-    """The sessions that gather, each until `moment_s` after the latest call that came, or `LONGEST_S` after the first.
+    """The sessions that gather: each until `moment_s` after its latest call, at most `LONGEST_S` after its first.
 
-    Then `end` is called with those that have waited (0: no call gathers).
+    `end` is then called with the calls that gathered. With a `moment_s` of 0, no call gathers.
     """
 
     def __init__(self, moment_s: float, at: At, end: Callable[[Session, list[HeldCall], float], None]) -> None:
@@ -112,7 +111,7 @@ class Gathering:
         self._homes: dict[HeldCall, Session] = {}
 
     def arrived(self, session: Session, call: HeldCall, now_s: float) -> None:
-        """A call has come. If its session gathers, it goes on gathering."""
+        """A call was added. If its session gathers, it gathers for another `moment_s`."""
         moment = self._moments.get(session)
         if moment is not None:
             moment.ends_s = min(now_s + self._moment_s, moment.latest_s)
@@ -121,11 +120,11 @@ class Gathering:
     def takes(
         self, session: Session, call: HeldCall, consumers: Sequence[HeldCall], now_s: float, *, is_deduced: bool
     ) -> bool:
-        """Start gathering a call that is ready on arrival, if it has outputs and more of its program is to come.
+        """Make a call that is ready on arrival gather, if more of its program is likely to follow. Returns whether.
 
-        More is to come if nobody has said what the call is for, or if one of the `consumers` of its output needs others
-        that nobody produces yet. `is_deduced` says that something was deduced for the call. A native step needs no
-        objective, so it does not gather. Returns whether the call gathers.
+        More is to follow if no objective can be deduced for the call yet, or if one of the `consumers` of its output
+        has another input without a producer. `is_deduced` says that the call has a deduction. A call with an objective
+        of its own does not gather, nor does a native step, which needs none.
         """
         if not self._moment_s or not call.outputs or call.is_native:
             return False
@@ -149,9 +148,9 @@ class Gathering:
         return True
 
     def joined(self, session: Session, changed: Iterable[str]) -> list[HeldCall]:
-        """The session's calls that need not gather any more, as their deductions `changed` and are no guess.
+        """The gathering calls that may run, after the deductions of `changed` calls were made or revised.
 
-        They gather nevertheless until all that the calls behind them need has a producer.
+        A call with a deduction that is no guess still gathers until all noted inputs have producers.
         """
         moment = self._moments.get(session)
         if moment is None:
@@ -166,7 +165,7 @@ class Gathering:
         return self._ended(session, moment, list(moment.known))
 
     def drop(self, call: HeldCall) -> None:
-        """Forget a call that has ended, whether it gathered or not."""
+        """Forget a call that has ended. It need not gather."""
         session = self._homes.get(call)
         if session is not None:
             self._ended(session, self._moments[session], [call])
@@ -190,7 +189,7 @@ class Gathering:
 
 
 class Continuations:
-    """What a synchronous core has begun with one event and goes on with in later ones, at the same time."""
+    """The rests of large events: a synchronous core continues them in later iterations of the event loop."""
 
     def __init__(self, at: At) -> None:
         self._at = at
@@ -201,7 +200,7 @@ class Continuations:
         self._at(now_s, self._next)
 
     def each(self, items: Sequence[T], do: Callable[[T], object], now_s: float) -> None:
-        """Do this with each item, with `AT_ONCE` of them now."""
+        """Call `do` with each item: with the first `AT_ONCE` now, with the others in later events."""
         for item in items[:AT_ONCE]:
             do(item)
         rest = items[AT_ONCE:]
@@ -209,7 +208,7 @@ class Continuations:
             self.add(lambda now_s: self.each(rest, do, now_s), now_s)
 
     def finish(self, now_s: float) -> None:
-        """Go on with everything, until nothing is left."""
+        """Run all that is left now."""
         while self._left:
             self._next(now_s)
 
@@ -219,24 +218,24 @@ class Continuations:
 
 
 class Consequences:
-    """Part of the executor: brings everything up to date after a change of a graph, and tells those concerned."""
+    """The part of the executor that applies a graph's `Effects`, and then runs the callbacks."""
 
     def __init__(
         self, predicted_s: Prediction, gather_s: float, hold_s: float, at: At, on_job: Callable[[Job], None]
     ) -> None:
-        self.homes: dict[HeldCall, Session] = {}  # of each call that has not ended
-        self.holds = Holds(hold_s)  # of those that wait for what nobody produces
-        self.variables = Counter[str]()  # those set, failed and skipped so far
-        self.continuations = Continuations(at)  # what is left of large events
+        self.homes: dict[HeldCall, Session] = {}  # the session of each call that has not ended
+        self.holds = Holds(hold_s)
+        self.variables = Counter[str]()  # numbers of variables "set", "failed" and "skipped" so far
+        self.continuations = Continuations(at)
         self._predicted_s = predicted_s
         self._on_job = on_job
         self._gathering = Gathering(gather_s, at, self.run)
-        self._entering: dict[Session, list[HeldCall]] = {}  # what becomes ready while a program enters
-        self._to_look_at: list[HeldCall] = []  # whether anybody still wants them
+        self._entering: dict[Session, list[HeldCall]] = {}  # calls that became ready while their program enters
+        self._to_look_at: list[HeldCall] = []  # calls that may be unwanted
         self._cancelling = False
 
     def predict(self, call: HeldCall, input_characters: int = 0) -> None:
-        """Set how long the call is expected to run. `input_characters` is the total length of its known inputs."""
+        """Predict the call's duration. `input_characters` is the total length of its inputs' values."""
         if call.native_s is not None:
             call.predicted_s = call.native_s
             return
@@ -245,10 +244,10 @@ class Consequences:
         call.in_group_s = self._predicted_s(call.model, tokens, call.output_tokens, in_group=True)
 
     def apply(self, session: Session, effects: Effects, deduced: Iterable[str], now_s: float) -> None:
-        """Bring the session up to date with an event of its graph, then notify getters and call owners.
+        """Bring the session up to date with an event of its graph, then call getters and owners.
 
-        `deduced` are the calls whose objectives are others after it. Calls whose conditions do not hold after it are
-        skipped with it.
+        `deduced` are the calls whose objectives the event changed. Calls whose conditions the event decides, and which
+        do not hold, are skipped with it.
         """
         events, changed, broken = [effects], dict.fromkeys(deduced), list[BrokenCall]()
         self._update(session, effects, changed, broken)
@@ -273,7 +272,7 @@ class Consequences:
             self.cancel_unwanted([session.calls[call_id] for call_id in cut if call_id in session.calls], now_s)
 
     def _update(self, session: Session, effects: Effects, changed: dict[str, None], broken: list[BrokenCall]) -> None:
-        """Bring all but the clients up to date. Notes the calls whose deductions changed, and those broken off."""
+        """Update the session's state. Adds to `changed` (deductions) and `broken` (calls ended by others)."""
         added = None if effects.added is None else session.calls.get(effects.added)
         if added is not None and added.objective is not None:
             changed |= dict.fromkeys(session.deductions.annotate(added.call_id, added.objective))
@@ -290,15 +289,15 @@ class Consequences:
                     broken.append((call, why))
 
     def _to_tell(self, session: Session, effects: Effects, changed: Mapping[str, None], now_s: float) -> list[HeldCall]:
-        """The calls that may start now and do not gather, and the running ones whose objectives may have changed.
+        """The calls that may start now and do not gather, and running calls whose objectives may have changed.
 
-        Times of a call that may start count from `now_s` (docs/design/clocks.md).
+        The SLO of a call that may start counts from `now_s` (docs/design/clocks.md).
         """
         added = effects.added
         if added in session.calls:
             self._gathering.arrived(session, session.calls[added], now_s)
         calls = self._gathering.joined(session, changed)
-        if added is not None:  # an end says nothing new of what runs
+        if added is not None:  # only a new call changes what running calls are for; an end does not
             calls += begun(session, changed)
         for call_id in effects.ready:
             call = session.calls.get(call_id)
@@ -316,9 +315,9 @@ class Consequences:
 
     @contextmanager
     def entering(self, session: Session, now_s: float) -> Iterator[None]:
-        """More of one program enters the session in the block. Calls that become ready in it run after it.
+        """Enter a part of a program in the block. Calls that become ready in it run after it.
 
-        They run with what is deduced from the whole program, so they need not gather. Running calls are refined then.
+        Their objectives are then deduced from the whole program, so they do not gather. Running calls are refined.
         """
         self._entering[session] = []
         try:
@@ -328,7 +327,7 @@ class Consequences:
             self.run(session, [call for call in calls if call in self.homes], now_s)
 
     def run(self, session: Session, calls: Sequence[HeldCall], now_s: float) -> None:
-        """Start ready calls, which have stopped gathering, with their objectives. Refine those of running calls."""
+        """Start ready calls with their objectives, and refine the objectives of running calls."""
         self._tell(self._promised(session, calls[:AT_ONCE], now_s), now_s)
         self._run_later(session, calls[AT_ONCE:], now_s)
 
@@ -340,21 +339,21 @@ class Consequences:
             )
 
     def marked(self, session: Session, changed: Iterable[str], now_s: float) -> None:
-        """The objectives of these calls were deduced anew: those that gather run, and running ones are refined."""
+        """The deductions of these calls changed: gathering calls may run, and running calls are refined."""
         changed = dict.fromkeys(changed)
         self.run(session, [*self._gathering.joined(session, changed), *begun(session, changed)], now_s)
 
     def forget_absent(self, calls: Sequence[HeldCall], now_s: float) -> None:
-        """One client of each of these calls has gone and will not come back."""
+        """The grace period of one client of each of these calls is over."""
         for call in calls:
             call.give_up()
         self.cancel_unwanted(calls, now_s)
 
     def cancel_unwanted(self, calls: Iterable[HeldCall], now_s: float) -> None:
-        """Cancel each of `calls` that no client, call or getter waits for, then look at its producers."""
+        """Cancel each of `calls` that no client, call or getter waits for, and then its unwanted producers."""
         self._to_look_at += calls
         if self._cancelling:
-            return  # the outer call's loop takes them: recursion would be too deep for a long chain
+            return  # `apply` came back here: the loop below takes the calls, as recursion along a chain is too deep
         self._cancelling = True
         try:
             for _ in range(AT_ONCE):
@@ -424,13 +423,15 @@ def _is_unwanted(session: Session, call: HeldCall) -> bool:
 
 
 def _break_off(broken: BrokenCall) -> None:
-    """Tell the owner of a call why it has ended."""
     call, cause = broken
     call.owner.on_broken(cancelled(call.call_id, cause) if cause.because_of is None else input_failed(cause))
 
 
 def untaken(session: Session, effects: Effects) -> list[HeldCall]:
-    """The calls whose condition turns out not to hold with an event: its variable got a value, or they came later."""
+    """The calls whose conditions an event decides and which do not hold.
+
+    The event sets the variable of the condition, or adds a call whose variable is set already.
+    """
     calls, found = session.calls, list[HeldCall]()
     if effects.variable_set is not None:
         found += [calls[node.call_id] for node in session.graph.variables[effects.variable_set].consumers]

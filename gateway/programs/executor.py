@@ -1,54 +1,53 @@
 """The executor of semantic variables: runs each call of a session as soon as its inputs have values (Parrot, 5.1).
 
-A synchronous core. Each event carries its time (`now_s`, any monotonic clock). Its asyncio shells are in
-`gateway/chaining`. A simulator can drive it in virtual time. This is how it works:
+A synchronous core. Each event is a method call with its time (`now_s`, any monotonic clock), so that a simulator can
+drive the executor in virtual time. The asyncio shells are in `gateway/chaining`.
 
-The events, who sends them, what each changes first, and what the log has of it (`record.py`)
-    open                client   a session, or its time to live (`sessions.py`)        Opened, Kept
-    add                 client   a call, and its outputs; it may be skipped at once    Submitted; CallEnded
-    set_value           client   a variable's value, after which calls may be skipped  ValueSet; CallEnded
-    set_failed          client   a variable's failure, also of a refused call          VariableFailed
+Events: the sender, what changes first, and what is written to the session's log (`record.py`)
+    open                client   a session begins, or its time to live (`sessions.py`) Opened, Kept
+    add                 client   a call with its outputs; it may be skipped at once    Submitted; CallEnded
+    set_value           client   a variable's value; calls may be skipped by it        ValueSet; CallEnded
+    set_failed          client   a variable fails, also that of a refused call         VariableFailed
     get, release        client   a getter, and the objective that it asks for          nothing: the client asks again
     prefer              client   the session's objective                               Preferred
-    leave               client   who waits for a call                                  nothing: a restart ends it
-    cancel              client   the end of a call; also of one that nobody wants      CallEnded
-    close               client   the session takes no more                             Closed
-    delete              client   the end of the session                                Refused, and the stream ends
+    leave               client   the number of a call's waiting clients                nothing: a restart drops clients
+    cancel              client   a call ends                                           CallEnded
+    close               client   the session takes no more calls and values            Closed
+    delete              client   the session ends                                      Refused, and the stream ends
     start               owner    a ready call runs                                     nothing: it runs again
-    attempt             owner    how often the call was given to engines               Started
-    hold                owner    the bytes of its prompt                               nothing
-    generated           owner    the text of its current output                        nothing: it is generated again
-    begin_anew          owner    the same text, which begins again                     nothing
-    produce             owner    the same; with the last value the call ends           ValueSet; CallEnded
-    finish              owner    the end of a call without outputs                     nothing: no such call is kept
-    fail                owner    the end of a call, whose outputs fail                 CallEnded
-    expire              time     the end of sessions, and of what has waited too long  the stream ends; CallEnded
-    A call's owner is the shell that runs it. Time is what was asked of `At`, and whoever calls `expire` now and then.
-    What follows from an event by rule is not in the log. `replay` sends the events again to a new executor.
+    attempt             owner    the number of attempts for the current output         Started
+    hold                owner    the bytes of the call's prompt                        nothing
+    generated           owner    the text of the current output grows                  nothing: it is generated again
+    begin_anew          owner    that text is discarded, to be generated again         nothing
+    produce             owner    that output's value; with the last one the call ends  ValueSet; CallEnded
+    finish              owner    a call without outputs ends                           nothing: no such call is kept
+    fail                owner    a call ends, and its outputs fail                     CallEnded
+    expire              timer    sessions end; calls that waited too long end          the stream ends; CallEnded
+    A call's owner is the shell that runs it. A timer event was scheduled with `At`, or is the periodic `expire`.
+    Consequences that follow by rule are not in the log: `replay` sends the same events to a new executor.
 
-What an event changes
-    The graph first (`policy/programs/request_graph.py`). It says which variables, calls and getters are affected
+Order of changes
+    First the graph (`policy/programs/request_graph.py`), which returns the affected variables, calls and getters
     (`Effects`). Then the deduced objectives (`policy/programs/objectives.py`). Then the session, by its own methods:
-    values, calls, getters, bytes. An event that the session's limits refuse raises before anything has changed. An
-    event of an ended call or an ended session changes nothing, because an event may be under way when its call ends.
+    values, calls, getters, bytes. An event beyond a limit raises before anything has changed. An event of an ended
+    call or session changes nothing: the shell may have sent it before it learned of the end.
 
-Who is told
-    Only when all state is up to date, and in this order (`Consequences.apply`): getters of a variable that was set or
-    has failed, owners of calls that have ended without their doing (`on_broken`), owners of calls that have become
-    ready (`on_ready`) or whose objectives have changed (`on_refined`), with what they are promised (`promised`).
-    Whoever is told may call the executor again. A call that is ready before the rest of its program has come waits for
-    the rest (`Gathering`). Of a large event, a part is told at once and the rest with the next events
-    (`Continuations`).
+Order of callbacks
+    Callbacks run after all state is up to date (`Consequences.apply`), because they may call the executor again:
+    getters of a variable that was set or failed; owners of calls that were ended by others (`on_broken`); owners of
+    calls that became ready (`on_ready`) or whose objectives changed (`on_refined`). A call that is ready before the
+    rest of its program has arrived waits for the rest (`Gathering`). An event with many callbacks runs some at once and
+    the others in later iterations of the event loop (`Continuations`).
 
-What ends
-    A call ends with its last output, when it fails, when an input has failed or its condition does not hold, when
-    nobody wants it any more (no client, no getter, no consumer), or with its session. What needs its outputs ends with
-    it. A variable has one producer for ever, unless it failed. A session ends when it is deleted, when nothing has
-    happened in it for its time to live, or when its tenant needs the room (`sessions.py`).
+Ends
+    A call ends with its last output, when it fails, when an input fails, when its condition does not hold, when
+    no client, getter or consumer waits for it any more, or with its session. The consumers of its unset outputs end
+    with it. A variable keeps its producer for ever, unless the variable fails. A session ends when it is deleted, when
+    it was idle for its time to live, or when its tenant's limits need the room (`sessions.py`).
 
-Who owns what
-    Each field of a session or a call has one module that writes it (`tests/test_one_writer.py`): `session.py` and
-    `held_call.py` nearly all. The graph owns the states of calls and variables, `sessions.py` the totals' limits.
+Ownership
+    Each field of a session or a call is written by one module (`tests/test_one_writer.py`), nearly always `session.py`
+    or `held_call.py`. The graph owns the states of calls and variables.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Variables:
     """The part of the executor through which clients set variables and getters wait for them."""
 
     def __init__(self, sessions: Sessions, consequences: Consequences) -> None:
-        self.counts = consequences.variables  # those set, failed and skipped so far
+        self.counts = consequences.variables  # numbers of variables "set", "failed" and "skipped" so far
         self._sessions = sessions
         self._after = consequences
 
@@ -113,9 +112,9 @@ class Variables:
     def set_failed(
         self, session: Session, variable: str, what: FailureCause, now_s: float, where: str = CLIENT
     ) -> None:
-        """Fail a variable, for `where`: a client that could not compute it, or a call that was refused.
+        """Fail a variable for a client that could not compute it, or for a refused call; `where` names which.
 
-        It may be produced again. Raises `ConflictError` if it has a producer, `LimitError` beyond the tenant's limits.
+        A later call may produce it. Raises `ConflictError` if it has a producer, `LimitError` beyond tenant limits.
         """
         new = variable not in session.outputs and variable not in session.graph.variables
         problem = self._sessions.make_room(session, variables=int(new))
@@ -131,7 +130,7 @@ class Variables:
         self._after.apply(session, effects, changed, now_s)
 
     def get(self, session: Session, getter: Getter, now_s: float) -> None:
-        """Add a getter. If the variable is set or failed, the getter is answered at once. It may be unknown so far."""
+        """Add a getter. It is answered at once if the variable is set or failed. The variable may be unknown so far."""
         session.touch(now_s)
         variable = getter.variable
         if variable in session.values:
@@ -169,7 +168,7 @@ class Variables:
 
 
 class Endings:
-    """The part of the executor that ends sessions, and what waits for a variable that nobody produces."""
+    """The part of the executor that ends sessions, and calls and getters that wait in vain."""
 
     def __init__(self, sessions: Sessions, variables: Variables, consequences: Consequences) -> None:
         self._sessions = sessions
@@ -177,7 +176,7 @@ class Endings:
         self._after = consequences
 
     def close(self, session: Session, now_s: float) -> None:
-        """No more calls and values will come. Calls and getters that wait for what nobody produces fail now."""
+        """The client sends no more calls and values. Calls and getters of variables without a producer fail now."""
         session.closed = True
         session.record.write(Closed(), now_s)
         waiting: list[HeldCall | Getter] = list(session.calls.values())
@@ -188,9 +187,9 @@ class Endings:
                 self._give_up(Unproduced(session, waiter, variable), now_s)
 
     def wait_for_client(self, session: Session, step: HeldCall, now_s: float) -> None:
-        """The inputs of a native step have values. It fails if its client does not compute it in time.
+        """The inputs of a native step have values: its client has to compute the output in time, or the step fails.
 
-        It fails at once in a closed session, which takes no more values.
+        The step fails at once in a closed session, which takes no more values.
         """
         if session.closed:
             self._give_up(Unproduced(session, step, step.outputs[0].variable), now_s)
@@ -205,7 +204,7 @@ class Endings:
         self.end(session, "was deleted", now_s)
 
     def end(self, session: Session, why: str | PlaitError, now_s: float) -> None:
-        """End a session: fail its calls and getters, and free its memory. `why` may be what these are told."""
+        """End a session: fail its calls and getters, and free its memory. `why` continues "The session ..."."""
         if session.ended:
             return
         error = SessionEndedError(f"The session '{session.session_id}' {why}.") if isinstance(why, str) else why
@@ -216,15 +215,15 @@ class Endings:
             getter.on_failed(error)
 
     def end_all(self, why: str, now_s: float) -> None:
-        """End every session. When this returns, all owners and getters have been told."""
+        """End every session. All callbacks have run when this returns."""
         for session in list(self._sessions):
             self.end(session, why, now_s)
         self._after.continuations.finish(now_s)
 
     def expire(self, now_s: float) -> int:
-        """End the sessions past their time to live; returns how many. Called periodically.
+        """End the sessions past their time to live, and return how many. Called periodically.
 
-        Fails the calls and getters that have waited too long for a variable that nobody produces.
+        Fails calls and getters that have waited too long for a variable without a producer.
         """
         for waiting in self._after.holds.overdue(now_s):
             self._give_up(waiting, now_s)
@@ -234,7 +233,6 @@ class Endings:
         return len(expired)
 
     def _give_up(self, waiting: Unproduced, now_s: float) -> None:
-        """Fail a call or getter that waits for what nobody produces."""
         session, waiter, variable = waiting
         if isinstance(waiter, Getter):
             if waiter in session.getters.get(variable, ()):
@@ -252,11 +250,10 @@ class Endings:
 
 
 class Executor:
-    """The sessions' calls and variables.
+    """Runs the calls of all sessions (see the module's docstring).
 
-    `predicted_s` predicts how long a call takes; a call's share of an objective depends on it. `at` schedules an event.
-    `on_job` is told of each job that ends with a value that a getter waited for. `records` says how each session's
-    events are recorded (None: not at all).
+    `predicted_s` predicts the duration of a call, from which its share of a JCT follows. `at` schedules an event.
+    `on_job` is called with each value that a getter waited for. `records` is the log; None: in memory only.
     """
 
     def __init__(
@@ -276,11 +273,11 @@ class Executor:
     # Events of a call.
 
     def add(self, session: Session, call: HeldCall, now_s: float) -> None:
-        """A call arrives. Its owner's `on_ready` is called once it is ready, possibly at once.
+        """Add a call. Its owner's `on_ready` is called once all inputs have values, possibly before this returns.
 
-        The call may produce a variable that failed before; the earlier failure is forgotten. Raises `ConflictError` for
-        a second producer, a cycle or a closed session, `LimitError` or `ValueTooLargeError` for a call beyond the
-        tenant's limits, and `FailedDependencyError` if an input has failed.
+        An output may be a variable that failed before; its failure is forgotten. Raises `ConflictError` for a second
+        producer, a cycle or a closed session, `LimitError` or `ValueTooLargeError` beyond the tenant's limits, and
+        `FailedDependencyError` if an input has failed.
         """
         names = call.variables
         if session.closed:
@@ -311,24 +308,24 @@ class Executor:
             self._after.holds.add(session, call, now_s)
 
     def prefer(self, session: Session, objective: Objective | None, now_s: float) -> None:
-        """The client states an objective for all that the session makes. None changes nothing."""
+        """Set the objective of all that the session produces. None changes nothing."""
         if objective is not None and objective is not session.objective:
             session.objective = objective
             session.record.write(Preferred(objective), now_s)
             self._after.marked(session, session.deductions.prefer(objective, session.calls), now_s)
 
     def entering(self, session: Session, now_s: float) -> AbstractContextManager[None]:
-        """More of one program enters the session in the block. Calls that become ready in it run after it."""
+        """Enter a part of a program in the block. Calls that become ready in it run after it."""
         return self._after.entering(session, now_s)
 
     def start(self, call: HeldCall, now_s: float) -> None:
         session = self._after.homes.get(call)
         if session is not None:
-            session.graph.start(call.call_id)  # it has no effects on others
+            session.graph.start(call.call_id)  # affects no other call, so there is nothing to apply
             session.touch(now_s)
 
     def hold(self, call: HeldCall, size_bytes: int) -> None:
-        """The call holds so many bytes now: its body, and its prompt if that is filled. Raises `ValueTooLargeError`."""
+        """Set the bytes that the call counts for: its body and its filled prompt. Raises `ValueTooLargeError`."""
         session = self._after.homes.get(call)
         if session is None:
             return
@@ -340,9 +337,9 @@ class Executor:
         session.hold(more_bytes)
 
     def generated(self, call: HeldCall, text: str) -> None:
-        """More text of the call's current output. Streaming getters receive it, unless the output has a transform.
+        """Add to the text of the call's current output. Streaming getters get it, unless the output has a transform.
 
-        A text beyond the limits is given up: the variable will fail, and the call's client still gets its answer.
+        A text beyond the limits is discarded: the variable will fail, but the call's client still gets its answer.
         """
         session = self._after.homes.get(call)
         if session is None or call.text_problem is not None:
@@ -357,7 +354,7 @@ class Executor:
         session.show_text(call)
 
     def begin_anew(self, call: HeldCall) -> None:
-        """Discard the text of the call's current output: it will be generated again."""
+        """Discard the text of the call's current output, because a retry generates it again."""
         session = self._after.homes.get(call)
         if session is not None:
             call.text_problem = None
@@ -365,7 +362,7 @@ class Executor:
             session.show_text(call)
 
     def attempt(self, call: HeldCall, now_s: float) -> None:
-        """A running call is given to engines once more, for its current output."""
+        """Count an attempt to generate the current output."""
         call.attempts += 1
         session = self._after.homes.get(call)
         if session is not None and call.is_recorded:
@@ -374,10 +371,10 @@ class Executor:
     def produce(
         self, call: HeldCall, value: str, now_s: float, *, was_cut: bool = False, answer: bytes | None = None
     ) -> None:
-        """Set a running call's current output to its value. With its last one the call finishes.
+        """Set the value of a running call's current output. The call finishes with its last output.
 
-        Raises `ValueTooLargeError`. `was_cut` says that the text ended at its length limit. `answer` is the body of the
-        client's answer, for the record.
+        `was_cut`: the text ended at the output limit. `answer` is the body of the client's answer, for the log. Raises
+        `ValueTooLargeError`.
         """
         session, output = self._after.homes.get(call), call.output
         if session is None:
@@ -399,14 +396,14 @@ class Executor:
         self._after.apply(session, effects, changed, now_s)
 
     def finish(self, call: HeldCall, now_s: float) -> None:
-        """A running call without outputs has its answer. A call with outputs finishes with the last of them."""
+        """End a running call without outputs. A call with outputs ends by its last `produce`."""
         session = self._after.homes.get(call)
         if session is not None:
             effects = session.graph.finish(call.call_id)
             self._after.apply(session, effects, session.deductions.apply(effects), now_s)
 
     def fail(self, call: HeldCall, what: FailureCause | str, now_s: float) -> None:
-        """A call failed because of `what`. Its owner reports the failure here, so it gets no callback."""
+        """Fail a call because of `what`. Its owner calls this, so the owner gets no `on_broken`."""
         session = self._after.homes.get(call)
         if session is not None:
             effects, changed = session.end_call(call, what, "failed", now_s)
@@ -414,9 +411,9 @@ class Executor:
             self._after.apply(session, effects, changed, now_s)
 
     def leave(self, calls: Sequence[HeldCall], now_s: float) -> None:
-        """One client of each of these calls has gone. Calls that nobody else waits for are cancelled.
+        """One client of each of these calls has disconnected. Calls that nobody else waits for are cancelled.
 
-        The client of a call with outputs may come back for them during a grace period, so the call goes on for it.
+        A call with outputs goes on for a grace period, in which the client may reconnect and get them.
         """
         grace_s = self.sessions.limits.gone_grace_s
         now, later = list[HeldCall](), list[HeldCall]()
@@ -429,7 +426,7 @@ class Executor:
             self._at(now_s + grace_s, partial(self._after.forget_absent, later))
 
     def cancel(self, call: HeldCall, now_s: float, what: FailureCause | str = CANCELLED) -> None:
-        """A client wants a call no more. The call and those that need its outputs fail, because of `what`."""
+        """Cancel a call for a client. The call and the consumers of its unset outputs fail because of `what`."""
         session = self._after.homes.get(call)
         if session is not None:
             self._after.apply(session, *session.end_call(call, what, "cancelled", now_s), now_s)

@@ -1,7 +1,7 @@
-"""What is written of a session, so that it can be made again: the events of the executor that nothing else implies.
+"""The log of a session: the events from which a new executor can rebuild it (event sourcing).
 
-A call that fails because an input has failed follows from other events, so it is not written. `replay` gives the events
-to a new executor.
+Only events that do not follow from others are written: a call that fails because its input failed is not. `replay`
+sends the events to a new executor in order. A form of an event is only added to, never changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
-    """The session is still used, and lives for this time to live from now on."""
+    """The session is in use: its time to live, now `ttl_s`, begins again."""
 
     ttl_s: float
 
@@ -40,7 +40,7 @@ class Closed(msgspec.Struct, frozen=True, array_like=True, tag="closed"):
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="submitted"):
-    """A call has come. `inputs` are all variables that it waits for; `request` is what it can be made from again."""
+    """A call was added. `inputs` has also the variable of its condition. A replay makes the call from `request`."""
 
     call_id: str
     inputs: tuple[str, ...]
@@ -50,32 +50,35 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, tag="submitted"):
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """A call is given to engines once more, for its next output."""
+    """A call is sent to engines once more for its current output. Bounds the attempts of a call across restarts."""
 
     call_id: str
 
 
 class ValueSet(msgspec.Struct, frozen=True, array_like=True, tag="value"):
-    """A variable has its value, from a call or (None) from a client.
-
-    `text` is what a transform made the value from, None without one. `answer` is the body of the call's answer to its
-    client, None for a stream or without a client.
-    """
-
     variable: str
     value: str
+
     call_id: str | None = None
+    """The producer; None: a client set the value."""
+
     text: str | None = None
+    """The completion's text, from which the transform made the value; None without a transform."""
+
     was_cut: bool = False
+    """Whether the text ended at the output limit."""
+
     answer: bytes | None = None
+    """The body of the call's answer to its client; None for a stream, or without a client."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """A call has failed by itself, was cancelled, or was skipped, which is "cancelled", too."""
+    """A call has ended without finishing, and not because an input failed."""
 
     call_id: str
     what: FailureCause | str
     how: Literal["failed", "cancelled"]
+    """A skipped call is `cancelled`."""
 
     @property
     def is_skip(self) -> bool:
@@ -83,15 +86,16 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
 
 
 class VariableFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """A variable that no call was to produce has failed, for `where`."""
+    """A variable without a producer has failed."""
 
     variable: str
     where: str
+    """The client, or the refused call, that failed it."""
     what: FailureCause
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """A deleted session's id is refused until then."""
+    """The id of a deleted session is refused until `until_unix_s`."""
 
     until_unix_s: float
 
@@ -104,7 +108,7 @@ T = TypeVar("T")
 
 
 class Unrecorded:
-    """The record of a session that is in memory only: nothing is written, and nobody waits."""
+    """The record of a session that is in memory only: all methods do nothing. A durable session has a subclass."""
 
     __slots__ = ()
 
@@ -113,75 +117,71 @@ class Unrecorded:
 
     @property
     def is_durable(self) -> bool:
-        """Whether what is told now will outlive the process, as far as that was promised."""
+        """Whether all events so far will outlive the process, if that was promised."""
         return True
 
     async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
-        """What a client may be told of the session, once all of it is stored; marked by `unstored` if it is not.
+        """Wait for the commit of all events so far. Returns `news`, or `unstored(news)` if they cannot be stored.
 
-        Take the news first: what comes while this waits is not waited for. Raises `PlaitError` if nobody may be told,
-        because another gateway may have the session. An answer that `is_begun` waits while the store cannot be reached.
+        Make `news` before the call: events that come while this waits are not waited for. Raises `PlaitError` if no
+        client may be answered, because another gateway may own the session. With `is_begun` (the answer's status was
+        sent), waits out an outage of the store.
         """
         return news
 
     async def settled(self) -> None:
-        """Wait until all so far is stored, or cannot be: for what is told to nobody."""
+        """Wait until all events so far are stored, or cannot be."""
         await self.told(None, lambda nothing: nothing, is_begun=True)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """The events in the block are stored together or not at all."""
+        """Make one batch of the events in the block: all of them are stored or none."""
         yield
 
-    def opened(self, ttl_s: float, now_s: float) -> None:
-        """The session begins."""
+    def opened(self, ttl_s: float, now_s: float) -> None: ...
 
     def touched(self, ttl_s: float, now_s: float) -> None:
-        """Somebody uses the session."""
+        """The session is in use: its time to live begins again."""
 
-    def submitted(self, call: HeldCall, now_s: float) -> None:
-        """A call has come."""
+    def submitted(self, call: HeldCall, now_s: float) -> None: ...
 
     def write(self, event: SessionEvent, now_s: float) -> None:
-        """Another event has happened."""
+        """Append an event that has no method of its own."""
 
     def deleted(self, until_s: float, now_s: float) -> None:
-        """The session's id is refused until then."""
+        """A client deleted the session. Its id is refused until `until_s`."""
 
     def ended(self) -> None:
-        """The session is over: nothing of it is kept."""
+        """The session has ended: remove its stream from the log."""
 
 
 UNRECORDED = Unrecorded()
 
 
 class Records(Protocol):
-    """Says how sessions are recorded."""
+    """The log of all sessions."""
 
     def check(self) -> None:
-        """Raise `PlaitError` while sessions cannot be used, because those of an earlier gateway are being read."""
+        """Raise `PlaitError` while the log is being read at a start, so that sessions cannot be used yet."""
 
     def make(self, tenant: str, session_id: str) -> None:
-        """Make the session from its record if it has one, and is not there yet."""
+        """Rebuild the session from its record, if it has one and is not in memory yet."""
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
-        """The record of a new session. Raises `PlaitError` if a durable one cannot be promised now."""
+        """The record of a new session. Raises `PlaitError` if a durable one is wanted and the store is out of reach."""
 
     def forgotten(self, tenant: str, session_id: str) -> None:
-        """A deleted session's id is not refused any more."""
+        """The id of a deleted session is not refused any more: drop it from the log."""
 
 
 class InMemory:
-    """Nothing is recorded."""
+    """Records nothing."""
 
-    def check(self) -> None:
-        """Nothing has to be read."""
+    def check(self) -> None: ...
 
-    def make(self, tenant: str, session_id: str) -> None:
-        """There are no records."""
+    def make(self, tenant: str, session_id: str) -> None: ...
 
     def new(self, _tenant: str, _session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002 - a Records
         return UNRECORDED
 
-    def forgotten(self, tenant: str, session_id: str) -> None:
-        """Nothing was written of it."""
+    def forgotten(self, tenant: str, session_id: str) -> None: ...

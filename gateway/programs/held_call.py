@@ -13,11 +13,11 @@ from plait.gateway.programs.condition import Condition
 from plait.policy.types import Objective, Slo, TaskGroup
 
 PIECES_PER_BLOCK = 1024
-"""So many pieces are joined into one. A short string takes about 50 bytes more than its text."""
+"""Pieces are joined in blocks of this many, because a short string takes about 50 bytes more than its text."""
 
 
 class GrowingText:
-    """A text that only grows. `characters` and `size_bytes` (of UTF-8) are its length so far."""
+    """An append-only text. `characters` and `size_bytes` (of UTF-8) are its length so far."""
 
     __slots__ = ("_blocks", "_pieces", "characters", "size_bytes")
 
@@ -38,7 +38,7 @@ class GrowingText:
         return size_bytes
 
     def since(self, start: int) -> str:
-        """The text from character `start` on. It costs as much as there are pieces from there on."""
+        """The text from character `start` on, in time linear in the pieces from there on."""
         found, begins = list[str](), self.characters
         for parts in (self._pieces, self._blocks):
             for part in reversed(parts):
@@ -68,7 +68,7 @@ class ValueTransform(Protocol):
 class Output:
     """A variable that a call produces. `transform` turns the completion's text into its value (None: no change).
 
-    With `must_be_whole`, a text that ended at its length limit fails the variable.
+    With `must_be_whole`, a text that was cut at the output limit fails the variable.
     """
 
     variable: str
@@ -76,12 +76,12 @@ class Output:
     must_be_whole: bool = False
 
     def value(self, text: str) -> str:
-        """The variable's value for a completion's text; raises `TransformError`."""
+        """The value of a completion's text. Raises `TransformError`."""
         return text if self.transform is None else self.transform.apply(text)
 
 
 class KeptRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request as it is stored, so that its call can be made again. `headers` have no keys of clients."""
+    """A request as the log has it, so that a replay can make its call. `headers` are without API keys."""
 
     kind: Literal["submission", "answered", "native", "response"]
     path: str
@@ -90,35 +90,29 @@ class KeptRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """How a value was made. The job began at `begun_s`, with the first call that the value needed.
-
-    `was_cut` is True if the text ended at its length limit.
-    """
+    """How a call made a value."""
 
     begun_s: float
+    """When the job began: the earliest arrival of the calls that the value depends on."""
     was_cut: bool
+    """Whether the text ended at the output limit."""
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a call that may run is promised: its SLO, its objective, and the task group that it is placed with.
-
-    The SLO's times count from `since_s`: when the call was ready, or when a later get or call changed its objective.
-    """
+    """The SLO, the objective and the task group of a call that may run."""
 
     slo: Slo | None
     objective: Objective | None
     group: TaskGroup | None
     since_s: float
+    """The zero of the SLO's times: when the call was ready, or when a later get or call changed its objective."""
 
     def slo_from(self, zero_s: float) -> Slo | None:
         return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
 
 
 class ReadyCall(msgspec.Struct, frozen=True):
-    """A ready call's input values and its objectives, whose times count from `ready_s` (docs/design/clocks.md).
-
-    `group` is the task group that it is placed with.
-    """
+    """A ready call's input values and objectives. The SLO's times count from `ready_s` (docs/design/clocks.md)."""
 
     values: Mapping[str, str]
     ready_s: float
@@ -132,16 +126,16 @@ class ReadyCall(msgspec.Struct, frozen=True):
 
 
 class CallOwner(Protocol):
-    """The owner runs a call. Each method may call the executor. Only `on_refined` is called more than once."""
+    """The shell that runs a call. Each method may call the executor. Only `on_refined` is called more than once."""
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """The call's inputs have values: it may be started."""
+        """The call's inputs have values: the call may be started."""
 
     def on_refined(self, promise: Promise) -> None:
-        """A later get or call has changed the objectives of the call, which was ready before and has not ended."""
+        """A later get or call has changed the objectives of a call for which `on_ready` was called."""
 
     def on_broken(self, error: PlaitError) -> None:
-        """The call was ended in whatever state it was: an input failed, it was cancelled, or its session ended."""
+        """The call was ended, in any state: an input failed, it was cancelled or skipped, or its session ended."""
 
 
 def with_condition(inputs: tuple[str, ...], when: Condition | None) -> tuple[str, ...]:
@@ -163,94 +157,94 @@ class HeldCall:
     model: str = ""
 
     variables: tuple[str, ...] = field(init=False)
-    """That it produces, in order."""
+    """The names of `outputs`."""
 
     when: Condition | None = None
-    """The call is skipped if this does not hold. Its variable is one of the inputs."""
+    """The call is skipped unless this holds. Its variable is one of the inputs."""
 
     slo: Slo | None = None
-    """Its own annotation, not a deduced one."""
+    """The client's annotation; a deduced SLO is in `promise`."""
 
     objective: Objective | None = None
-    """Its own annotation, not a deduced one."""
+    """The client's annotation; a deduced objective is in `promise`."""
 
     prompt_tokens: int = 0
-    """Without the inputs; a guess, for `predicted_s`."""
+    """A guess, without the inputs, for `predicted_s`."""
 
     output_tokens: int | None = None
     """The output limit, for `predicted_s`; None: no limit."""
 
     native_s: float | None = None
-    """The time that a native step takes its client; None: an engine computes the call."""
+    """The declared duration of a native step at its client; None: an engine computes the call."""
 
     held_bytes: int = 0
-    """The memory that the call holds."""
+    """The bytes of the body and the filled prompt, which count against the tenant's limit."""
 
     fingerprint: bytes | None = None
-    """Equal for a request and its repetition; None if the request may not be repeated."""
+    """A digest that a repetition of the request shares; None if repetitions are not recognized."""
 
     request: Callable[[], KeptRequest] | None = None
-    """What the call can be made from again, until it is added; None if it need not be."""
+    """Makes the request for the log. None once the call is added, or if it need not be logged."""
 
     is_recorded: bool = False
-    """Whether it was written to the session's record."""
+    """Whether the call is in the session's log."""
 
     attempts: int = 0
-    """How often it was given to engines for its next output."""
+    """How often the current output was sent to engines."""
 
     clients: int = 1
-    """Clients that wait for the call."""
+    """Connected clients that wait for the call."""
 
     absent: int = 0
-    """Clients that have gone and may come back."""
+    """Disconnected clients in their grace period."""
 
     is_answered: bool = False
-    """Whether its clients get its answer, and not only its outputs."""
+    """Whether clients get the call's answer, and not only its outputs."""
 
     arrived_s: float = 0.0
 
     ready_s: float | None = None
-    """When its inputs had values; None: they have none yet."""
+    """When all inputs had values."""
 
     predicted_s: float = 0.0
-    """How long it is expected to run."""
+    """The predicted duration, alone on an engine."""
 
     in_group_s: float = 0.0
-    """How long it is expected to run if it is a call of a task group."""
+    """The predicted duration as a call of a task group."""
 
     produced: int = 0
-    """How many of its outputs it has produced."""
+    """The number of outputs that have values."""
 
     text: GrowingText = field(default_factory=GrowingText)
     """The current output's text so far."""
 
     text_problem: PlaitError | None = None
-    """Why the text cannot become a value; it is given up then."""
+    """Why the text was discarded and cannot become a value."""
 
     promise: Promise | None = None
-    """What it runs with; None: it may not run yet."""
+    """Set when the call may run."""
 
     def __post_init__(self) -> None:
         self.variables = tuple([output.variable for output in self.outputs])
 
     @property
     def output(self) -> Output | None:
-        """The output that it produces now or next; None after the last."""
+        """The output that the call produces now or next; None after the last."""
         return self.outputs[self.produced] if self.produced < len(self.outputs) else None
 
     @property
     def held_s(self) -> float | None:
-        """Seconds from its arrival until its inputs had values; None if they have none yet."""
+        """Seconds from arrival until all inputs had values; None before."""
         return None if self.ready_s is None else self.ready_s - self.arrived_s
 
     @property
     def is_native(self) -> bool:
-        """Whether the client computes the output, and no engine."""
+        """Whether the client computes the output instead of an engine."""
         return self.native_s is not None
 
     @property
     def has_reader(self) -> bool:
-        """Whether a client is there that reads the answer, and not only the outputs."""
+        """Whether a connected client reads the answer, and not only the outputs."""
         return self.is_answered and self.clients > 0
 
     def mark_recorded(self) -> None:
@@ -260,7 +254,7 @@ class HeldCall:
         self.clients += 1
 
     def leave(self, *, may_return: bool) -> None:
-        """One client has gone. Until `give_up` it may return."""
+        """One client has disconnected. With `may_return`, the call waits for it until `give_up`."""
         self.clients -= 1
         self.absent += may_return
 
@@ -268,10 +262,10 @@ class HeldCall:
         self.absent -= 1
 
     def tell(self, ready: ReadyCall, now_s: float) -> None:
-        """Tell the owner that the call may run. If it was told before, tell it of changed objectives.
+        """Call the owner's `on_ready`, or if the call may run already, `on_refined` if its objectives changed.
 
-        A changed SLO counts from now: nothing can be promised for the time before. A call stays in the group that it
-        ran with, unless it is in another now.
+        A changed SLO counts from now: the time before passed without it. A call keeps its task group unless it has a
+        new one, because it was placed with that group.
         """
         before, self.promise = self.promise, ready.promise
         if before is None:
@@ -283,7 +277,7 @@ class HeldCall:
             self.owner.on_refined(self.promise)
 
     def forget_text(self) -> int:
-        """Forget the current output's text; returns its bytes. Getters that stream it may still read it."""
+        """Discard the current output's text, and return its bytes. Getters that stream it keep the old object."""
         size_bytes = self.text.size_bytes
         if size_bytes:
             self.text = GrowingText()

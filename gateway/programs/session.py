@@ -1,7 +1,7 @@
-"""One session: its graph of calls and variables, its getters, the texts it holds, and its tenant's totals.
+"""One session: its graph of calls and variables, its getters, its texts, and its part of the tenant's totals.
 
-`promised` says what its calls run with: from annotations and deductions (docs/design/request-graph.md). Synchronous.
-The time is an argument: the gateway's clock or a simulator's.
+`promised` makes the objectives that calls run with of annotations and deductions (docs/design/request-graph.md).
+Synchronous; times are arguments, by the gateway's clock or a simulator's.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from plait.policy.types import Objective, Slo, TaskGroup
 
 @dataclass(slots=True, eq=False)
 class Getter:
-    """One client's wait for one variable (Parrot's get). `mark` is the objective that the client asks for (None: none).
+    """One client's wait for one variable (Parrot's get).
 
-    Either `on_value` or `on_failed` is called once, unless the getter is released first. `on_delta` receives the text
-    so far whenever it has grown, if the variable has no transform. It receives another text when it begins again.
-    The JCT counts from `since_s`, when the job began (None: it has not begun).
+    Either `on_value` or `on_failed` is called once, unless the getter is released first.
     """
 
     variable: str
     on_value: Callable[[str], None]
     on_failed: Callable[[PlaitError], None]
     mark: Mark | None = None
+    """The objective that the client asks for."""
     on_delta: Callable[[GrowingText], None] | None = None
+    """Called whenever the text has grown, unless the variable has a transform. A retry brings a new text object."""
     since_s: float | None = None
+    """The zero of the JCT: when the job began. None: it has not begun."""
 
     @property
     def jct_s(self) -> float | None:
@@ -60,26 +61,25 @@ class Tenant:
     """By id."""
 
     idle: OrderedDict[str, Session] = field(default_factory=OrderedDict)
-    """Those that can be evicted, the least recently touched first."""
+    """The sessions that can be evicted, the least recently used first."""
 
     variables: int = 0
-    """In any state."""
+    """Variables in any state."""
 
     waiting_calls: int = 0
-    """The calls that wait for an input."""
+    """Calls that wait for an input."""
 
     held_bytes: int = 0
-    """Of values, texts that grow, bodies and filled prompts of calls, and recorded answers."""
+    """Bytes of values, growing texts, calls' bodies and filled prompts, and recorded answers."""
 
     answer_bytes: int = 0
-    """The part of them that recorded answers hold."""
+    """Bytes of recorded answers alone."""
 
 
 class Session:
-    """One session: its graph, the deductions from it, and the texts.
+    """One session. Only its own methods write its fields, except for `closed`, `objective` and `due_s`.
 
-    Its own methods change what it holds, but for `closed`, `objective` and `due_s`, each of which has one writer, too
-    (`tests/test_one_writer.py`).
+    Each of these three has one writer elsewhere (`tests/test_one_writer.py`).
     """
 
     __slots__ = (
@@ -110,29 +110,29 @@ class Session:
     )  # fmt: skip
 
     def __init__(self, tenant: Tenant, session_id: str, ttl_s: float, now_s: float) -> None:
-        # What it is called, and how long it lives.
+        # Identity and lifetime.
         self.tenant = tenant
         self.session_id = session_id
         self.ttl_s = ttl_s
         self.created_s = now_s
-        self.touched_s = now_s  # its time to live counts from here
-        self.due_s = float("inf")  # when to check next whether it has expired
-        self.closed = False  # it takes no more calls and values
-        self.ended: PlaitError | None = None  # what its clients are told
-        self.is_entered = False  # a program enters it
-        self.has_room = False  # for all of that program, whatever the limits of its tenant are now
-        # Its calls and what is deduced of them.
-        self.calls: dict[str, HeldCall] = {}  # those that have not ended, by id
+        self.touched_s = now_s  # the time to live counts from here
+        self.due_s = float("inf")  # when to check next whether the session has expired
+        self.closed = False  # takes no more calls and values
+        self.ended: PlaitError | None = None  # the error for whoever uses the session after its end
+        self.is_entered = False  # a program is being entered
+        self.has_room = False  # that program passed the tenant's limits as a whole, so its parts are not checked
+        # Calls and deductions.
+        self.calls: dict[str, HeldCall] = {}  # calls that have not ended, by id
         self.graph = RequestGraph()
         self.deductions = Deductions(self.graph)
-        self.objective: Objective | None = None  # for all that it makes
-        # Its variables.
-        self.outputs: dict[str, HeldCall | None] = {}  # with a producer, or None: the client, or it failed
+        self.objective: Objective | None = None  # of all that the session produces
+        # Variables.
+        self.outputs: dict[str, HeldCall | None] = {}  # by variable: its producer; None: the client, or it failed
         self.values: dict[str, str] = {}
-        self.made: dict[str, Made] = {}  # how each value was made that a call has produced
-        self.getters: dict[str, list[Getter]] = {}  # of each variable that is awaited
-        self.not_clocked: dict[Getter, None] = {}  # those of them whose JCT does not count yet
-        # Where its events are written, and what counts in its tenant's totals.
+        self.made: dict[str, Made] = {}  # by variable that a call has produced
+        self.getters: dict[str, list[Getter]] = {}  # by variable
+        self.not_clocked: dict[Getter, None] = {}  # getters with a JCT whose job has not begun
+        # The log, and this session's part of the tenant's totals.
         self.record: Unrecorded = UNRECORDED
         self.held_bytes = self._answer_bytes = 0
         self._variables = self._waiting_calls = 0
@@ -146,7 +146,7 @@ class Session:
 
     @property
     def active(self) -> bool:
-        """Whether a call is ready or running, or somebody waits. An active session does not expire."""
+        """Whether a call is ready or running, or a client waits. An active session does not expire."""
         counts = self.graph.counts
         if self.getters or counts[CallState.READY] or counts[CallState.RUNNING]:
             return True
@@ -154,11 +154,10 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing in it runs or waits. An idle session is evicted if its tenant needs the room."""
+        """Whether the session has no calls and no getters. An idle session may be evicted if its tenant needs room."""
         return not (self.calls or self.getters or self.ended or self.is_entered)
 
     def add_call(self, call: HeldCall) -> None:
-        """A call of the graph is the session's from now on, with the bytes that it holds."""
         self.calls[call.call_id] = call
         self.hold(call.held_bytes)
 
@@ -173,7 +172,7 @@ class Session:
         self.outputs[variable] = None
 
     def set_value(self, variable: str, value: str, size_bytes: int, made: Made | None) -> None:
-        """Hold a variable's value; `made` is None if a client has set it."""
+        """Store a variable's value. `made` is None if a client has set it."""
         self.values[variable] = value
         if made is None:
             self.outputs[variable] = None
@@ -184,9 +183,9 @@ class Session:
     def end_call(
         self, call: HeldCall, what: FailureCause | str, how: Literal["failed", "cancelled"], now_s: float
     ) -> tuple[Effects, Sequence[str]]:
-        """A call has failed by itself, was cancelled, or was skipped, which is "cancelled", too.
+        """Fail or cancel a call in the graph, deduce anew, and log it. A skipped call is `cancelled`.
 
-        Returns the effects on the graph, and the calls whose deductions changed. The call is dropped later.
+        Returns the graph's effects, and the calls whose deductions changed. The caller has to drop the call.
         """
         end = self.graph.fail if how == "failed" else self.graph.cancel
         effects = end(call.call_id, what)
@@ -208,25 +207,24 @@ class Session:
         self.not_clocked.pop(getter, None)
 
     def take_getters(self, variable: str) -> list[Getter]:
-        """The getters of a variable that is set or has failed. They wait no more."""
+        """Remove and return the getters of a variable that was set or has failed."""
         waiting = self.getters.pop(variable, [])
         for getter in waiting:
             self.not_clocked.pop(getter, None)
         return waiting
 
     def streaming(self, output: Output | None) -> list[Callable[[GrowingText], None]]:
-        """The `on_delta` of those getters that get an output's text as it grows: none with a transform."""
+        """The `on_delta` of the getters that stream an output's text. None with a transform: the text is no value."""
         if output is None or output.transform is not None:
             return []
         return [getter.on_delta for getter in self.getters.get(output.variable, ()) if getter.on_delta is not None]
 
     def show_text(self, call: HeldCall) -> None:
-        """Show the text of a call's current output to the getters that stream it."""
         for on_delta in self.streaming(call.output) if self.getters else ():
             on_delta(call.text)
 
     def touch(self, now_s: float) -> None:
-        """Something happened in the session: its time to live begins again."""
+        """Begin the time to live again, and update the place in the tenant's LRU order of idle sessions."""
         self.touched_s = now_s
         idle = self.tenant.idle
         if self.is_idle:
@@ -236,33 +234,32 @@ class Session:
             idle.pop(self.session_id, None)
 
     def record_in(self, record: Unrecorded) -> None:
-        """Its events are written here from now on."""
         self.record = record
 
     def live_for(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
 
     def begin_entry(self, now_s: float) -> None:
-        """A program enters it until `end_entry`. Meanwhile it is not idle, so it is not evicted."""
+        """A program is entered until `end_entry`. Until then the session cannot be evicted."""
         self.is_entered = True
         self.touch(now_s)
 
     def end_entry(self, now_s: float) -> None:
-        """The program is there, or was refused."""
+        """The program has been entered, or was refused."""
         self.is_entered = self.has_room = False
         if not self.ended:
             self.touch(now_s)
 
     def give_room(self, *, has_room: bool) -> None:
-        """What enters it now was allowed before, so its tenant's limits do not count. Or they count again."""
+        """With `has_room`, the tenant's limits are not checked: the whole program was checked before."""
         self.has_room = has_room
 
     def stay(self, now_s: float) -> None:
-        """The session is or was active then, so its time to live began again."""
+        """Begin the time to live again, because the session was active at `now_s`."""
         self.touched_s = now_s
 
     def was_cut(self, variable: str) -> bool:
-        """Whether the variable's text ended at its length limit."""
+        """Whether the variable's text was cut at the output limit."""
         return variable in self.made and self.made[variable].was_cut
 
     def state_of(self, variable: str) -> VariableState:
@@ -270,22 +267,22 @@ class Session:
         return VariableState.EMPTY if node is None else node.state
 
     def variables(self) -> Iterator[str]:
-        """The variables with a producer, then the other inputs of calls that have not ended."""
+        """The outputs, then the inputs of calls that are nobody's output."""
         yield from self.outputs
         awaited = dict.fromkeys(name for call in self.calls.values() for name in call.inputs)
         yield from (name for name in awaited if name not in self.outputs)
 
     def unused_id(self, call_id: str) -> str:
-        """`call_id`, with a number appended if another call that has not ended has that id."""
+        """`call_id`, with a number appended if a call that has not ended has this id."""
         if call_id not in self.calls:
             return call_id
         return next(numbered for n in count(2) if (numbered := f"{call_id}-{n}") not in self.calls)
 
     def forget_failed(self, outputs: Sequence[str], inputs: Iterable[str] = (), call_id: str = "") -> None:
-        """Forget the failed variables among a new call's `outputs`, so that the call can produce them again.
+        """Forget the failures of variables among a new call's `outputs`, so that the call can produce them.
 
-        Does nothing if the call would be refused anyway: another output has a producer, an output is named twice, or
-        a failed output is also an input. Raises `GraphError`, and changes nothing, for a cycle.
+        Does nothing if the graph will refuse the call: another output has a producer, an output is named twice, or a
+        failed output is also an input. Raises `GraphError`, and changes nothing, for a cycle.
         """
         known = self.graph.variables
         produced = [node for name in outputs if (node := known.get(name)) is not None and node.producer is not None]
@@ -297,14 +294,14 @@ class Session:
                 del self.outputs[name]
 
     def account(self) -> None:
-        """Bring the tenant's variables and waiting calls up to date with the graph."""
+        """Bring the tenant's totals of variables and waiting calls up to date with the graph."""
         tenant, variables, waiting_calls = self.tenant, len(self.graph.variables), self.graph.counts[CallState.WAITING]
         tenant.variables += variables - self._variables
         tenant.waiting_calls += waiting_calls - self._waiting_calls
         self._variables, self._waiting_calls = variables, waiting_calls
 
     def hold(self, more_bytes: int, *, is_answer: bool = False) -> None:
-        """The held texts, bodies and recorded answers have grown by `more_bytes`."""
+        """Add `more_bytes`, which may be negative, to the session's and the tenant's bytes."""
         self.held_bytes += more_bytes
         self.tenant.held_bytes += more_bytes
         if is_answer:
@@ -312,9 +309,9 @@ class Session:
             self.tenant.answer_bytes += more_bytes
 
     def start_clocks(self) -> None:
-        """Start the JCT clock of each getter whose variable now has a producer.
+        """Set the JCT's zero of each getter whose variable now has a producer.
 
-        The JCT counts from the first arrival among the unfinished calls that the variable needs.
+        The zero is the earliest arrival of the unfinished calls that the variable depends on.
         """
         for getter in tuple(self.not_clocked):
             if self.state_of(getter.variable) is VariableState.PENDING:
@@ -323,7 +320,7 @@ class Session:
                 getter.since_s = min(self.calls[call_id].arrived_s for call_id in upstream)
 
     def end(self, why: PlaitError) -> tuple[list[HeldCall], list[Getter]]:
-        """Remove the session from its tenant and forget its contents; returns its calls and getters."""
+        """Remove the session from its tenant and free its contents. Returns the calls and getters that it had."""
         self.tenant.variables -= self._variables
         self.tenant.waiting_calls -= self._waiting_calls
         self.tenant.held_bytes -= self.held_bytes
@@ -341,32 +338,33 @@ class Session:
 
 
 def repeated(session: Session, call: HeldCall) -> HeldCall | None:
-    """The call that `call` repeats: the session's producer of the same variable, with the same fingerprint."""
+    """The earlier call that `call` repeats: it produces the same variable and has the same fingerprint."""
     output = call.output
     first = None if output is None else session.outputs.get(output.variable)
     return None if first is None or call.fingerprint is None or first.fingerprint != call.fingerprint else first
 
 
 def is_set(session: Session, variable: str, value: str) -> bool:
-    """Whether a client has set the variable to this value before, as the output of a native step or without one."""
+    """Whether a client has already set the variable to this value, so that the request is a repetition."""
     producer = session.outputs.get(variable)
     return session.values.get(variable) == value and (producer is None or producer.is_native)
 
 
 def has_failed(session: Session, variable: str, what: FailureCause) -> bool:
-    """Whether the variable has failed before because of just this, and not because of an input."""
+    """Whether the variable has already failed with this very cause, so that the request is a repetition."""
     cause = session.graph.cause(variable)
     return cause is not None and cause.because_of is None and cause.what == what
 
 
 Group = tuple[TaskGroup, float]
-"""A task group, and the longest predicted time of one of its calls, alone on an engine, in seconds."""
+"""A task group, and the longest predicted duration of its calls, each alone on an engine, in seconds."""
 
 
 def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[tuple[HeldCall, ReadyCall]]:
-    """Each call that is ready or runs, with its values and objectives. A share of a JCT counts from now.
+    """Each ready or running call with its values and objectives.
 
-    All other times count from the moment at which the call became ready, or at which its objectives changed.
+    A call's share of a JCT counts from now. All other times count from when the call became ready, or its objectives
+    changed.
     """
     if not calls:
         return []
@@ -376,13 +374,13 @@ def promised(session: Session, calls: Sequence[HeldCall], now_s: float) -> list[
 
 
 def begun(session: Session, changed: Iterable[str]) -> list[HeldCall]:
-    """The calls among `changed` that run already, or were told that they may."""
+    """The calls among `changed` whose owners have had `on_ready`."""
     calls = [call for call_id in changed if (call := session.calls.get(call_id)) is not None]
     return [call for call in calls if call.promise is not None]
 
 
 def timed_by(session: Session, getter: Getter) -> Iterator[str]:
-    """The calls whose times a getter states: the producer, and with a JCT all calls that the variable needs."""
+    """The calls whose SLOs a getter's mark sets: the producer, and with a JCT all that the variable depends on."""
     if isinstance(getter.mark, Slo):
         producer = session.outputs.get(getter.variable)
         if producer is not None:
@@ -414,7 +412,7 @@ def _group(session: Session, stage: Stage) -> Group:
 
 
 def _jct_shares(session: Session, calls: Iterable[HeldCall], now_s: float) -> dict[str, float]:
-    """Each call's share, in seconds, of the JCTs that getters ask for. Of several shares, the shortest counts."""
+    """Each call's share, in seconds, of the JCTs that getters ask for: the shortest of several."""
 
     def left_s(variable: str) -> float:
         return min(left_s for getter in session.getters[variable] if (left_s := getter.left_s(now_s)) is not None)

@@ -1,4 +1,4 @@
-"""A session's errors as OpenAI error objects: refused calls, failed variables, and their chains of causes."""
+"""A session's errors as OpenAI error objects, with the chains of causes of failed variables."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ The graph keeps one more of the furthest causes than are shown: it names the var
 """
 
 SKIPPED: Final = "skipped"
-"""The code of the errors of a call that was skipped."""
+"""The code of all errors that a skipped call leads to."""
 
 
 class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a call failed: one link of a chain of causes, the `causes` of an error object. Unknown fields are None."""
+    """One link of a chain of causes (`error.causes`). Fields that are unknown or do not apply are None."""
 
     call: str | None = None
     """The id of the call that failed."""
@@ -46,13 +46,13 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
     """An output that failed with the call."""
 
     message: str
-    """For people."""
+    """Shown to people."""
 
     transient: bool = False
     """Whether the same call may succeed when it is sent again."""
 
     code: str | msgspec.UnsetType = msgspec.UNSET
-    """Of all errors that this root leads to; unset if they have the usual codes."""
+    """Set on the root: the code of all errors that it leads to. Unset: they have their usual codes."""
 
     def __str__(self) -> str:
         return self.message if self.call is None else f"{self.call}: {self.message}"
@@ -60,7 +60,7 @@ class FailureCause(msgspec.Struct, frozen=True, kw_only=True):
 
 CANCELLED: Final = FailureCause(message="a client cancelled it", transient=True)
 UNWANTED: Final = FailureCause(message="nobody waits for it any more", transient=True)
-"""Why a call was cancelled. It may succeed when it is sent again."""
+"""Causes of cancelled calls."""
 
 
 def chain_text(causes: Iterable[FailureCause]) -> str:
@@ -68,12 +68,12 @@ def chain_text(causes: Iterable[FailureCause]) -> str:
 
 
 def skip_cause(call: HeldCall) -> FailureCause:
-    """The cause of all that fails because a call was skipped."""
+    """The root cause for the outputs and consumers of a skipped call."""
     return FailureCause(message=f"it was skipped: its condition {call.when} does not hold", code=SKIPPED)
 
 
 def is_skip(cause: Cause) -> bool:
-    """Whether a call or a variable was skipped rather than failed: at the root is a condition that does not hold."""
+    """Whether a call or variable counts as skipped, not failed: the root cause is a condition that does not hold."""
     return isinstance(cause.root.what, FailureCause) and cause.root.what.code == SKIPPED
 
 
@@ -94,7 +94,6 @@ def _shown(cause: Cause, variable: str | None) -> list[FailureCause]:
 
 
 def input_failed(cause: Cause) -> FailedDependencyError:
-    """The error of a call that cannot run because an input failed."""
     causes = failure_causes(cause)
     return FailedDependencyError(
         f"This call cannot run: {chain_text(causes)}.",
@@ -105,7 +104,7 @@ def input_failed(cause: Cause) -> FailedDependencyError:
 
 
 def cancelled(call_id: str, cause: Cause) -> FailedDependencyError:
-    """The error of a call that was cancelled or skipped itself, not because an input failed."""
+    """The error of a call that was itself cancelled or skipped."""
     causes = failure_causes(cause)
     if is_skip(cause):
         return FailedDependencyError(f"This call does not run: {chain_text(causes)}.", causes, code=SKIPPED)
@@ -150,7 +149,7 @@ def refused(error: GraphError) -> PlaitError:
 
 
 def nobody_produces(variable: str, known: Iterable[str]) -> FailedDependencyError:
-    """The error for who waits for a variable without a producer. `known` are the session's variables."""
+    """The error for a call or getter of a variable without a producer. `known` are the session's variables."""
     names = [name for name in known if name != variable]
     nearest = get_close_matches(variable, names, n=3)
     hint = f"the nearest names are {', '.join(map(repr, nearest))}" if nearest else "no name in the session is like it"
@@ -160,10 +159,7 @@ def nobody_produces(variable: str, known: Iterable[str]) -> FailedDependencyErro
 
 
 def not_computed(variable: str, *, closed: bool) -> FailedDependencyError:
-    """The error for a native step whose client has not set its output, although the inputs have values.
-
-    `closed` says that its session was closed, so that no value can come any more.
-    """
+    """The error of a native step whose client has not set the output in time, or before it `closed` the session."""
     end = "before the session was closed" if closed else "in time"
     message = f"the client has not computed '{variable}' {end}, although its inputs have values"
     causes = [FailureCause(variable=variable, message=message, code="not_computed")]
@@ -191,13 +187,12 @@ def too_many(what: str, limit: int, code: str) -> PlaitError:
 
 
 def _code(causes: Sequence[FailureCause], usual: str) -> str:
-    """The code of an error with these causes: that of the root, or else the usual one."""
     code = causes[-1].code
     return usual if isinstance(code, msgspec.UnsetType) else code
 
 
 def _linked(chain: Sequence[Cause], variable: str | None) -> list[FailureCause]:
-    """Each link with the variable that failed with it: the failed input of the link before."""
+    """Each link with its call and its failed variable, which is the input that the link before names."""
     linked = []
     for link in chain:
         known = link.what if isinstance(link.what, FailureCause) else FailureCause(message=str(link.what))

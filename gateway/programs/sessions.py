@@ -1,8 +1,7 @@
-"""The sessions of all tenants: their limits, time to live, and who is evicted when a tenant needs room.
+"""The sessions of all tenants: limits, time to live, and the eviction of idle sessions when a tenant needs room.
 
-A call or getter that waits for what nobody produces has a time limit of its own (`Holds`). The ids of deleted sessions
-are refused for a while, so that a late call does not begin the session anew. Synchronous. The time is an argument: the
-gateway's clock or a simulator's.
+A call or getter of a variable without a producer has a time limit of its own (`Holds`). The ids of deleted sessions are
+refused for a while, so that a late call does not create the session again. Synchronous; times are arguments.
 """
 
 from __future__ import annotations
@@ -26,14 +25,16 @@ from plait.policy.programs.request_graph_state import CallState, VariableState
 
 @dataclass(slots=True)
 class _Ids:
-    """One tenant's: until when each id is refused, and the same as a heap."""
+    """One tenant's refused ids."""
 
     until_s: dict[str, float] = field(default_factory=dict)
+    """By id: when the refusal ends."""
     heap: list[tuple[float, str]] = field(default_factory=list)
+    """The same as a heap, the earliest end first."""
 
 
 class DeletedSessions:
-    """Refuses ids by tenant, at most `limit` of each tenant. Beyond it the one that ends first is forgotten."""
+    """Refuses the ids of deleted sessions, at most `limit` for each tenant: the refusals that end first give way."""
 
     def __init__(self, limit: int, on_forgotten: Callable[[str, str], None] = lambda *_: None) -> None:
         self._limit = limit
@@ -76,7 +77,7 @@ class DeletedSessions:
 
 
 class Unproduced(NamedTuple):
-    """A call or getter that waits for `variable`, which nobody produces. A native step waits for its own output."""
+    """A call or getter whose `variable` has no producer. For a native step it is the output, which its client owes."""
 
     session: Session
     waiter: HeldCall | Getter
@@ -84,9 +85,9 @@ class Unproduced(NamedTuple):
 
 
 class Holds:
-    """Calls and getters that wait for a variable which nobody produces so far, each for `timeout_s`.
+    """Time limits of calls and getters that wait for a variable without a producer, and of ready native steps.
 
-    So do native steps that wait for their client. A variable that has a producer once has one for ever.
+    Each may wait `timeout_s`. A variable that has got a producer keeps it, so its waiters have no limit any more.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -97,8 +98,8 @@ class Holds:
         return len(self._due)
 
     def add(self, session: Session, waiter: HeldCall | Getter, now_s: float) -> None:
-        """It begins to wait. Nothing happens if all that it waits for has a producer."""
-        self.drop(waiter)  # a native step waits for inputs, and then for its client
+        """Start the time limit of a waiter, unless each of its variables has a producer."""
+        self.drop(waiter)  # a native step is added twice: for its inputs, and then for its client
         if unproduced(session, waiter) is not None:
             self._due[waiter] = now_s + self._timeout_s, session
 
@@ -106,7 +107,7 @@ class Holds:
         self._due.pop(waiter, None)
 
     def overdue(self, now_s: float) -> list[Unproduced]:
-        """Those whose time is over and that still wait for a variable without a producer. Forgets them."""
+        """Remove the waiters whose time is over. Returns those that still have a variable without a producer."""
         found = []
         while self._due:
             waiter, (due_s, session) = next(iter(self._due.items()))
@@ -120,9 +121,9 @@ class Holds:
 
 
 def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
-    """The first variable that it waits for and that nobody produces; None if each has a producer.
+    """The first variable without a producer that `waiter` waits for; None if each has one.
 
-    A native step whose inputs have values waits for its client, who has to produce its output.
+    For a ready native step, this is its own output, which its client has to set.
     """
     if isinstance(waiter, Getter):
         names: tuple[str, ...] = (waiter.variable,)
@@ -134,14 +135,14 @@ def unproduced(session: Session, waiter: HeldCall | Getter) -> str | None:
 
 
 def waits_for_client(session: Session, call: HeldCall) -> bool:
-    """Whether it is a native step whose inputs have values."""
+    """Whether a call is a native step whose inputs have values."""
     return call.is_native and session.graph.call_state(call.call_id) is CallState.READY
 
 
 def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
-    """Those that wait for a variable which no call produces that runs or can still run.
+    """The calls and getters that wait for a client's request, which a stopping gateway does not take.
 
-    The client of a native step cannot send its value any more.
+    They depend on a variable without a producer, or on a native step.
     """
     graph, lost = session.graph, dict[str, HeldCall]()
 
@@ -149,7 +150,7 @@ def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
         producer = graph.producer(variable)
         return variable not in session.values and (producer is None or producer in lost)
 
-    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # after those whose outputs it waits for
+    for node in sorted(graph.calls.values(), key=lambda node: node.rank):  # producers have lower ranks
         call = session.calls[node.call_id]
         if call.is_native or any(map(never_comes, call.inputs)):
             lost[call.call_id] = call
@@ -158,9 +159,9 @@ def stranded(session: Session) -> tuple[list[HeldCall], list[Getter]]:
 
 
 class Sessions:
-    """The sessions of all tenants, by tenant and id. `evicted` counts those evicted, by what their tenant needed.
+    """The sessions of all tenants. `records` is their log.
 
-    `records` says how each is recorded.
+    `evicted` counts evictions by what the tenant needed: `sessions`, `variables` or `bytes`.
     """
 
     def __init__(self, limits: SessionsConfig, records: Records | None = None) -> None:
@@ -169,13 +170,13 @@ class Sessions:
         self.tenants: dict[str, Tenant] = {}
         self.deleted = DeletedSessions(limits.max_sessions, self._records.forgotten)
         self.evicted: Counter[str] = Counter()
-        self._due: list[tuple[float, int, Session]] = []  # a heap; some entries are outdated
+        self._due: list[tuple[float, int, Session]] = []  # a heap of expiry checks; only `Session.due_s` is valid
         self._order = count()
         self._count = 0
-        self.is_own: Callable[[str, str], bool] = lambda _tenant, _session_id: True  # other gateways may have some
+        self.is_own: Callable[[str, str], bool] = lambda _tenant, _session_id: True  # several gateways divide the ids
 
     def new_id(self, tenant: str) -> str:
-        """An id for a session that has none, which belongs to this gateway."""
+        """A new session's id, chosen so that the session belongs to this gateway."""
         while True:
             session_id = f"s-{uuid4().hex}"
             if self.is_own(tenant, session_id):
@@ -184,10 +185,10 @@ class Sessions:
     def open(
         self, tenant: str, session_id: str, now_s: float, ttl_s: float | None = None, *, durable: bool = True
     ) -> Session:
-        """The tenant's session of this id; created if there is none. `ttl_s` replaces its time to live.
+        """The tenant's session with this id, created if there is none. `ttl_s` replaces its time to live.
 
-        A new one is in memory only unless it is `durable`. Raises `SessionEndedError` for a deleted session,
-        `LimitError` if the tenant has too many that are not idle, and what the records raise.
+        `durable` counts for a new session. Raises `SessionEndedError` for a deleted session, `LimitError` if the tenant
+        has too many sessions that are not idle, and what the records raise.
         """
         self._records.check()
         self._records.make(tenant, session_id)
@@ -211,7 +212,7 @@ class Sessions:
         return session
 
     def restore(self, tenant: str, session_id: str, now_s: float, ttl_s: float) -> Session:
-        """A session that is not there: a new one, or one that is read from its record."""
+        """Create a session that is not in memory: a new one, or one for a replay to fill."""
         owner = self.tenants.setdefault(tenant, Tenant(tenant))
         session = owner.sessions[session_id] = Session(owner, session_id, ttl_s, now_s)
         self._count += 1
@@ -219,10 +220,7 @@ class Sessions:
         return session
 
     def find(self, tenant: str, session_id: str, now_s: float) -> Session:
-        """The tenant's session of this id; raises `NotFoundError`, or `SessionEndedError` for a deleted session.
-
-        Raises what the records raise, too.
-        """
+        """The tenant's session with this id. Raises `NotFoundError`, `SessionEndedError`, or the log's error."""
         self._records.check()
         session = self.label(tenant, session_id, now_s)
         if session is None:
@@ -238,7 +236,7 @@ class Sessions:
         return tenant in self.tenants and session_id in self.tenants[tenant].sessions
 
     def label(self, tenant: str, session_id: str, now_s: float) -> Session | None:
-        """A call names this session, and needs nothing of it. Keeps the session alive if there is one.
+        """The session that a call names without using its variables; None if there is none. Keeps it alive.
 
         Raises `SessionEndedError` for a deleted session.
         """
@@ -252,7 +250,7 @@ class Sessions:
         return session
 
     def end(self, session: Session, why: PlaitError) -> tuple[list[HeldCall], list[Getter]]:
-        """Forget a session; returns its calls and getters."""
+        """Remove a session. Returns the calls and getters that it had."""
         session.record.ended()
         concerned = session.end(why)
         self._count -= 1
@@ -264,7 +262,7 @@ class Sessions:
         return concerned
 
     def idle(self, now_s: float) -> list[Session]:
-        """The sessions that expire now. Each session is checked about once in its time to live."""
+        """The sessions that have expired. A session is checked about once in its time to live, not at each `touch`."""
         self.deleted.expire(now_s)
         expired = []
         while self._due and self._due[0][0] <= now_s:
@@ -282,7 +280,7 @@ class Sessions:
     def make_room(
         self, session: Session, *, variables: int = 0, waiting_calls: int = 0, held_bytes: int = 0
     ) -> PlaitError | None:
-        """Evict idle sessions of the tenant until its limits allow this much more; the error if that is not enough."""
+        """Evict idle sessions of the tenant until its limits allow this much more. The error if that is not enough."""
         if session.has_room:
             return None
         limits, tenant = self.limits, session.tenant
@@ -313,7 +311,7 @@ class Sessions:
             raise problem
 
     def check_size(self, session: Session, size_bytes: int, more_bytes: int) -> PlaitError | None:
-        """The error if the limits do not allow a value of this size, `more_bytes` of which are not held yet."""
+        """The error if the limits do not allow a value of this size, of which `more_bytes` are not counted yet."""
         if size_bytes > self.limits.max_value_bytes and not session.has_room:
             message = (
                 f"The value has {size_bytes:,} bytes or more; at most {self.limits.max_value_bytes:,} are allowed."
@@ -330,7 +328,7 @@ class Sessions:
     def _evict(
         self, tenant: Tenant, but: Session | None, missing: int, size: Callable[[Session], int], why: str
     ) -> bool:
-        """Evict idle sessions, the least recently touched first, until `missing` is free; False if it cannot be."""
+        """Evict idle sessions, the least recently used first, until `missing` is free. False, and none, if too few."""
         victims, freed = [], 0
         for session in tenant.idle.values():
             if freed >= missing:

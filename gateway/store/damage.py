@@ -1,4 +1,4 @@
-"""What is found to be missing or changed in a store, counted for operators. The log has each with its name."""
+"""Metrics of damage found in a store: missing or changed data. Each finding is also logged by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS: Final[dict[Kind, str]] = {
 
 
 class Damage(Collector):
-    """Counts damage by kind. One thread counts each kind."""
+    """Counts damage by kind. Each kind is counted by one thread only."""
 
     def __init__(self) -> None:
         self.counts: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))

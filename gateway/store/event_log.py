@@ -1,9 +1,9 @@
-"""What a log of events is: its streams, the changes that are written to it, and what its keeper has to do.
+"""The interface of an event log: streams, changes, and the `Keeper` that stores them.
 
-A log holds streams of events, such as one of each session. It knows events as bytes. A gateway that keeps a log holds
-its lease: an owner's name with an epoch, which grows with each holder, so that what an earlier holder still tries to
-write is refused. `SqliteKeeper` keeps a log in a file of its own. Several gateways share the log of a `SharedKeeper`:
-each has a lease, and each stream has one of them as its owner.
+A log has streams of events, such as one for each session; an event is opaque bytes. A gateway writes under a lease with
+an epoch, which grows with each holder, so that the writes of an earlier holder are refused (fencing). `SqliteKeeper`
+has one log in a file, for one gateway. A `SharedKeeper` has a log for several gateways: each gateway has a lease of its
+own, and each stream has one gateway as its owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 
 class StreamKey(NamedTuple):
-    """A stream: a `kind` of things, a tenant's identity, and the thing's name. Unique in the log."""
+    """The unique key of a stream. `kind` is what it records, such as `session`; `name` is that thing's id."""
 
     kind: str
     tenant: str
@@ -23,7 +23,7 @@ class StreamKey(NamedTuple):
 class Change(NamedTuple):
     """One event of a stream. Without `data` the stream ends: all of its events are deleted.
 
-    `at_unix_s` is when it happened, and `version` says how `data` is to be read.
+    `version` is that of the form of `data`.
     """
 
     stream: StreamKey
@@ -33,9 +33,9 @@ class Change(NamedTuple):
 
 
 class StoredStream(NamedTuple):
-    """A stream as it is read: its events in the order in which they were written.
+    """A stream as read, with its events in the order of their writes.
 
-    A stream with a `problem` is not what was written, and may lack events.
+    `problem` says what is damaged: such a stream may lack events.
     """
 
     key: StreamKey
@@ -44,29 +44,29 @@ class StoredStream(NamedTuple):
 
 
 LOST: Final = "lost"
-"""The kind of a stream whose own kind, tenant and name are gone."""
+"""The kind of a stream whose key is lost."""
 
 UNREADABLE: Final = "unreadable"
-"""Begins the kind of a stream that was set aside."""
+"""The prefix of the kind of a stream that was set aside."""
 
 
 def set_aside(stream: StoredStream) -> list[Change]:
-    """The changes that keep a stream under another kind, where only an operator looks for it."""
+    """The changes that move a damaged stream to another kind, which only operators read."""
     aside = stream.key._replace(kind=f"{UNREADABLE} {stream.key.kind}")
     kept = [change._replace(stream=aside) for change in stream.events]
     return [Change(aside, 0.0, None), *kept, Change(stream.key, 0.0, None)]
 
 
 class StoreError(Exception):
-    """The log could not be written or read. It may work later."""
+    """The log could not be written or read. A later attempt may succeed."""
 
 
 class RefusedDataError(StoreError):
-    """The log refuses the data themselves: the same would be refused again, and others would not."""
+    """The database refuses this data, now and later. Other data can be written."""
 
 
 class HeldElsewhereError(StoreError):
-    """Another process holds the log. It may give it up."""
+    """Another process has the lease. It may release it."""
 
 
 class LeaseLostError(StoreError):
@@ -74,7 +74,7 @@ class LeaseLostError(StoreError):
 
 
 class CorruptStoreError(StoreError):
-    """What was stored is malformed."""
+    """The stored data is malformed."""
 
 
 class StoreVersionError(ValueError):
@@ -82,44 +82,43 @@ class StoreVersionError(ValueError):
 
 
 class Keeper(Protocol):
-    """Keeps a log. Synchronous; all but `check` are called by one thread."""
+    """Stores a log. Synchronous; one thread calls all methods but `check`."""
 
     def check(self) -> None:
-        """Raise ValueError if the log can never be kept here, with what to do. Takes no lease, and changes nothing."""
+        """Raise ValueError, with what to do, if a log can never be stored here. Takes no lease and changes nothing."""
 
     def open(self) -> int:
         """Take the lease, and return its epoch. Raises `HeldElsewhereError`, `StoreError` or `StoreVersionError`."""
 
     def read(self) -> Iterator[StoredStream]:
-        """All streams, in the order in which they were begun, also those with a problem. Raises `StoreError`."""
+        """All streams, the oldest first, also damaged ones. Raises `StoreError`."""
 
     def stream(self, key: StreamKey) -> StoredStream:
-        """One of the streams that were read or written, without events if there is none. Raises as `read` does."""
+        """One stream that this process has read or written; without events if there is none. Raises as `read` does."""
 
     def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
-        """Write all of these, in this order, or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`.
+        """Write the changes in order, all or none. Raises `LeaseLostError`, `RefusedDataError` or `StoreError`.
 
-        After a `StoreError` nobody knows which. `again` says that these are the changes of the last, failed `write`:
-        they are not written twice.
+        After a plain `StoreError` the commit may have happened or not. The caller then repeats the same changes with
+        `again`, which writes them once in either case.
         """
 
     def tidy(self) -> None:
-        """Nothing was written for a while: take away what deleted streams have left."""
+        """Remove the remains of deleted streams. Called when nothing is written for a while."""
 
     def close(self) -> None:
-        """Give the lease up."""
+        """Release the lease."""
 
 
 LEASE_S: Final = 5
-"""One of several gateways that says nothing for so long has died. It renews its lease each second, so four attempts may
-fail.
-"""
+"""The duration of a lease. It is renewed each second, so four renewals may fail before the others take over."""
 
 
 class Member(NamedTuple):
-    """A row of the gateways that share a log. `is_stale`: its lease is over, though nobody has taken its streams yet.
+    """A gateway's row in a shared store. `is_stale`: its lease is over, but nobody has taken its streams yet.
 
-    Whoever can write the table can write rows, so each has a `signature`. It is empty in those of an earlier release.
+    The `signature` shows that a gateway wrote the row, and not just somebody with access to the table. It is empty in
+    rows of an earlier release.
     """
 
     epoch: int
@@ -134,17 +133,16 @@ SignRow = Callable[[int, str, str], str]
 
 
 class Claims(NamedTuple):
-    """What was found of claimed streams: the epoch of each one's owner, and those that had lost their owner.
-
-    The latter are this gateway's from now on, with their events. A stream that is not there has no owner.
-    """
+    """The result of a claim."""
 
     owners: Mapping[StreamKey, int]
+    """The epoch of each stream's owner. A stream that does not exist is missing."""
     adopted: Sequence[StoredStream]
+    """Streams whose owner had died. This gateway owns them now."""
 
 
 class Drawn(NamedTuple):
-    """What was `granted` of each amount in a bucket, and what is `used` of it now."""
+    """What a draw from a bucket `granted` of each amount, and the level of each amount that is `used` now."""
 
     granted: Sequence[float]
     used: Sequence[float]
@@ -153,9 +151,10 @@ class Drawn(NamedTuple):
 def drawn(
     used: Sequence[float], rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
 ) -> Drawn:
-    """What may be had of a bucket that holds `burst_s` of its rates: all that is wanted at least, or nothing.
+    """Draw from a leaky bucket whose size is `burst_s` seconds of its `rates`.
 
-    More than it ever holds may be had once, when nothing is used. Negative amounts are given back.
+    Grants up to `most` of each amount, but nothing at all unless it can grant `least` of each. An amount larger than
+    the bucket is granted if the bucket is empty, or it never would be. Negative amounts are returned to the bucket.
     """
     wholes = [burst_s * rate for rate in rates]
     rooms = [
@@ -169,16 +168,16 @@ def drawn(
 
 
 class Need(NamedTuple):
-    """Of something that gateways share: how much there is of it for all of them, and how much one wants."""
+    """A shared limit: its total, and what this gateway asks for."""
 
     whole: int
     wanted: int
 
 
 def fair_parts(whole: int, wanted: Sequence[int]) -> list[int]:
-    """What each of those that want something gets of a whole: no more than it wants while another wants more.
+    """Divide `whole` by max-min fairness: nobody gets more than it wants while another wants more.
 
-    If something is left, all get as much of it. The parts are the whole (max-min fairness).
+    A rest that nobody wants is divided equally, so the parts always add up to `whole`.
     """
     parts, rest, count = [0] * len(wanted), whole, len(wanted)
     for served, number in enumerate(sorted(range(count), key=wanted.__getitem__)):
@@ -189,40 +188,41 @@ def fair_parts(whole: int, wanted: Sequence[int]) -> list[int]:
 
 
 class SharedKeeper(Keeper, Protocol):
-    """Keeps a log for several gateways. `write` changes no stream of another one, and `read` takes what nobody owns."""
+    """Stores a log for several gateways. `write` skips streams of other owners; `read` takes over ownerless streams."""
 
     @property
     def epoch(self) -> int:
-        """That of this gateway's lease; 0 before the first."""
+        """The epoch of this gateway's lease; 0 before the first."""
 
     def renew(self) -> list[Member]:
-        """Hold the lease for longer; returns all gateways. Those that have died lose their streams.
+        """Renew the lease, and return all gateways. Those whose leases are over lose their streams.
 
         Raises `LeaseLostError` or `StoreError`, as all methods below.
         """
 
     def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
-        """Become the owner of streams that have none; `begin` those that are not there.
+        """Become the owner of streams without one; with `begin`, create those that do not exist.
 
-        All are of one kind. A stream of the kind `instead` with the same tenant and name stands for a claimed one.
+        All are of one kind. A stream of the kind `instead` with the same tenant and name counts as the stream itself.
         """
 
     def owner(self, stream: StreamKey) -> int | None:
-        """The epoch of a stream's owner, 0 if it has lost it; None if there is no such stream."""
+        """The epoch of a stream's owner; 0 if it has none; None if the stream does not exist."""
 
     def take_over(self) -> list[StoredStream]:
-        """Become the owner of some streams that have lost theirs; empty if there are none left."""
+        """Become the owner of some streams without one; empty if none are left."""
 
     def release(self, streams: Sequence[StreamKey]) -> None:
-        """Let others have these."""
+        """Give up the ownership of these, so that another gateway can take them over."""
 
     def draw(
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
     ) -> Drawn:
-        """Take from a bucket that all gateways share, and that empties at `rates`. See `drawn`."""
+        """Draw from a leaky bucket that all gateways share (see `drawn`)."""
 
     def share(self, needs: Mapping[str, Need]) -> Mapping[str, int]:
-        """Tell what this gateway wants of what all share, by name; returns what it may use of each until it asks again.
+        """Set what this gateway wants of each shared limit. Returns what it may use of each until its next call.
 
-        What gateways may use is never more than the whole: one has more only once another has asked again for less.
+        The sum over all gateways never exceeds the total: a part grows only after another gateway has called again and
+        given some up.
         """

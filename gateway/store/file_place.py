@@ -1,4 +1,4 @@
-"""The place of a file that only this user may read: it is checked, and made where it is not there yet."""
+"""Checks and creates the place of a file that only this user may read."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Final
 
 FOR_OTHERS: Final = 0o077
-"""The rights in a mode that are not the owner's."""
+"""The mode bits of group and others."""
 
 NETWORK_FILE_SYSTEMS: Final = frozenset((
     "9p", "afs", "beegfs", "ceph", "cifs", "davfs", "fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs",
     "fuse.goofys", "fuse.juicefs", "fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs",
     "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs",
 ))  # fmt: skip
-"""Whose locks and shared memory other machines do not see, or see late: SQLite's WAL does not work on them."""
+"""SQLite's WAL does not work on these: other machines see locks and shared memory late or not at all."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
 
 
 def check_place(file: Path, mounts: Path = MOUNTS) -> None:
-    """Raise ValueError, which says what to do, if a file with secrets cannot be here. Changes nothing."""
+    """Raise ValueError, with what to do, if a file with secrets cannot be here. Changes nothing."""
     folder = file.parent
     kind = file_system(folder, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
@@ -37,12 +37,12 @@ def check_place(file: Path, mounts: Path = MOUNTS) -> None:
 
 
 def make_folder(file: Path) -> None:
-    """Make the file's folder (mode 0700) where it is not there. Raises OSError."""
+    """Create the file's folder (mode 0700) if it does not exist. Raises OSError."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def make_file(file: Path) -> None:
-    """Make an empty file (mode 0600) where it is not there, so that a power cut does not take it. Raises OSError."""
+    """Create an empty file (mode 0600) if it does not exist, and sync its folder's entry. Raises OSError."""
     if not file.exists():
         os.close(os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def make_file(file: Path) -> None:
 
 
 def file_system(folder: Path, mounts: Path = MOUNTS) -> str | None:
-    """The kind of the file system that a folder is or will be on; None where that cannot be told."""
+    """The type of the file system that a folder is or will be on; None if the system does not say."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -1,17 +1,18 @@
-"""A thread that writes a log: what has come while it wrote goes into its next commit, so one disk serves thousands.
+"""Group commit: one thread writes the log, and each commit has all that was appended during the one before.
 
-The event loop appends changes and goes on. Whoever tells a client of something waits for `committed` first. Changes are
-written in the order in which they came, each `append` as a whole. While many changes come, the thread looks for them by
-itself, each `LOOK_S`. To wake a thread costs the loop a system call, and the interpreter's lock, just when it sends the
-calls that a value has made ready; so a thread that sleeps is woken `LOOK_S` later.
+The event loop appends batches of changes and does not wait. Before an answer that promises durability goes to a client,
+its task awaits `committed`. The invariants:
 
-If the log cannot be written, the thread tries again each `RETRY_S`, with the same changes. What comes meanwhile waits,
-up to `max_backlog_bytes`. Beyond that a stream loses its end: its later events are left out, too, so that what is
-stored of it is always a beginning. `committed` says at once that nothing is stored for now. An append whose data the
-log refuses is no such failure: it alone is left out (`SplitWriter`).
+- Batches are written in the order of their `append`, each as a whole. So of each stream the store has a prefix.
+- While the log cannot be written, the thread retries the same commit each `RETRY_S`. Later batches queue up to
+  `max_backlog_bytes`. Beyond that, a stream loses the new event and all later ones, so that the prefix has no gap.
+  `committed` returns False at once.
+- A batch whose data the database refuses is left out alone (`SplitWriter`), and its streams are cut there.
+- After the lease is lost, nothing is written until `reopen`.
 
-A log that several gateways share asks more of its keeper: `run` does it in the thread. If the lease is lost, nothing is
-written any more until `reopen`.
+Waking a thread costs the loop a system call and the GIL, just when it sends the calls that a value has made ready. So a
+sleeping thread is woken `LOOK_S` later, and a busy one polls each `LOOK_S`. `run` does other work of the keeper in the
+thread.
 """
 
 from __future__ import annotations
@@ -41,41 +42,41 @@ from plait.gateway.store.split_writer import SplitWriter
 from plait.gateway.store.waiters import Waiters
 
 LOOK_S: Final = 0.01
-"""A call is at its engine 0.6 ms after the answer that it waited for, and nobody notices this with a value. A commit
-takes a quarter of a millisecond of a core that does other things, and so do twenty values in one.
+"""The delay before the thread looks for new batches. Only clients that wait for a commit see it; a dependent call is
+sent 0.6 ms after the answer that it waited for. A commit costs a quarter of a millisecond of CPU, with one value or
+twenty, so fewer commits leave more of the core to the event loop.
 """
 
 RETRY_S: Final = 1.0
-"""Between two attempts to take the lease, or to write to a disk that fails: a client is asked to wait as long."""
+"""Between two attempts to take the lease or to write. Clients are asked to retry after as long."""
 
 LONGEST_S: Final = 3600.0
-"""A thread without work sleeps so long at a time."""
+"""The longest sleep of a thread without work."""
 
 TIDY_S: Final = 1.0
-"""What was deleted is out of the file after so long, if it is asked for; a checkpoint takes some milliseconds."""
+"""How soon after the last write deleted data is removed from the file. A checkpoint takes some milliseconds."""
 
 STALLED_S: Final = 5.0
-"""A commit that takes longer is not waited for: a disk takes some milliseconds, a busy one a second."""
+"""A commit that takes longer counts as a failing store. A disk takes some milliseconds, a busy one a second."""
 
 BATCH_BYTES: Final = 2**22
-"""In one commit: some 10 ms of writing, which the next one waits for."""
+"""The most bytes of one commit: some 10 ms of writing."""
 
 CHANGE_BYTES: Final = 256
-"""What a change takes besides its data."""
+"""The memory of a change besides its data."""
 
 T = TypeVar("T")
 
 Batch = tuple[Sequence[Change], int]
-"""What is written as a whole, and what it takes in memory, in bytes."""
+"""Changes that are written as a whole, and their size in memory in bytes."""
 
 log = structlog.get_logger(__name__)
 
 
 class GroupCommit:
-    """Writes to a `keeper`'s log from `start` to `close`. All other methods are the event loop's.
+    """Writes to a `keeper`'s log from `start` to `close`. Public methods are called by the event loop.
 
-    `on_lost` is called if another gateway has taken over what this one had, and calls `reopen`. Without it, the log is
-    closed then.
+    `on_lost` is called after the lease is lost, and has to call `reopen`. Without it, the log is closed then.
     """
 
     def __init__(self, keeper: Keeper, max_backlog_bytes: int = 64 * 2**20) -> None:
@@ -90,7 +91,7 @@ class GroupCommit:
         self._may_reopen = threading.Event()
         self._wake = threading.Event()
         self._sleeps = self._wakes_soon = False
-        self._appended = self._committed = 0  # batches
+        self._appended = self._committed = 0  # numbers of batches
         self._appended_bytes = self._committed_bytes = 0
         self._lost: set[StreamKey] = set()
         self._waiters = Waiters()
@@ -108,7 +109,7 @@ class GroupCommit:
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is stored for now; None if all is well."""
+        """Why nothing can be stored at present."""
         if self._problem is None and self._is_stalled:
             return f"a commit takes longer than {STALLED_S:g} s"
         return self._problem
@@ -122,18 +123,18 @@ class GroupCommit:
         return self._streams is not None
 
     def start(self) -> None:
-        """Begin: wait for the lease, read, then write."""
+        """Start the thread: it waits for the lease, reads the log, then writes."""
         self._loop = asyncio.get_running_loop()
         self._streams = self._loop.create_future()
         self._thread.start()
 
     async def streams(self) -> list[StoredStream]:
-        """What the log held when its lease was taken. Waits for that."""
+        """Wait for the lease. Returns what the log had then."""
         assert self._streams is not None, "it is started first"
         return await asyncio.shield(self._streams)
 
     def append(self, changes: Sequence[Change]) -> None:
-        """Write these, after all that came before. Returns at once."""
+        """Append one batch. Returns at once; the commit follows."""
         batch = changes
         if self._lost or self.backlog_bytes > self._max_backlog_bytes:
             batch = [change for change in changes if not self._is_lost(change)]
@@ -146,13 +147,13 @@ class GroupCommit:
                 self._notice()
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not, or not all of the stream."""
+        """Wait until all that was appended is stored. False if it cannot be, or if the stream has lost an event."""
         if not self._is_open or self.problem is not None or stream in self._lost:
             return False
         if self._committed >= self._appended:
             return stream not in self.writer.cut
         waiter = self._waiters.add(self._appended)
-        self._settle()  # the thread looks for waiters after it has committed, and may have done so just now
+        self._settle()  # the thread may have committed, and found no waiter, just before this one was added
         return await waiter and stream not in self._lost and stream not in self.writer.cut
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -164,7 +165,7 @@ class GroupCommit:
         return result
 
     def reopen(self) -> None:
-        """The lease was lost, and all that depended on it is gone: take another one. What was not written never is."""
+        """Take a new lease after the old one was lost. Drops what was appended and not written."""
         assert self._loop is not None
         self._queue.clear()
         self._lost.clear()
@@ -174,7 +175,7 @@ class GroupCommit:
         self._may_reopen.set()
 
     async def close(self) -> None:
-        """Write what is left, and give the lease up."""
+        """Write what is left, and release the lease."""
         self._stops.set()
         self._wake.set()
         self._may_reopen.set()
@@ -183,7 +184,7 @@ class GroupCommit:
         self._settle()
 
     def _notice(self) -> None:
-        """Something has come: see to it that the thread is awake soon, and that it is not stalled for long."""
+        """Schedule the thread's wake-up, and a check that it commits within `STALLED_S`."""
         loop = self._loop
         if loop is None:
             return
@@ -207,7 +208,7 @@ class GroupCommit:
             self._notice()
 
     def _is_lost(self, change: Change) -> bool:
-        """Whether a change is left out, because there is no room for it or for one before it in its stream."""
+        """Whether a change is dropped: the backlog is full, or its stream has lost an earlier event."""
         if change.data is None:
             self._lost.discard(change.stream)
             return False
@@ -216,7 +217,7 @@ class GroupCommit:
         return change.stream in self._lost
 
     def _settle(self) -> None:
-        """Tell those whose changes are committed, or all of them that they are not."""
+        """Wake the waiters whose batches are committed; if nothing can be stored, all of them."""
         if self._committed >= self._appended:
             self._is_stalled = False
         self._waiters.tell(self._committed, is_over=self.problem is not None or not self._thread.is_alive())
@@ -242,7 +243,7 @@ class GroupCommit:
             self.jobs.give_up(self._problem)
 
     def _hold(self) -> None:
-        """Take the lease, and write until it is lost or the end comes."""
+        """Take the lease, and write until it is lost or the log is closed."""
         try:
             self._read(self._opened())
             self._write()
@@ -251,7 +252,7 @@ class GroupCommit:
             self._failed(str(error))
 
     def _opened(self) -> list[StoredStream] | None:
-        """Take the lease, however long that takes; None if the end comes first."""
+        """Take the lease, however long it takes, and read. None if the log is closed before."""
         while not self._stops.is_set():
             try:
                 self._keeper.open()
@@ -293,12 +294,12 @@ class GroupCommit:
     def _sleep(self, longest_s: float) -> None:
         self._wake.clear()
         self._sleeps = True
-        if not (self._queue or self.jobs or self._stops.is_set()):  # whoever appends later sees that the thread sleeps
+        if not (self._queue or self.jobs or self._stops.is_set()):  # a later append sees `_sleeps` and sets `_wake`
             self._wake.wait(min(self.jobs.pause_s, longest_s))
         self._sleeps = False
 
     def _commit(self, batches: list[Batch]) -> None:
-        """Write these, but for what is refused, however often that has to be tried. At the end it is tried once."""
+        """Write the batches, without those that are refused. Retries until it succeeds, or once more when closing."""
         try:
             self.writer.write([batch for batch, _ in batches], self._try)
         except LeaseLostError:
@@ -311,7 +312,7 @@ class GroupCommit:
         self._tell()
 
     def _try(self, changes: Sequence[Change]) -> None:
-        """Make one commit, however often that has to be tried. Raises `StoreError` if trying again is no use."""
+        """Make one commit, with retries. Raises `LeaseLostError`, `RefusedDataError`, or `StoreError` when closing."""
         again = False
         while True:
             try:
@@ -326,7 +327,7 @@ class GroupCommit:
                 again = True
 
     def _do_jobs(self) -> None:
-        """Do what `run` was asked for, and what is due."""
+        """Do the work of `run`, and the regular job if it is due."""
         for job in self.jobs.due(self._committed):
             try:
                 result = job.work()
@@ -355,14 +356,14 @@ class GroupCommit:
         self._tell()
 
     def _tell(self) -> None:
-        """Let the loop tell those that wait. Without any it is not woken."""
+        """Have the loop wake the waiters. Without any, the loop is not disturbed."""
         if (self._waiters or self._is_stalled) and self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._settle)
 
 
 def _taken(queue: deque[Batch]) -> list[Batch]:
-    """What has come first, up to `BATCH_BYTES`."""
+    """The oldest batches, up to `BATCH_BYTES` and at least one."""
     batches, size_bytes = list[Batch](), 0
     while queue and size_bytes < BATCH_BYTES:
         batches.append(queue.popleft())

@@ -1,4 +1,4 @@
-"""What the event loop asks the store's thread to do, besides writing."""
+"""The jobs that the store's thread does for the event loop, besides writing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import structlog
 from plait.gateway.store.event_log import RefusedDataError, StoreError
 
 REGULAR_S: Final = 1.0
-"""Of a lease of 5 s, which is renewed so often, four renewals may fail."""
+"""The period of the regular job. It renews a lease of 5 s, so four renewals may fail."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreJob:
-    """Work for the thread, once so many batches are written. Its result is `done`, in the event loop, if that asked."""
+    """Work for the thread, to be done once `after` batches are written. `done` gets the result in the event loop."""
 
     work: Callable[[], Any]
     after: int
     done: asyncio.Future[Any] | None
 
     def succeed(self, result: object) -> None:
-        """In the thread: it is done."""
+        """Called in the thread."""
         if self.done is not None:
             self._settle(self.done, self.done.set_result, result)
 
     def fail(self, error: StoreError) -> None:
-        """In the thread: it is not done."""
+        """Called in the thread."""
         if self.done is not None:
             self._settle(self.done, self.done.set_exception, error)
 
@@ -45,13 +45,13 @@ class StoreJob:
 
 
 class Jobs:
-    """The jobs that wait. The loop adds them, the thread takes them."""
+    """The queue of jobs. The loop calls `add`, the thread all other methods."""
 
     def __init__(self) -> None:
         self.regular: Callable[[], None] | None = None
-        """What the thread does each `REGULAR_S`, however busy the event loop is. It may raise `StoreError`."""
+        """The job that the thread does each `REGULAR_S`, however busy the event loop is. It may raise `StoreError`."""
         self.refused = 0
-        """Jobs that the log has refused so far, because of their own data."""
+        """Jobs whose data the database has refused."""
         self._regular_due_s = 0.0
         self._waiting = deque[StoreJob]()
 
@@ -60,17 +60,17 @@ class Jobs:
 
     @property
     def pause_s(self) -> float:
-        """How long the thread may sleep."""
+        """Seconds until the regular job is due."""
         return inf if self.regular is None else max(0.0, self._regular_due_s - time.monotonic())
 
     def add(self, work: Callable[[], Any], after: int) -> asyncio.Future[Any]:
-        """In the loop: one more; returns its result to come."""
+        """Queue a job, and return the future of its result."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(StoreJob(work, after, done))
         return done
 
     def due(self, written: int) -> Iterator[StoreJob]:
-        """In the thread: those that may be done when so many batches are written."""
+        """Remove and yield the jobs that may be done now that `written` batches are written."""
         if self.regular is not None and not self.pause_s:
             self._regular_due_s = time.monotonic() + REGULAR_S
             yield StoreJob(self.regular, 0, None)
@@ -78,12 +78,12 @@ class Jobs:
             yield self._waiting.popleft()
 
     def refuse(self, job: StoreJob, error: RefusedDataError) -> None:
-        """In the thread: the log refuses the job's data, and other jobs go on."""
+        """The database refuses the job's data. Other jobs go on."""
         self.refused += 1
         log.error("the store refuses a question", problem=str(error))
         job.fail(error)
 
     def give_up(self, problem: str) -> None:
-        """In the thread: none of them can be done now."""
+        """Fail all jobs."""
         while self._waiting:
             self._waiting.popleft().fail(StoreError(problem))

@@ -1,4 +1,4 @@
-"""What the store's thread does, for Prometheus."""
+"""Prometheus metrics of the store's thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from plait.gateway.store.group_commit import GroupCommit
 
 
 class StoreCollector(Collector):
-    """Whether the store can be written, what waits for it, what it has refused, and what it has cost."""
-
     def __init__(self, log: GroupCommit) -> None:
         self._log = log
 
     def collect(self) -> Iterator[Metric]:
-        """Two gauges and four counters."""
         failing, refused = int(self._log.problem is not None), self._log.writer.refused + self._log.jobs.refused
         yield GaugeMetricFamily("plait_store_failing", "1 while nothing can be stored", failing)
         yield GaugeMetricFamily("plait_store_backlog_bytes", "Events that wait to be written", self._log.backlog_bytes)

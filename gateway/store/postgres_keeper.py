@@ -1,12 +1,12 @@
-"""A log of events in PostgreSQL, which several gateways share.
+"""An event log in PostgreSQL, which several gateways share.
 
-Each gateway has a row with an epoch that nobody else has had, and a lease that ends by the database's clock unless it
-is renewed. A stream names the epoch of its owner. Who gives a gateway up deletes its row first. A transaction that
-writes events or takes streams begins by changing the own row. So a gateway that was given up, and goes on later, writes
-nothing.
+Each gateway has a row with a unique epoch and a lease, which runs out by the database's clock unless it is renewed. A
+stream names the epoch of its owner. Fencing: to give a dead gateway up, another one deletes its row first, and each
+transaction that writes events or takes streams begins with an update of its own row. So a gateway that was given up and
+wakes later can write nothing.
 
-When the database was away, all leases are over at once. So a gateway gives others up only when it has held its own
-lease for as long as one lasts: by then, all that live have renewed theirs.
+After an outage of the database, all leases are over at once. So a gateway gives others up only after it has held its
+own lease for `LEASE_S` without a gap: by then, all living gateways have renewed theirs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from plait.gateway.store.event_log import (
 from plait.gateway.store.postgres_schema import MIGRATIONS
 
 SLICE: Final = 256
-"""Streams that are taken over at once: all gateways that are left get some."""
+"""The most streams taken over at once, so that all living gateways get some."""
 
 WAITS: Final[dict[str, Any]] = {
     "connect_timeout": 3,
@@ -54,10 +54,10 @@ WAITS: Final[dict[str, Any]] = {
     "tcp_user_timeout": 5_000,
     "options": "-c idle_in_transaction_session_timeout=2s -c lock_timeout=2s -c statement_timeout=10s",
 }
-"""A gateway that is stopped in the middle of a transaction must not keep its locks: the database ends its session."""
+"""Connection options. If a gateway is stopped (SIGSTOP) in a transaction, the database ends its session and locks."""
 
 BEYOND_LIMITS: Final = "54"
-"""The SQLSTATE class of what is too large, such as a row of an index above 2,704 bytes."""
+"""The SQLSTATE class of data beyond a limit, such as an index row above 2,704 bytes."""
 
 MIGRATION_LOCK: Final = 0x706C6974
 SHARE_LOCK: Final = MIGRATION_LOCK + 1
@@ -74,7 +74,7 @@ _HOLD: Final = """
     FROM (SELECT commits FROM plait.gateways WHERE epoch = %s FOR NO KEY UPDATE) AS before
     WHERE epoch = %s RETURNING before.commits
 """
-"""What writes events or takes streams begins with it. Without a row the gateway was given up."""
+"""Renews the lease. Begins each transaction that writes events or takes streams. No row: the gateway was given up."""
 
 _LAPSED: Final = """
     SELECT epoch FROM plait.gateways WHERE until < now() AND EXISTS (
@@ -136,16 +136,16 @@ _WRITE: Final = """
 
 
 def _unsigned(_epoch: int, _url: str, _release: str) -> str:
-    """The signature of a tool, which other processes send nothing."""
+    """For tools, to which other gateways send nothing."""
     return ""
 
 
 class PostgresKeeper:
-    """Keeps a log in the database at `url`, for the gateway that others reach at `advertise_url`.
+    """Stores a log in the database at `url`, for the gateway that others reach at `advertise_url`.
 
-    The password comes from libpq's own places, such as PGPASSWORD. `whole` is a kind of streams that refer to each
-    other: a gateway takes all of them over that there are. `version` is that of events which it can read. Raises
-    ValueError for a URL that cannot be used.
+    The password comes from libpq's own places, such as PGPASSWORD. Streams of the kind `whole` refer to each other, so
+    one gateway takes all of them over. `version` is the latest version of events that this release can read. Raises
+    ValueError for an unusable URL.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class PostgresKeeper:
         return f"PostgresKeeper({self._place!r}, epoch={self.epoch})"
 
     def check(self) -> None:
-        """A database may be away for now, so it is not asked."""
+        """Does nothing: a database that is out of reach now may come back."""
 
     def open(self) -> int:
-        """Take a lease with a new epoch. What an earlier process at this address owned has no owner from now on."""
+        """Take a lease with a new epoch. The streams of earlier processes at this address lose their owner."""
         self._streams.clear()
         with self._translated():
             database = self._connected()
@@ -179,7 +179,7 @@ class PostgresKeeper:
             with database.transaction():
                 namesakes = "SELECT epoch, until < now() FROM plait.gateways WHERE url = %s FOR UPDATE"
                 for epoch, is_over in database.execute(namesakes, (self._advertise_url,)).fetchall():
-                    if self.epoch and not is_over:  # this one was given up, though it runs
+                    if self.epoch and not is_over:  # this process had a lease before, so the live row is not its own
                         raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
                     self._give_up(database, [epoch])
                 entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
@@ -189,7 +189,7 @@ class PostgresKeeper:
         return self.epoch
 
     def read(self) -> Iterator[StoredStream]:
-        """The streams that nobody owns. They are this gateway's from now on."""
+        """Take over all streams without an owner, slice by slice."""
         while streams := self.take_over():
             yield from streams
 
@@ -201,14 +201,14 @@ class PostgresKeeper:
             return self._with_events(database, [(number, *key)])[0]
 
     def tidy(self) -> None:
-        """Not needed: the database vacuums."""
+        """Does nothing: the database vacuums."""
 
     def write(self, changes: Sequence[Change], *, again: bool = False) -> None:
-        """Write these in one transaction. What belongs to another gateway is left out."""
+        """Write the changes in one transaction, without those of streams that another gateway owns."""
         events, ended = _final(changes)
         begun = dict[StreamKey, int]()
         if not again:
-            self._commits += 1  # also if this fails: the number stands for these changes and no others
+            self._commits += 1  # even if this fails: a number stands for one set of changes
         with self._transaction() as database:
             if self._hold(database, self._commits):
                 self._delete(database, ended, events.keys())
@@ -219,7 +219,7 @@ class PostgresKeeper:
             self._streams.pop(key, None)
 
     def renew(self) -> list[Member]:
-        """Hold the lease for longer, and give up the gateways that have not."""
+        """Renew the lease, and give up the gateways whose leases have run out."""
         with self._transaction() as database:
             self._hold(database, self._commits)
             lapsed = database.execute(_LAPSED, (self.epoch, LEASE_S)).fetchall()
@@ -228,7 +228,6 @@ class PostgresKeeper:
             return [Member(*row) for row in database.execute(members).fetchall()]
 
     def claim(self, streams: Sequence[StreamKey], *, instead: str, begin: bool = True) -> Claims:
-        """Own what nobody owns, and perhaps begin what is not there."""
         kind = streams[0].kind
         asked = [key.tenant for key in streams], [key.name for key in streams], kind, instead
         with self._transaction() as database:
@@ -247,7 +246,7 @@ class PostgresKeeper:
         return None if row is None else int(row[0])
 
     def take_over(self) -> list[StoredStream]:
-        """Own a slice of what nobody owns."""
+        """Become the owner of up to `SLICE` streams without one, and of all of the kind `whole`."""
         with self._transaction() as database:
             self._hold(database, self._commits)
             asked = self.epoch, self._version, self._whole
@@ -267,7 +266,7 @@ class PostgresKeeper:
     def draw(
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
     ) -> Drawn:
-        """Take from a bucket, by the database's clock. A crash of the database empties all."""
+        """Draw from a bucket by the database's clock. A crash of the database empties all buckets (UNLOGGED)."""
         with self._transaction() as database:
             ((before, elapsed_s),) = database.execute(_BUCKET, (bucket, [0.0] * len(rates))).fetchall()
             left = [
@@ -281,9 +280,9 @@ class PostgresKeeper:
         return result
 
     def share(self, needs: Mapping[str, Need]) -> Mapping[str, int]:
-        """Share out what gateways want, one of them at a time. The part of one that has died is kept for it until then.
+        """Compute this gateway's parts, one gateway at a time. A dead gateway's part stays reserved until its row goes.
 
-        A gateway that waits for its turn has changed its own row only, so no other waits for it.
+        A gateway that waits for the lock has locked no row but its own, so no other gateway waits for it.
         """
         others = "SELECT until >= now(), epoch, needs, parts FROM plait.gateways WHERE epoch <> %s ORDER BY epoch"
         told = "UPDATE plait.gateways SET needs = %s, parts = %s WHERE epoch = %s"
@@ -297,14 +296,14 @@ class PostgresKeeper:
         return parts
 
     def close(self) -> None:
-        """Give the lease up, and all streams."""
+        """Release the lease and all streams."""
         if self._database is not None and self.epoch:
             with suppress(psycopg.Error), self._database.transaction():
                 self._give_up(self._database, [self.epoch])
         self._disconnect()
 
     def _part(self, name: str, need: Need, others: Iterable[TupleRow]) -> int:
-        """The fair part, if the others leave it."""
+        """The fair part, or less if the others' present parts do not leave it."""
         wanted, used = {self.epoch: need.wanted}, 0
         for is_live, epoch, wants, has in others:
             used += has.get(name, 0)
@@ -314,12 +313,12 @@ class PostgresKeeper:
         fair = fair_parts(need.whole, [wanted[epoch] for epoch in epochs])[epochs.index(self.epoch)]
         return max(0, min(fair, need.whole - used))
 
-    # What follows is within a transaction.
+    # The methods below run within a transaction.
 
     def _hold(self, database: Connection[TupleRow], number: int) -> bool:
-        """Hold the lease for longer, sign the row, and note the number of the commit.
+        """Renew the lease, sign the row, and store the number of the commit.
 
-        False if this commit was made before, and the connection broke before that was heard.
+        False if this commit was made already, and the connection broke before the reply came.
         """
         asked = number, LEASE_S, self._signature(self.epoch), self.epoch, self.epoch
         row = database.execute(_HOLD, asked).fetchone()
@@ -328,24 +327,26 @@ class PostgresKeeper:
         return int(row[0]) < number
 
     def _signature(self, epoch: int) -> str:
-        """What tells others that the row is of a gateway that lives."""
         return self._sign(epoch, self._advertise_url, self._release)
 
     def _give_up(self, database: Connection[TupleRow], epochs: Sequence[int]) -> None:
-        """These gateways have died. The streams are looked for after their last transactions have ended."""
+        """Delete the rows of dead gateways, then free their streams.
+
+        The deletion waits for a last transaction of such a gateway, so that its streams are freed, too.
+        """
         if epochs:
             database.execute("DELETE FROM plait.gateways WHERE epoch = ANY(%s)", (list(epochs),))
             database.execute("UPDATE plait.streams SET owner = NULL WHERE owner = ANY(%s)", (list(epochs),))
 
     def _begun(self, database: Connection[TupleRow], keys: Sequence[StreamKey]) -> dict[StreamKey, int]:
-        """New streams, without those that another gateway has."""
+        """Create streams, except for those that another gateway owns. Returns their numbers."""
         if not keys:
             return {}
         rows = database.execute(_BEGIN, (self.epoch, self._version, *map(list, zip(*keys, strict=True)))).fetchall()
         return {StreamKey(*key): stream for stream, *key in rows}
 
     def _delete(self, database: Connection[TupleRow], ended: Iterable[StreamKey], again: Container[StreamKey]) -> None:
-        """Delete the events of streams that have ended. Those that begin `again` are still this gateway's."""
+        """Delete the events of streams that have ended, and the streams themselves unless they begin `again`."""
         gone = [known for key in ended if (known := self._streams.get(key)) is not None]
         if gone:
             database.execute("DELETE FROM plait.events WHERE stream = ANY(%s)", (gone,))
@@ -367,7 +368,7 @@ class PostgresKeeper:
             database.execute(_WRITE, tuple(map(list, zip(*rows, strict=True))))
 
     def _with_events(self, database: Connection[TupleRow], rows: Sequence[TupleRow]) -> list[StoredStream]:
-        """Streams as they are read, in the order in which they were begun."""
+        """The streams with their events, the oldest first."""
         keys = {number: StreamKey(kind, tenant, name) for number, kind, tenant, name in sorted(rows)}
         if not keys:
             return []
@@ -396,7 +397,7 @@ class PostgresKeeper:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """PostgreSQL's errors become `StoreError`s. After one that is not of data the connection begins anew."""
+        """Turn PostgreSQL's errors into `StoreError`s. After any but a data error, a new connection is made."""
         try:
             yield
         except (psycopg.Error, UnicodeEncodeError) as error:
@@ -418,7 +419,7 @@ class PostgresKeeper:
             self._database = None
 
     def _migrate(self, database: Connection[TupleRow]) -> None:
-        """Bring the schema forward, one gateway at a time."""
+        """Migrate the schema, one gateway at a time."""
         with database.transaction():
             database.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             if database.execute("SELECT to_regclass('plait.schema')").fetchone() == (None,):
@@ -437,7 +438,7 @@ class PostgresKeeper:
 
 
 def place_of(url: str) -> str:
-    """Host, port and database of a URL. Raises ValueError for a URL with a password, or that is none."""
+    """Host, port and database of a URL. Raises ValueError if it is invalid or has a password."""
     try:
         parts: dict[str, Any] = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -448,10 +449,9 @@ def place_of(url: str) -> str:
 
 
 def _is_of_data(error: Exception) -> bool:
-    """Whether the values themselves are refused: by their types, by a limit of PostgreSQL, or by their encoding.
+    """Whether the data itself is refused: SQLSTATE class 22 (`DataError`) or 54 (limits), or an encoding.
 
-    These are the SQLSTATE classes 22, which `DataError` stands for, and 54. psycopg refuses NUL itself, and Python half
-    a surrogate pair.
+    psycopg refuses a NUL itself, Python a lone surrogate.
     """
     if isinstance(error, psycopg.DataError | UnicodeEncodeError):
         return True
@@ -459,7 +459,7 @@ def _is_of_data(error: Exception) -> bool:
 
 
 def _final(changes: Iterable[Change]) -> tuple[dict[StreamKey, list[Change]], set[StreamKey]]:
-    """The events that remain of each stream, and the streams that have ended meanwhile."""
+    """The net effect of the changes: the remaining events by stream, and the streams that have ended."""
     events, ended = dict[StreamKey, list[Change]](), set[StreamKey]()
     for change in changes:
         if change.data is None:

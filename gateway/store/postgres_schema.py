@@ -1,4 +1,4 @@
-"""The tables of a store that several gateways share, and how an older version of them becomes the newest."""
+"""The tables of a store that several gateways share, and the migrations from older versions."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ MIGRATIONS: Final = (
     ALTER TABLE plait.gateways ADD COLUMN signature TEXT NOT NULL DEFAULT '';
     """,
 )
-"""Each leads to the next version of the schema. It only adds: gateways of the release before go on meanwhile."""
+"""Each leads to the next version of the schema. They only add, so that gateways of the release before keep running."""

@@ -1,4 +1,4 @@
-"""How a new file takes the place of a malformed one, whenever the process ends meanwhile."""
+"""The replacement of a malformed SQLite file by a new one, which survives a crash at any point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIXES: Final = ("", "-wal", "-shm")
 
 
 class SavedFile:
-    """The new file beside the malformed one at `place`. Who closes it when it is whole calls `replace`."""
+    """The new file beside the malformed one at `place`. Close it when it is whole, then call `replace`."""
 
     def __init__(self, place: Path) -> None:
         self.path = Path(f"{place}.saved")
@@ -21,7 +21,7 @@ class SavedFile:
 
     @property
     def is_left(self) -> bool:
-        """Whether a process has ended when the malformed file had gone, and this one was not there yet."""
+        """Whether a process ended between the two renames of `replace`: only the new file is there."""
         return self.path.exists() and not self._place.exists()
 
     def begin(self) -> None:
@@ -30,7 +30,7 @@ class SavedFile:
         make_file(self.path)
 
     def replace(self, aside: Path) -> None:
-        """Move the malformed file aside, then its WAL, which must never meet the new file, then that to its place."""
+        """Rename the malformed file and its WAL, then the new file, in this order: an old WAL would corrupt it."""
         for suffix in SUFFIXES:
             with suppress(FileNotFoundError):
                 Path(f"{self._place}{suffix}").rename(f"{aside}{suffix}")

@@ -1,7 +1,7 @@
-"""Writes batches together, and leaves out those whose data the log refuses.
+"""Commits many batches together, and leaves out those whose data the database refuses.
 
-Many batches share a commit, so one at fault must not fail the others. What is refused is halved until the batch at
-fault is alone: of n batches with one at fault, about 2 log2(n) commits are tried.
+A refused commit is halved until the batch at fault is alone: for one in n batches, this takes about 2 log2(n) commits.
+So one tenant's data never fails the writes of others.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ log = structlog.get_logger(__name__)
 
 
 class SplitWriter:
-    """Writes in the order in which batches came, each as a whole or not at all.
+    """Writes batches in order, each as a whole or not at all.
 
-    A stream that has lost a batch loses all later ones, too, until it ends: what is stored of it is a beginning. One
-    thread writes; others may read.
+    A stream that has lost a batch loses all later ones until it ends, so that the store has a prefix of it. One thread
+    writes; others may read the attributes.
     """
 
     def __init__(self) -> None:
         self.commits = self.changes = 0
-        """Written so far."""
         self.refused = 0
-        """Batches that were left out so far, because of their own data."""
+        """Batches that were left out."""
         self.cut: frozenset[StreamKey] = frozenset()
         """Streams that have lost a batch and have not ended since."""
 
     def write(self, batches: Sequence[Sequence[Change]], commit: Callable[[Sequence[Change]], None]) -> None:
-        """Commit all but what is refused. Raises all errors of `commit` but `RefusedDataError`."""
+        """Commit all batches but the refused ones. Raises the errors of `commit` other than `RefusedDataError`."""
         changes, cut = self._left(batches)
         try:
             if changes:
@@ -53,11 +52,11 @@ class SplitWriter:
             self.changes += len(changes)
 
     def forget(self) -> None:
-        """The log is read anew, and its streams are whole as they are there."""
+        """The log was read again: its streams, as stored, are whole."""
         self.cut = frozenset()
 
     def _left(self, batches: Sequence[Sequence[Change]]) -> tuple[list[Change], frozenset[StreamKey]]:
-        """The changes without those of streams that are cut, and which of these are cut after them."""
+        """The changes without those of cut streams, and the streams that are still cut after them."""
         changes = [change for batch in batches for change in batch]
         if not self.cut:
             return changes, self.cut
@@ -72,9 +71,9 @@ class SplitWriter:
     def _leave_out(
         self, batch: Sequence[Change], error: RefusedDataError, commit: Callable[[Sequence[Change]], None]
     ) -> None:
-        """Leave a batch out, but for the ends that it begins with: what was stored before them is not to come back.
+        """Leave a batch out, except for the stream ends that it begins with: deleted data must not come back.
 
-        A later end may be that of a stream whose events were to be kept under another name.
+        A later end in the batch is left out, too: it may belong to a stream whose events the batch moves (`set_aside`).
         """
         self.refused += 1
         ends = list(takewhile(lambda change: change.data is None, batch))

@@ -1,16 +1,16 @@
-"""A log of events in one SQLite file, for one gateway at a time.
+"""An event log in one SQLite file, for one gateway at a time.
 
-The file is in WAL mode. What is written with `synchronous = "normal"` outlives the process, however that ends, and with
-"full" the machine's power, too. A lock on the file beside it (`.lock`) says that a process holds the lease. The kernel
-takes the lock away when the process ends, so the next one need not wait for a time to pass.
+The file is in WAL mode. With `synchronous = "normal"`, commits survive any end of the process; with "full", a power cut
+too. The lease is a lock on `PATH.lock`. The kernel releases the lock when the process ends, so the next process does
+not wait for a lease to run out.
 
-What is found when the file is opened
-    It is gone or empty, though the lock says that there was a store, or its WAL is there: it is not opened.
-    A later version has had it, or another program: it is not opened.
-    It is malformed, by SQLite's own check: it is set aside, and what can be read of it is written to a new one.
-    The WAL ends before what its index has counted, or the epoch is lower than the lock says: it is opened, since what
-        is there is a beginning of what was written, and said so.
-    A stream is not what was written: it is read with its problem, and all others as they are.
+What `open` and `read` do about damage
+    The file is gone or empty, but the lock file has an epoch or a WAL exists: refuse to open.
+    A later version of Plait or another program has written the file: refuse to open.
+    SQLite's integrity check fails: set the file aside, and write what can be read of it to a new file.
+    The WAL is shorter than its index says, or the epoch is lower than in the lock file: log it and go on, because the
+        file still has a prefix of what was written.
+    A stream's checksums fail: return that stream with its problem, and all others as usual.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from plait.gateway.store.store_lock import StoreLock
 from plait.gateway.store.wal_index import committed_frames
 
 AT_ONCE: Final = 64
-"""So many events are written in one statement, which is a transaction of its own: it takes four fifths of the time."""
+"""Up to this many events are one INSERT statement without BEGIN and COMMIT, in four fifths of the time."""
 
 Synchronous = Literal["normal", "full"]
 
@@ -62,9 +62,9 @@ log = structlog.get_logger(__name__)
 
 
 class SqliteKeeper:
-    """Keeps a log in the file `path`. `owner` names the gateway; all that share one file have one name.
+    """Stores a log in the file `path`. `owner` is a name for the lease, the same for all gateways that use the file.
 
-    `version` is the latest of events that it can read. `damage` counts what is found missing or changed.
+    `version` is the latest version of events that this release can read.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class SqliteKeeper:
         self._epoch = 0
         self._lock = StoreLock(path)
         self._saved_file = SavedFile(path)
-        self._streams: dict[StreamKey, tuple[int, int]] = {}  # each one's number, and how many events it has had
+        self._streams: dict[StreamKey, tuple[int, int]] = {}  # the stream's number, and the number of its events
         self._next_stream = 1
-        self._saved_in_part: list[StoredStream] = []  # of a malformed file
+        self._saved_in_part: list[StoredStream] = []  # streams of a malformed file that lack events
         self._has_deleted = False
         self._database: sqlite3.Connection | None = None
 
@@ -96,20 +96,20 @@ class SqliteKeeper:
         return f"SqliteKeeper({str(self.path)!r}, epoch={self._epoch})"
 
     def check(self) -> None:
-        """Raise ValueError for a place where no file can be, one that it has vanished from, and a later version's."""
+        """Raise ValueError if the file cannot be there, has vanished, or was written by a later version."""
         check_place(self.path)
         gone = self._gone()
         if gone is not None:
             raise ValueError(gone)
-        with suppress(*SQLITE_ERRORS, CorruptStoreError, OSError):  # `open` looks at a malformed file
+        with suppress(*SQLITE_ERRORS, CorruptStoreError, OSError):  # `open` handles a malformed file
             if self.path.exists() and self.path.stat().st_size:
-                uri = f"{self.path.absolute().as_uri()}?immutable=1"  # the index of the WAL stays as it was left
+                uri = f"{self.path.absolute().as_uri()}?immutable=1"  # without it SQLite rebuilds the index of the WAL
                 with closing(sqlite3.connect(uri, uri=True)) as database:
                     database.text_factory = text_of
                     self._schema.check(database)
 
     def open(self) -> int:
-        """Take the lease, bring the schema up to date. A malformed file is set aside, and what can be read is saved."""
+        """Take the lease and migrate the schema. Replaces a malformed file by what can be read of it."""
         with _translated(self.path):
             make_folder(self.path)
             self._lock.take()
@@ -120,7 +120,7 @@ class SqliteKeeper:
             if gone is not None:
                 raise StoreError(gone)
             make_file(self.path)
-        frames = committed_frames(self.path)
+        frames = committed_frames(self.path)  # before SQLite opens the file, which rebuilds the index
         try:
             self._connect(self.path, frames)
         except (*SQLITE_ERRORS, CorruptStoreError) as error:
@@ -147,7 +147,6 @@ class SqliteKeeper:
             return stream_of(self._opened, known[0], key)
 
     def write(self, changes: Sequence[Change], *, again: bool = False) -> None:  # noqa: ARG002 - a failure is known
-        """Write these in one transaction, if the lease is still held."""
         database, before = self._opened, (dict[StreamKey, tuple[int, int]](), self._next_stream)
         try:
             if self._go_on(changes):
@@ -168,20 +167,23 @@ class SqliteKeeper:
             raise
 
     def tidy(self) -> None:
-        """Take deleted values out of the WAL, too."""
+        """Checkpoint and truncate the WAL, which still has deleted values."""
         if self._has_deleted and self._database is not None:
             with suppress(sqlite3.Error):
                 busy, *_ = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 self._has_deleted = bool(busy)
 
     def close(self) -> None:
-        """Bring the file up to date, and give the lease up."""
+        """Close the file, which checkpoints it, and release the lease."""
         self._disconnect()
         self._lock.release()
 
     @property
     def _is_half_saved(self) -> bool:
-        """Whether what was saved has to take its place. Without the lock the operator means to begin anew."""
+        """Whether a crash has interrupted the replacement of a malformed file.
+
+        Without an epoch in the lock file, the operator has removed it to begin with an empty store.
+        """
         return bool(self._lock.epoch) and self._saved_file.is_left
 
     @property
@@ -190,7 +192,7 @@ class SqliteKeeper:
         return self._database
 
     def _gone(self) -> str | None:
-        """Why there must have been a store where there is none; None if there is one, or there never was."""
+        """The error if a store has vanished. None if there is one, or there never was."""
         wal = Path(f"{self.path}-wal")
         if (self.path.exists() and self.path.stat().st_size) or self._is_half_saved:
             return None
@@ -203,7 +205,7 @@ class SqliteKeeper:
         )
 
     def _connect(self, file: Path, frames: int = 0, saved: Sequence[Change] = ()) -> None:
-        """Open the file, whose WAL has had so many frames. Take the lease and write what was `saved`, in one commit."""
+        """Open the file, whose WAL must have `frames`. Takes the lease and writes `saved` events in one commit."""
         database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._database = database
         database.text_factory = text_of
@@ -223,11 +225,11 @@ class SqliteKeeper:
             if saved:
                 rows = [self._row(database, change, {}) for change in saved]
                 database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
-        database.execute("PRAGMA wal_checkpoint")  # before the lock says that there is a store
+        database.execute("PRAGMA wal_checkpoint")  # first: from `note` on, an empty file counts as a lost store
         self._lock.note(self._epoch)
 
     def _take_lease(self, database: sqlite3.Connection) -> None:
-        """Take the lease, with the epoch after all that were before. Within a transaction."""
+        """Take the lease with a new highest epoch, within a transaction."""
         before, noted = self._epoch_of(database), self._lock.epoch
         if 0 < before < noted:
             self._damage.found("age")
@@ -241,7 +243,7 @@ class SqliteKeeper:
         database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
 
     def _look_for_end(self, database: sqlite3.Connection, frames: int) -> None:
-        """Say so if the WAL does not have all that was committed to it. What it has is kept for whoever looks at it."""
+        """Log it if the WAL lacks commits, and keep a copy of the WAL for an operator."""
         _, found, _ = database.execute("PRAGMA wal_checkpoint").fetchone()
         if frames <= max(found, 0):
             return
@@ -255,10 +257,10 @@ class SqliteKeeper:
         )  # fmt: skip
 
     def _save(self, problem: Exception) -> None:
-        """Write what can be read of a malformed file to a new one, which takes its place, and keep it aside.
+        """Replace a malformed file by a new one with what can be read of it, and keep the malformed file aside.
 
-        If the process ends before the new file is whole, the next one finds the malformed file again. Later, `open`
-        goes on.
+        After a crash before the new file is whole, the next process begins again; after a later crash, its `open`
+        finishes the replacement.
         """
         self._disconnect()
         aside, fresh = self._aside(), self._saved_file.path
@@ -281,7 +283,7 @@ class SqliteKeeper:
         log.error("streams saved from a malformed store", whole=len(whole), in_part=len(self._saved_in_part))
 
     def _aside(self) -> Path:
-        """The name of what is kept of the file as it is now."""
+        """The name for a copy of the present file."""
         return Path(f"{self.path}.corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
 
     def _read(self) -> list[StoredStream]:
@@ -309,19 +311,19 @@ class SqliteKeeper:
             raise LeaseLostError(f"{self.path} was taken over (epoch {epoch}, this gateway's was {self._epoch})")
 
     def _go_on(self, changes: Sequence[Change]) -> bool:
-        """Whether these are a few further events of streams that have begun."""
+        """Whether the changes only append a few events to known streams, so that one INSERT is enough."""
         is_few = 0 < len(changes) <= AT_ONCE
         return is_few and all(change.data is not None and change.stream in self._streams for change in changes)
 
     def _append(self, database: sqlite3.Connection, rows: Sequence[tuple[object, ...]]) -> None:
-        """Write these, and nothing else, if the lease is still held."""
+        """Insert the rows. The same statement checks the lease."""
         values = [value for row in rows for value in row]
         if not database.execute(_appending(len(rows)), (*values, self._owner, self._epoch)).rowcount:
             self._check_lease(database)
             raise StoreError(f"{self.path}: SQLite has written nothing, and says no reason")
 
     def _row(self, database: sqlite3.Connection, change: Change, before: dict[StreamKey, tuple[int, int]]) -> Row:
-        """The row of an event, which begins its stream if there is none."""
+        """The row of an event. Creates its stream if necessary. `before` collects the state that `_undo` restores."""
         known = self._streams.get(change.stream)
         before.setdefault(change.stream, known or (0, 0))
         if known is None:
@@ -342,7 +344,7 @@ class SqliteKeeper:
             database.execute("DELETE FROM streams WHERE stream = ?", (known[0],))
 
     def _undo(self, before: dict[StreamKey, tuple[int, int]], next_stream: int) -> None:
-        """The streams are as they were: nothing was written."""
+        """Restore the streams in memory, because the transaction was rolled back."""
         for key, known in before.items():
             if known == (0, 0):
                 self._streams.pop(key, None)
@@ -353,7 +355,7 @@ class SqliteKeeper:
 
 @cache
 def _appending(events: int) -> str:
-    """The statement that writes so many events if an owner has an epoch."""
+    """The statement that inserts so many events if the owner's lease has the epoch."""
     rows = ", ".join(["(?, ?, ?, ?, ?)"] * events)
     lease = "(SELECT epoch FROM leases WHERE owner = ?) = ?"
     return f"INSERT INTO events SELECT * FROM (VALUES {rows}) WHERE {lease}"  # noqa: S608 - question marks
@@ -361,7 +363,7 @@ def _appending(events: int) -> str:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the system become `StoreError`s."""
+    """Turn errors of SQLite and of the system into `StoreError`s."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The tables of a store in a SQLite file, and how those of an earlier version are brought forward."""
+"""The tables of a store in a SQLite file, and the migrations from earlier versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from plait.gateway.store.event_log import CorruptStoreError, StoreVersionError
 
 APPLICATION_ID: Final = 0x706C6974
-"""Says that a SQLite file is Plait's ("plit")."""
+"""Marks a SQLite file as Plait's ("plit")."""
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -33,11 +33,11 @@ def _second(database: sqlite3.Connection) -> None:
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_first, _second)
-"""Each leads to the next version of the schema, which is the number of those before and including it."""
+"""Each leads to the next version. A version is the number of migrations that led to it."""
 
 
 class Schema:
-    """The schema of the file `path` after all `migrations`. `version` is the latest of events that can be read."""
+    """The schema after all `migrations`. `version` is the latest version of events that this release can read."""
 
     def __init__(self, path: Path, version: int, migrations: Sequence[Migration] = MIGRATIONS) -> None:
         self._path = path
@@ -45,9 +45,9 @@ class Schema:
         self._migrations = migrations
 
     def check(self, database: sqlite3.Connection) -> None:
-        """Raise `StoreVersionError` for what must not be touched: another program's file, or a later version's.
+        """Raise `StoreVersionError` for a file of another program or a later version, which must not be touched.
 
-        Raises `CorruptStoreError` for other tables than those of the file's version.
+        Raises `CorruptStoreError` if the tables are not those of the file's version.
         """
         application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
@@ -63,7 +63,7 @@ class Schema:
             self._check_version("events", events or 0, self._version)
 
     def migrate(self, database: sqlite3.Connection) -> None:
-        """Bring the schema forward, to the latest version or not at all."""
+        """Migrate to the latest version, in one transaction."""
         with transaction(database):
             version = database.execute("PRAGMA user_version").fetchone()[0]
             for migration in self._migrations[version:]:
@@ -72,7 +72,6 @@ class Schema:
             database.execute(f"PRAGMA user_version = {len(self._migrations)}")
 
     def _tables_of(self, version: int) -> Sequence[tuple[str, ...]]:
-        """What the tables of a version of the schema are."""
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
             for migration in self._migrations[:version]:
                 migration(database)
@@ -87,7 +86,7 @@ class Schema:
 
 
 def _tables(database: sqlite3.Connection) -> Sequence[tuple[str, ...]]:
-    """The definitions of all tables and indexes, without SQLite's own, such as those of ANALYZE."""
+    """The definitions of all tables and indexes, without SQLite's internal ones (ANALYZE)."""
     own = "name LIKE 'sqlite@_%' ESCAPE '@'"
     asked = f"SELECT type, name, tbl_name, sql FROM sqlite_master WHERE NOT {own} ORDER BY rowid"  # noqa: S608 - constant
     return database.execute(asked).fetchall()
@@ -95,7 +94,7 @@ def _tables(database: sqlite3.Connection) -> Sequence[tuple[str, ...]]:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """All that is done in the block, or nothing."""
+    """Commit what the block does, or roll it back if it raises."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

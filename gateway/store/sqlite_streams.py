@@ -1,8 +1,8 @@
-"""How streams lie in a SQLite file, and how they are read from it, whole or as far as they can be.
+"""The layout of streams in a SQLite file, and how to read them, even if they are damaged.
 
-A stream has a number, and its events have the ids after that number, shifted, without a gap. So they lie together, and
-are found and deleted without an index. The checksum of an event covers all that is said of it: its data, its id, its
-version and time, and the names of its stream. An earlier schema had it cover the data alone.
+The id of an event is the number of its stream, shifted by `EVENTS_BITS`, plus its place in the stream. So a stream's
+events are adjacent in the table, and are found and deleted without another index; a gap shows a lost event. An event's
+checksum covers its data, id, version and time, and its stream's key. In an earlier schema, it covered the data only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from zlib import crc32
 from plait.gateway.store.event_log import LOST, Change, StoredStream, StreamKey
 
 EVENTS_BITS: Final = 24
-"""A stream has at most 2**24 events: a session may have 200,000 variables. 2**39 streams are left."""
+"""A stream has at most 2**24 events (a session may have 200,000 variables), which leaves 2**39 streams."""
 
 Row = tuple[int, int, float, int, bytes]
 """An event: its id, version, time, checksum and data."""
 
 
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite raises: a message of its may quote a byte that has changed, and then is no text."""
+"""What SQLite's module raises. Its message may quote a damaged byte, which is a UnicodeDecodeError then."""
 
 _STREAMS: Final = "SELECT stream, kind, tenant, name FROM streams"
 _EVENTS: Final = "SELECT event, version, at_unix_s, checksum, data FROM events WHERE event BETWEEN ? AND ?"
@@ -40,12 +40,12 @@ def event_ids(stream: int) -> tuple[int, int]:
 
 
 def stream_of(database: sqlite3.Connection, stream: int, key: StreamKey) -> StoredStream:
-    """The stream of this number, with its problem if it is not what was written. Raises `sqlite3.Error`."""
+    """The stream with this number, with its problem if it is damaged. Raises `sqlite3.Error`."""
     return _checked(stream, key, database.execute(f"{_EVENTS} ORDER BY event", event_ids(stream)).fetchall())
 
 
 def numbered_streams(database: sqlite3.Connection) -> Iterator[tuple[int, StreamKey]]:
-    """All streams, in the order in which they were begun. Raises `sqlite3.Error`."""
+    """All streams, the oldest first, with their numbers. Raises `sqlite3.Error`."""
     known = dict[int, StreamKey]()
     for stream, *names in database.execute(f"{_STREAMS} ORDER BY stream"):
         known[stream] = StreamKey(*map(str, names))
@@ -55,14 +55,17 @@ def numbered_streams(database: sqlite3.Connection) -> Iterator[tuple[int, Stream
 
 
 def last_stream(database: sqlite3.Connection) -> int:
-    """The highest number of a stream, also of one whose names are gone; 0 without any. Raises `sqlite3.Error`."""
+    """The highest number of a stream, also of one whose key is lost; 0 without any. Raises `sqlite3.Error`."""
     (stream,) = database.execute("SELECT coalesce(max(stream), 0) FROM streams").fetchone()
     (event,) = database.execute("SELECT coalesce(max(event), 0) FROM events").fetchone()
     return max(int(stream), int(event) >> EVENTS_BITS)
 
 
 def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
-    """What can be read of a malformed file. A stream of which something cannot has a problem."""
+    """What can be read of a malformed file. A stream that can be read in part has a problem.
+
+    Each table is read from both ends, up to the first damaged page.
+    """
     known = dict[int, StreamKey]()
     for order in ("ORDER BY stream", "ORDER BY stream DESC", "ORDER BY kind, tenant, name"):  # the last has an index
         rows, problem = _rows_until_problem(database, f"{_STREAMS} {order}")
@@ -80,7 +83,7 @@ def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
 
 
 def text_of(data: bytes) -> str:
-    """A text of the database, also where a byte of it has changed."""
+    """Decodes a text of the database, even if a byte of it is damaged."""
     return data.decode(errors="replace")
 
 
@@ -89,12 +92,11 @@ def _names_checksum(key: StreamKey) -> int:
 
 
 def _checksum(names: int, event: int, change: Change, data: bytes) -> int:
-    """The checksum of an event, from that of its stream's names."""
     return crc32(data, crc32(f"{event} {change.version} {float(change.at_unix_s)!r}".encode(), names))
 
 
 def _checked(stream: int, key: StreamKey, rows: Sequence[tuple[Any, ...]]) -> StoredStream:
-    """The stream that these rows make. A changed byte may have made a value one of another type."""
+    """The stream that these rows make. A damaged byte may have changed the type of a value."""
     events, problem, names = list[Change](), None if rows else "its events are gone", _names_checksum(key)
     first, _ = event_ids(stream)
     for place, (event, version, at_unix_s, checksum, data) in enumerate(rows):
@@ -111,7 +113,7 @@ def _checked(stream: int, key: StreamKey, rows: Sequence[tuple[Any, ...]]) -> St
 
 
 def _streams_with_events(database: sqlite3.Connection) -> Iterator[int]:
-    """The numbers of the streams that have events: one search for each."""
+    """The numbers of the streams that have events. One index search for each, instead of a scan of all events."""
     stream = -1
     while True:
         _, last = event_ids(stream)
@@ -125,7 +127,7 @@ def _streams_with_events(database: sqlite3.Connection) -> Iterator[int]:
 def _rows_until_problem(
     database: sqlite3.Connection, asked: str, values: Sequence[int] = ()
 ) -> tuple[list[tuple[Any, ...]], str | None]:
-    """The rows before one that cannot be read, and why it cannot."""
+    """The rows before the first one that cannot be read, and the error of that one."""
     rows = list[tuple[Any, ...]]()
     try:
         for row in database.execute(asked, values):

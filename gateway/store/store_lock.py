@@ -1,7 +1,7 @@
-"""The lock beside a store's file, which says who has the store, and which epoch it had last.
+"""The lock file beside a store's file: it names the process that has the store, and the store's last epoch.
 
-The kernel takes the lock away when its process ends. The file stays: so a store that has vanished, or is older than the
-one that was there, is not taken for a new one.
+The kernel releases the lock when the process ends. The file stays, so that a store that has vanished, or was replaced
+by an older copy, is noticed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StoreLock:
         return self._noted()[1]
 
     def take(self) -> None:
-        """Take the lock, unless this has it already. Raises `HeldElsewhereError` or OSError."""
+        """Take the lock, unless it is taken already. Raises `HeldElsewhereError` or OSError."""
         if self._descriptor is not None:
             return
         descriptor = os.open(self.file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -41,7 +41,7 @@ class StoreLock:
         self.note(self.epoch)
 
     def note(self, epoch: int) -> None:
-        """The store has this epoch now. One write of a fixed length, so that no crash leaves half of it."""
+        """Write the store's epoch. One write of a fixed length, so that no crash leaves half of it."""
         assert self._descriptor is not None, "it is taken first"
         os.pwrite(self._descriptor, b"%-20d\n%-20d\n" % (os.getpid(), epoch), 0)
 
@@ -51,7 +51,7 @@ class StoreLock:
             self._descriptor = None
 
     def _noted(self) -> tuple[int, int]:
-        """The process and the epoch, each 0 if it is not there."""
+        """The process and the epoch; 0 for what is missing."""
         try:
             lines = self.file.read_text(encoding="ascii", errors="replace").split()
         except FileNotFoundError:

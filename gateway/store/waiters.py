@@ -1,4 +1,4 @@
-"""Those who wait until what they have appended is committed."""
+"""The tasks that wait until the batches that they have appended are committed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 
 
 class Waiters:
-    """The loop adds them and tells them; the store's thread looks whether there is anybody to be told.
+    """A list of futures. The loop adds and resolves them; the store's thread only asks whether there are any.
 
-    Who still waits is in the list all the time, so that a commit which comes while the loop looks at them is heard.
+    `tell` replaces the list in one assignment, so that the thread never misses a waiter that is still in it.
     """
 
     def __init__(self) -> None:
@@ -18,13 +18,13 @@ class Waiters:
         return bool(self._waiting)
 
     def add(self, number: int) -> asyncio.Future[bool]:
-        """One who waits until so many batches are committed: whether they are, once that can be said."""
+        """The future of whether the first `number` batches are committed."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((number, waiter))
         return waiter
 
     def tell(self, committed: int, *, is_over: bool) -> None:
-        """So many batches are committed. If that `is_over`, all others hear that theirs are not."""
+        """Resolve the waiters of the first `committed` batches. If writing `is_over`, all others get False."""
         self._waiting = [
             (number, one) for number, one in self._waiting if not _is_told(one, number <= committed, is_over)
         ]

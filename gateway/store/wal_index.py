@@ -1,4 +1,4 @@
-"""What SQLite's index of a write-ahead log says that the log holds. It outlives a process that is killed.
+"""How many pages SQLite's index of a write-ahead log has counted. The index outlives a process that is killed.
 
 The index (`PATH-shm`) is shared memory in a file, in the byte order of the machine. It begins with two copies of a
 header, which differ while it is changed (https://www.sqlite.org/walformat.html#the_wal_index_file_format). The first
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final
 
 HEADER: Final = struct.Struct("=IIIBBHI28x")
-"""Version, unused, changes, whether it is complete, byte order of checksums, page size, and frames in the log."""
+"""Version, unused, change counter, is complete, byte order of checksums, page size, and frames in the log."""
 
 VERSION: Final = 3_007_000
 
 
 def committed_frames(database: Path) -> int:
-    """The frames that the write-ahead log of a database has to hold: one for each page of each commit.
+    """The number of frames (one for each page of each commit) that the write-ahead log of a database must have.
 
-    0 if there is no index, or if the database's file has all of them.
+    0 if there is no index, or if all frames have been copied into the database's file.
     """
     try:
         with Path(f"{database}-shm").open("rb") as index:

@@ -1,6 +1,9 @@
-"""A chained call on its way through the gateway: held, then a task in a slice of the event loop, then deliveries.
+"""The owner of a call of a program: it runs the call when the executor says that its inputs have values.
 
-It becomes a task when its inputs have values. Each delivery gets what the call is promised then (`StandingPromise`).
+`on_ready` starts a task. The task waits for its slice of the event loop, fills the prompt, and delivers the call by the
+relay, once for each output and again if an answer breaks off. Each delivery gets the call's present objectives
+(`StandingPromise`). The invariant: the executor learns of each call's end exactly once (`has_ended`), by its last
+`produce`, by `finish`, or by `fail`, unless the executor itself has ended the call (`on_broken`).
 """
 
 from __future__ import annotations
@@ -49,48 +52,48 @@ _KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorizatio
 
 
 def without_keys(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers that may be stored: no keys of clients."""
+    """The headers without API keys, which must not be stored."""
     return tuple((name, value) for name, value in headers if name not in _KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """The parts of the gateway that a call needs, and a program."""
+    """The parts of the gateway that calls of programs use."""
 
     executor: Executor
-    """Says when a call may run."""
+    """Decides when a call may run."""
 
     reader: CallReader
-    """Tokenizes its prompt."""
+    """Tokenizes prompts."""
 
     relay: Relay
-    """Delivers it."""
+    """Delivers calls."""
 
     metrics: ProgramMetrics
 
     prompts: FilledPrompts
-    """Count the prompt with its values."""
+    """Limits the bytes of filled prompts."""
 
     slices: Slices
-    """In which calls are read, entered and started."""
+    """The time of the event loop for reading, entering and starting calls."""
 
     entrance: Entrance
-    """Where programs enter their sessions."""
+    """Serializes the programs that enter sessions."""
 
     stored: StoredResponses
-    """Has responses in the background when they have ended."""
+    """Gets background responses when they have ended."""
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """The task of each running call."""
+    """The tasks of running calls."""
 
     handed_over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the next gateway goes on with the durable sessions: none of their calls is started any more."""
+    """Set when the next gateway takes the durable sessions: their calls are not started here any more."""
 
 
 class BrokenCallError(Exception):
-    """The call ended without its value because of `cause`, which the log calls a `problem`.
+    """The call ended without its value because of `cause`; `problem` is the text for the log.
 
-    `error` goes to clients that have not seen it yet.
+    `error` is for clients that have no answer yet.
     """
 
     def __init__(self, cause: FailureCause, problem: str, error: PlaitError | None = None) -> None:
@@ -109,11 +112,7 @@ class Generated(NamedTuple):
 
 
 class ChainedCall(ABC):
-    """Runs one call. The executor gets each of its outputs, and is told once if the call ends in another way.
-
-    `path` is the route of the engine that answers it. The current output does not begin with the `space` that the model
-    writes first.
-    """
+    """Runs one call. `path` is the engine's route. `space` is stripped from the beginning of the current output."""
 
     __slots__ = (
         "_after",
@@ -143,35 +142,33 @@ class ChainedCall(ABC):
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._is_begun_anew = False
-        self._is_delivered = False  # to an engine, as a call that has a line of its own
+        self._is_delivered = False  # the relay has had the call, so the relay logs its end
         self._was_cut = False
 
     @abstractmethod
     async def run(self, ready: ReadyCall) -> None:
-        """Run the call. Raises `PlaitError` or `BrokenCallError` if an output did not get its value."""
+        """Run the call. Raises `PlaitError` or `BrokenCallError` if an output gets no value."""
 
     @abstractmethod
     def take_back(self) -> bool:
-        """Discard the answer of a failed delivery before a retry; False if a client has seen a part of it."""
+        """Discard the partial answer before a retry. False, and no retry, if a client has seen a part of it."""
 
     @abstractmethod
     def on_failed(self, error: PlaitError) -> None:
-        """The call failed. Clients that still wait for its answer get `error`."""
+        """Send the error to the clients that wait for the call's answer."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the executor was told of the call's end."""
         return self._has_ended
 
     def kept_answer(self) -> bytes | None:
-        """The body of the answer that the call's clients get, if it is to be kept with its value."""
+        """The body of the answer to clients, to be logged with the value; None: it can be made from the value."""
         return None
 
     def start_after(self, event: asyncio.Event) -> None:
         self._after = event
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """Start the call's task: its inputs have values."""
         if self.runner.handed_over.is_set() and self.session.record.stores:
             return
         self.promise.set(ready.promise)
@@ -185,17 +182,16 @@ class ChainedCall(ABC):
         self.promise.set(promise)
 
     def on_broken(self, error: PlaitError) -> None:
-        """The call ended for a reason outside it: an input failed, it was cancelled, or its session ended."""
         self._fail(_cause_of(error), _problem(error), error)
         if self._task is not None:
             self._task.cancel()
 
     def unless_watched(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-        """A request for a stream. Its engine need not hurry with each token if no getter streams the next output."""
+        """The streaming request; with fewer, larger events (`unhurried`) if no getter streams the current output."""
         return request if self.session.streaming(self.call.output) else unhurried(request)
 
     async def generate(self, asked: Asked, sink: Sink) -> Generated:
-        """Deliver a call whose text becomes the next output's value. Raises `BrokenCallError` or `PlaitError`."""
+        """Deliver the call, and produce the current output from its text. Raises `BrokenCallError` or `PlaitError`."""
         engine_id = await self.deliver(asked, sink)
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
@@ -217,11 +213,11 @@ class ChainedCall(ABC):
         return Generated(engine_id, text, value)
 
     async def deliver(self, asked: Asked, sink: Sink) -> str:
-        """Deliver the call until an engine answers it in full; return that engine's id.
+        """Deliver the call until an engine answers in full. Returns that engine's id.
 
-        The relay retries a call that has no byte of its answer. If the answer breaks off later, the call starts anew,
-        on another engine if there is one. It is started at most `max_attempts` times, also across restarts of the
-        gateway, and not again once a client has seen a part of its answer. Raises `BrokenCallError` or `PlaitError`.
+        The relay retries as long as no byte of the answer has come. If an answer breaks off later, this method delivers
+        the call anew, on another engine if there is one, unless a client has seen a part of the answer. The limit is
+        `max_attempts`, which counts across restarts of the gateway. Raises `BrokenCallError` or `PlaitError`.
         """
         self.promise.begin(asked)
         try:
@@ -246,7 +242,7 @@ class ChainedCall(ABC):
     async def _attempt(self, sink: Sink, failed: Sequence[Ending]) -> Ending:
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
-        if self.call.attempts > 1:  # so that the log has counted it, whatever comes
+        if self.call.attempts > 1:  # a call that crashes the gateway must not run again without limit
             await self.session.record.settled()
         asked = msgspec.structs.replace(
             self.promise.asked,
@@ -263,14 +259,14 @@ class ChainedCall(ABC):
         return ending
 
     def _begins_anew(self, ending: Ending) -> bool:
-        """Whether a delivery that has ended so is followed by another one."""
+        """Whether another delivery follows one that has ended so."""
         broke_off = isinstance(ending.problem, EngineError) and ending.is_told
         attempts = self.runner.executor.sessions.limits.max_attempts
         self._is_begun_anew = broke_off and self.call.attempts < attempts and self.take_back()
         return self._is_begun_anew
 
     def _on_text(self, text: str) -> None:
-        """Raises `PlaitError` if the text cannot become a value any more and nobody reads the rest."""
+        """Raises `PlaitError`, which ends the delivery, if the text is too large and no client reads the answer."""
         self.runner.executor.generated(self.call, text)
         if self.call.text_problem is not None and not self.call.has_reader:
             raise self.call.text_problem
@@ -279,9 +275,9 @@ class ChainedCall(ABC):
         try:
             if self._after is not None:
                 await self._after.wait()
-            await self.runner.slices.take(self.session.tenant.name)  # a thousand may become ready in one event
+            await self.runner.slices.take(self.session.tenant.name)  # one event may make a thousand calls ready
             await self.run(ready)
-            if not self._has_ended:  # it has its answer; one with outputs has finished with the last
+            if not self._has_ended:  # a call with outputs was finished by its last `produce`
                 self._has_ended = True
                 if not self.call.outputs:
                     self.runner.executor.finish(self.call, loop_time_s())
@@ -294,7 +290,7 @@ class ChainedCall(ABC):
             self._fail(FailureCause(message=stopped, transient=True), stopped, GatewayStoppingError())
             raise
         finally:
-            if not self._has_ended:  # an unforeseen exception was raised
+            if not self._has_ended:  # any other exception is a bug of the gateway
                 unforeseen = EngineError("The call failed because of an internal error of the gateway; see its log.")
                 defect = "an internal error of the gateway"
                 self._fail(FailureCause(message=defect), defect, unforeseen)
@@ -302,13 +298,13 @@ class ChainedCall(ABC):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Refer to the call no more: the call refers to its owner, and nothing is left to the collector."""
+        """Break the reference cycle with the call, so that the garbage collector has nothing to do."""
         del self.call
 
     def _fail(self, cause: FailureCause, problem: str, error: PlaitError | None) -> None:
-        """Tell the executor that the call has failed, and the clients that have not seen the `error`.
+        """Fail the call in the executor, send `error` to its clients, and log the `problem`.
 
-        The log has the `problem`. No effect on a call that has ended.
+        No effect on a call that has ended.
         """
         if self._has_ended:
             return
@@ -336,7 +332,7 @@ def _cause_of(error: PlaitError) -> FailureCause:
 
 
 def _problem(error: PlaitError) -> str:
-    """The error as the log has it."""
+    """The error's text for the log."""
     return error.logged_message or error.shown_code
 
 

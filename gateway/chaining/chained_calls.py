@@ -1,8 +1,7 @@
-"""Chained calls over HTTP: requests with `plait-inputs` or `plait-output`, or of a session with an objective.
+"""Calls of programs on OpenAI's routes: requests that name variables, or whose session has an objective.
 
-A request is held until its inputs have values. Then its call runs. The client gets the answer, and the answer's text
-becomes the output's value. This is the asyncio shell of `executor`. A held call has no task. Its client's request waits
-for the answer.
+The asyncio shell of `executor`. A request waits until its inputs have values; then its call runs, its client gets the
+answer, and the answer's text becomes the value of the output. While a call waits, only its client's request has a task.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ class HeldRequest(NamedTuple):
     annotations: Annotations
 
     output_tokens: int | None
-    """The most that it may get; None: no limit."""
+    """The output limit; None: no limit."""
 
     is_single: bool
     """Whether it asks for one completion."""
 
 
 class AnsweredCall(ChainedCall):
-    """A call whose clients get the engine's answer: a request to one of OpenAI's routes."""
+    """A call whose clients get the engine's answer. The call may outlive its client; `keeps` its answer for others."""
 
     __slots__ = ("_asked", "_end", "answer", "is_left", "streams")
 
@@ -76,14 +75,13 @@ class AnsweredCall(ChainedCall):
         self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
         self.streams = streams
         self.is_left = False
-        """Whether a client has gone before its answer ended."""
+        """Whether a client disconnected before its answer ended."""
         self._asked: HeldRequest | None = asked
         self._end: HeldEnd | None = None
         if keeps and session.record.stores:
             self._end = HeldEnd(self.answer, session.record, is_whole=not streams)
 
     async def run(self, ready: ReadyCall) -> None:
-        """Put the values into the prompt, then deliver the call."""
         runner, call, asked = self.runner, self.call, self._asked
         assert asked is not None, "a call runs once"
         self._asked = None  # frees the body: a session may keep the call long after it ran
@@ -117,7 +115,7 @@ class AnsweredCall(ChainedCall):
                 unstreamed.drop()
 
     async def _deliver_stored(self, asked: Asked, end: HeldEnd) -> None:
-        """Deliver. The clients get the end of the answer when the value, or its failure, is stored."""
+        """Deliver the call, but hold back the end of the answer until the value, or its failure, is stored."""
         try:
             await self._deliver(asked, end)
         except (BrokenCallError, PlaitError):
@@ -126,11 +124,11 @@ class AnsweredCall(ChainedCall):
         await end.release()
 
     def kept_answer(self) -> bytes | None:
-        """The answer's body, unless it is a stream: a stream that is repeated later has its text in one piece."""
+        """The body of an unstreamed answer. A repeated stream is made from the value, as one event."""
         return None if self._end is None or self.streams else self._end.body
 
     def _fill(self, asked: HeldRequest, values: Mapping[str, str]) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The body with `values` in its prompt. It asks for a stream if its text becomes a value, where that can be."""
+        """The body with `values` in its prompt. It asks for a stream, if possible, where the text becomes a value."""
         fields = FIELDS.decode(asked.incoming.body)
         request = fill_in(fields, asked.request, values)
         if self.call.outputs and not self.streams:
@@ -141,13 +139,12 @@ class AnsweredCall(ChainedCall):
         return self.unless_watched(request) if request.stream and not self.streams else request
 
     def take_back(self) -> bool:
-        """Discard the answer; False if a client has been sent a part of it."""
         if self._end is not None:
             self._end.clear()
         return self.answer.take_back()
 
     def on_failed(self, error: PlaitError) -> None:
-        """Send the error to the clients. A call that no engine has had ends its request here."""
+        """Send the error to the clients. Logs the end of a call that the relay has never had."""
         if not self._is_delivered:
             self._is_delivered = True
             self._record(error)
@@ -162,8 +159,6 @@ class AnsweredCall(ChainedCall):
 
 
 class ChainedCalls:
-    """The chained calls of a gateway, until `close`."""
-
     def __init__(
         self,
         executor: Executor,
@@ -180,7 +175,7 @@ class ChainedCalls:
         self.keep_alive_s = executor.sessions.limits.keep_alive_s
 
     def give_up_stranded(self) -> None:
-        """No request comes any more: answer the clients that wait for a variable that nobody can produce now."""
+        """The gateway takes no more requests: answer the clients that would wait for one (`stranded`)."""
         for session in self.executor.sessions:
             calls, getters = stranded(session)
             for call in calls:
@@ -200,16 +195,14 @@ class ChainedCalls:
     async def take(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
     ) -> tuple[AnsweredCall, bool] | None:
-        """The new call of a request that is part of a program, or the call that it repeats, and whether it does.
-
-        None if it is part of none.
+        """The call of a request that is part of a program; None if it is not. True: the request repeats the call.
 
         Waits while a program enters the request's session. Raises `PlaitError` for a call that is refused.
         """
         await self.runner.entrance.whole(incoming.tenant, annotations.session)
         if not self._takes(incoming, annotations):
             return None
-        check_request(request)  # now: an engine might do so much later
+        check_request(request)  # else the engine refuses it only when the inputs have values
         is_single = request.choices == 1 and request.single_prompt
         asked = HeldRequest(incoming, request, annotations, request.output_limit, is_single)
         if annotations.session is None:
@@ -228,7 +221,7 @@ class ChainedCalls:
     def _takes(self, incoming: Incoming, annotations: Annotations) -> bool:
         """Whether a request is part of a program: it names variables, or its session has an objective.
 
-        Otherwise a session is only a label, which keeps the session alive if there is one.
+        Otherwise it only names a session, which it keeps alive if there is one.
         """
         if annotations.inputs or annotations.output or annotations.when or annotations.session_objective:
             return True
@@ -238,7 +231,7 @@ class ChainedCalls:
         return session is not None and session.objective is not None
 
     def _entered(self, session: Session, asked: HeldRequest) -> tuple[AnsweredCall, bool]:
-        """The call of a request, which has entered its session, and whether the request repeats it."""
+        """Add the request's call to its session, or find the call that it repeats. Returns the call and whether so."""
         owner = _new_owner(self.runner, session, asked)
         first = repeated(session, owner.call)
         if first is None:
@@ -252,20 +245,20 @@ class ChainedCalls:
         return first.owner, True
 
     async def answer(self, owner: AnsweredCall, send: Send) -> None:
-        """Hold a request until its inputs have values, and answer it. Raises `PlaitError` before the first byte."""
+        """Send the call's answer to a client as it comes. Raises `PlaitError` only before the first byte."""
         headers = [(b"plait-session", owner.session.session_id.encode())]
         await owner.answer.follow(send, headers, self.keep_alive_s if owner.streams else None)
 
     def left(self, owner: AnsweredCall) -> None:
-        """One client of the call waits no more: it has the answer, or has gone, or the gateway is stopping."""
+        """One client of the call no longer waits: it has the answer, or has disconnected, or the gateway stops."""
         if not (owner.answer.ended or owner.has_ended):
             owner.is_left = True
             self.executor.leave([owner.call], loop_time_s())
 
     def refused(self, incoming: Incoming, error: PlaitError) -> None:
-        """A request was refused before it was a call. Its output fails, unless something else produces it.
+        """A request was refused before it became a call: fail its output, unless something else produces it.
 
-        So calls that wait for the output do not wait in vain. A request that its client may repeat fails nothing.
+        So consumers of the output do not wait in vain. A refusal that a retry may overcome fails nothing.
         """
         if not isinstance(error, CallerError) or isinstance(error, LimitError | ConflictError):
             return
@@ -281,7 +274,7 @@ class ChainedCalls:
                 self.executor.variables.set_failed(session, variable, cause, loop_time_s(), call_id)
 
     async def expire(self) -> None:
-        """End the sessions that are past their time to live, for ever."""
+        """A task that ends the sessions past their time to live."""
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
             self.executor.endings.expire(loop_time_s())
@@ -307,7 +300,7 @@ def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> Answ
 
 
 def answered_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
-    """The call of a request that was kept. Raises `CallerError` if it could not run any more."""
+    """The call of a request from the log. Raises `CallerError` if the request is not valid any more."""
     incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
     body = parse_request(request.body, KINDS[request.path])
     is_single = body.choices == 1 and body.single_prompt
@@ -318,7 +311,7 @@ def answered_again(runner: CallRunner, session: Session, call_id: str, request: 
 def answered_before(
     runner: CallRunner, session: Session, call: HeldCall, request: KeptRequest, event: ValueSet
 ) -> AnsweredCall:
-    """The owner of a call that an earlier gateway has answered: a repetition gets the same answer."""
+    """The owner of a call that an earlier process has answered: a repeated request gets the same answer."""
     owner = AnsweredCall(runner, session, request.path, None, streams=event.answer is None, keeps=True)
     owner.call = call
     if event.answer is None:
@@ -339,13 +332,13 @@ class _Addressed(msgspec.Struct):
 
 
 def once_answered(request: KeptRequest) -> KeptRequest:
-    """What `answered_before` needs of a request. Raises `msgspec.MsgspecError` for a body without a model's name."""
+    """The part of a logged request that `answered_before` needs. Raises `msgspec.MsgspecError` if it has no model."""
     model = msgspec.json.decode(request.body, type=_Addressed).model
     return KeptRequest(request.kind, request.path, (), msgspec.json.encode(_Addressed(model)))
 
 
 def _streamed_again(request: KeptRequest, call_id: str, event: ValueSet) -> bytes:
-    """The stream of an answer that is known by its text: one event, and the end."""
+    """A stream made from a logged value: its text as one event, and the end."""
     text = event.value if event.text is None else event.text
     finish_reason = "length" if event.was_cut else "stop"
     kind, choice = "text_completion", dict[str, Any](text=text)
@@ -385,7 +378,7 @@ def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> Hel
 
 
 def _fingerprint(asked: HeldRequest) -> bytes:
-    """A digest that is equal for a request and its repetition. It leaves out headers that are not annotations."""
+    """A digest that a repetition of the request shares. It covers path, annotations and body, but no other headers."""
     digest = sha256(repr((asked.incoming.path, asked.annotations)).encode())
     digest.update(asked.incoming.body)
     return digest.digest()

@@ -1,7 +1,7 @@
-"""Prompts with values filled in: bounded before they are put together, and counted from then on.
+"""Prompts with the values of variables filled in: measured first, then counted against limits, then built.
 
-`{{name}}` in a prompt becomes the variable's text if the name has a value. A placeholder may stand in a prompt a
-thousand times, and its value may have a megabyte. So the size is computed first.
+`{{name}}` in a prompt is replaced by the variable's value. The size is computed before, because a prompt may have a
+placeholder a thousand times, and its value may be a megabyte.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def fill_in(
 
 
 def filled_sizes(request: ChatRequest | CompletionRequest, values: Mapping[str, str]) -> list[int]:
-    """The bytes of text in each prompt that `fill_in` makes; none without `values`.
+    """The bytes of text in each prompt that `fill_in` would make; empty without `values`.
 
-    It takes as long as to read the request's own texts.
+    Takes time linear in the request's own texts, not in the filled ones.
     """
     if not values:
         return []
@@ -133,9 +133,9 @@ def _texts(prompt: Any, values: Mapping[str, str]) -> Any:
 
 
 async def in_turns(reader: CallReader, tenant: str, work: Callable[[], T], size: int) -> T:
-    """What `work` makes of `size` bytes: at once of a few, else on a thread, in turns with others' long prompts.
+    """Run `work` on `size` bytes: at once for a few bytes, else on a tokenizer thread, where tenants take turns.
 
-    Raises what it raises, and `LimitError` if too much of the tenant's waits.
+    Raises what `work` raises, and `LimitError` if too many bytes of the tenant wait for the threads.
     """
     return work() if size <= OFF_LOOP_BYTES else await reader.threads.run(tenant, _in_one_turn(work), size)
 
@@ -146,24 +146,24 @@ def _in_one_turn(work: Callable[[], T]) -> Steps[T]:
 
 
 class Unfilled(NamedTuple):
-    """A request for `model` whose prompts, in the field `field`, are to be filled.
-
-    `measure` computes the bytes of text that each prompt will have (None: no value is filled in), `fill` makes the body
-    and the request. Both may run on a thread. `adapt` changes the request afterwards.
-    """
+    """A request whose prompts are to be filled. `measure` and `fill` may run on a thread."""
 
     model: str
     field: str
+    """The request's field with the prompts."""
     measure: Callable[[], Sequence[int]] | None
+    """Computes the bytes of text of each filled prompt. None: no value is filled in."""
     fill: Callable[[], tuple[bytes, Request]]
+    """Makes the body and the request."""
     adapt: Callable[[Request], Request]
+    """Changes the filled request."""
 
 
 class FilledPrompts:
-    """The filled prompts in the gateway: how many bytes of them a tenant may have, and who waits for room.
+    """The limit on filled prompts, and the queue of those that wait for room.
 
-    They count as open bodies and as what the tenant's sessions hold. A prompt for which there is no room waits until
-    others of its tenant have ended. If there are no others, it is refused.
+    Filled prompts count as open bodies and in the tenant's `held_bytes`. A prompt without room waits until others of
+    its tenant have ended; if there are no others, it is refused.
     """
 
     def __init__(self, reader: CallReader, executor: Executor, bodies: OpenBodies) -> None:
@@ -178,11 +178,11 @@ class FilledPrompts:
         return f"FilledPrompts(open={dict(self._open)}, waiting={waiting})"
 
     def of(self, tenant: str, call: HeldCall) -> FilledPrompt:
-        """The next prompt of a call; a context that ends with its delivery."""
+        """A context for one prompt of a call, which has to last until the end of its delivery."""
         return FilledPrompt(self, tenant, call, call.held_bytes)
 
     def take(self, tenant: str, size: int) -> None:
-        """A prompt of so many bytes takes room. Raises `LimitError` if that is too much."""
+        """Count a prompt of `size` bytes. Raises `LimitError` beyond the limit."""
         self.bodies.add(tenant, size)
         self._open[tenant] += 1
 
@@ -193,9 +193,9 @@ class FilledPrompts:
             del self._open[tenant]
 
     async def room(self, tenant: str, *, has_waited: bool) -> bool:
-        """Wait for the end of another prompt of the tenant; False, at once, if there is none.
+        """Wait for the end of another prompt of the tenant. False at once if there is none.
 
-        One that has waited before goes before those that have not.
+        With `has_waited`, wait at the front of the queue: the prompt has had its turn, and did not fit.
         """
         if not self._open[tenant]:
             return False
@@ -206,12 +206,12 @@ class FilledPrompts:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self.wake(tenant)  # there is room for another
+                self.wake(tenant)  # pass the wake-up on to the next prompt
             raise
         return True
 
     def wake(self, tenant: str) -> None:
-        """There may be room for the tenant's next prompt."""
+        """Wake the tenant's next prompt, because there may be room."""
         waiting = self._waiting.get(tenant, deque())
         while waiting and waiting[0].done():
             waiting.popleft()
@@ -223,7 +223,7 @@ class FilledPrompts:
 
 @dataclass(slots=True)
 class FilledPrompt:
-    """One prompt of a call, which held `own_bytes` before. `size` are the bytes that count; 0 while there are none."""
+    """One prompt of a call. `own_bytes` is what the call counts without it, `size` what the filled prompt counts."""
 
     prompts: FilledPrompts
     tenant: str
@@ -240,10 +240,10 @@ class FilledPrompt:
             self.prompts.wake(self.tenant)
 
     async def read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
-        """Fill the prompt and read it. Raises as `CallReader.read` does, and before anything is filled.
+        """Measure, count and fill the prompt, then read it. Raises as `CallReader.read` does.
 
-        Raises `BodyTooLargeError` for a prompt that no client could send, `LimitError` and `ValueTooLargeError` for
-        one that the tenant's limits never allow.
+        Raises, before it fills, `BodyTooLargeError` for a prompt above the limit of a request's body, `LimitError` and
+        `ValueTooLargeError` for one beyond the tenant's limits.
         """
         prompts, has_waited = self.prompts, False
         try:
@@ -257,7 +257,7 @@ class FilledPrompt:
                     has_waited = True
         finally:
             if has_waited:
-                prompts.wake(self.tenant)  # there may be room for the next one, too
+                prompts.wake(self.tenant)  # `wake` wakes one prompt only: the room may be enough for another
 
     async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
         reader, own_bytes = self.prompts.reader, len(incoming.body)

@@ -1,6 +1,8 @@
-"""A program that enters a session as a whole: its values, calls and getters, checked before any of them is there.
+"""A program that enters a session as a whole: values, calls and getters.
 
-It enters in slices of the event loop, and as a whole for everybody else.
+Like a transaction: `_Check` tries the whole program without a change to the session, then `entry` adds the parts, and
+none of its calls runs before all are there. Reading and entering yield to the event loop between pieces (`slices.py`);
+`Entrance` keeps other requests out of the session until the program is whole.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from plait.policy.programs.request_graph_state import (
 
 
 class AskedProgram(NamedTuple):
-    """A client's program, read."""
+    """A client's program, parsed."""
 
     request_id: str
     tenant: str
@@ -50,13 +52,13 @@ class AskedProgram(NamedTuple):
     natives: Sequence[DeclaredStep]
 
     getters: Sequence[Getter]
-    """They wait for variables on the client's behalf."""
+    """The client's waits for variables."""
 
     external: frozenset[str]
-    """Variables that others produce."""
+    """Variables that other requests produce, so that a missing producer is no error."""
 
     ttl_s: float | None
-    """Replaces the session's time to live."""
+    """Replaces the session's time to live; None: no change."""
 
     durable: bool = True
     """Whether a new session outlives the gateway."""
@@ -65,7 +67,7 @@ class AskedProgram(NamedTuple):
 async def read_calls(
     runner: CallRunner, calls: Sequence[msgspec.Raw], incoming: Incoming, session_id: str | None
 ) -> list[HeldSubmission]:
-    """The calls of a program, in slices. Raises `CallerError` that names the place of one in the program."""
+    """Parse the calls of a program, in slices. Raises `CallerError` that names the call's place in the program."""
     read = []
     for index, call in enumerate(calls):
         await runner.slices.take(incoming.tenant)
@@ -84,9 +86,9 @@ async def read_calls(
 
 
 async def enter(runner: CallRunner, asked: AskedProgram) -> tuple[Session, list[str]]:
-    """Make the session of a program, if there is none, and enter the program into it. Returns the ids of its calls.
+    """Open the program's session and enter the program. Returns the session and the ids of the program's calls.
 
-    Raises what `entry` raises. Then nothing of the program is there, and a new session is removed again.
+    Raises what `entry` raises. Then nothing has entered, and a session that was new is removed again.
     """
     return await runner.entrance.run(asked.tenant, asked.session_id, _entry(runner, asked, loop_time_s()))
 
@@ -118,7 +120,7 @@ def _entry(runner: CallRunner, asked: AskedProgram, now_s: float) -> Pieces[tupl
 class Program(NamedTuple):
     """Values by variable, calls and native steps by their places (`calls[0]`, `natives[0]`), and getters.
 
-    `external` are variables that others produce.
+    `external` are variables that other requests produce.
     """
 
     values: Mapping[str, str]
@@ -128,15 +130,15 @@ class Program(NamedTuple):
 
 
 def entry(executor: Executor, session: Session, program: Program, now_s: float) -> Pieces[list[HeldCall]]:
-    """Enter a whole program, and return its calls. No call of the session runs before all of the program is there.
+    """Enter a whole program, and return its calls. None of its calls runs before all of it has entered.
 
-    What the program repeats is left out: instead of a repeated call it has the first one, as one more client of it. A
-    call whose input has failed before fails at once, and getters of its outputs are told so. Between two pieces, calls
-    of the session that run may go on, and nobody else may change it: see `Entrance`.
+    A client may repeat a program: values that are set already are skipped, and a repeated call becomes one more client
+    of the first one. A call whose input has failed fails at once, and so do getters of its outputs. Between two pieces,
+    running calls of the session may make progress, but `Entrance` keeps other requests out.
 
-    Nothing of the program has entered if this raises: `ConflictError` for a second producer, a cycle, or the value of a
-    native step whose inputs have none, `CallerError` for a variable that nobody knows, `LimitError` or
-    `ValueTooLargeError` beyond the tenant's limits. The message and `param` name the place in the program.
+    If this raises, nothing has entered: `ConflictError` for a second producer, a cycle, or the value of a native step
+    whose inputs have none, `CallerError` for an unknown variable, `LimitError` or `ValueTooLargeError` beyond the
+    tenant's limits. The message and `param` name the place in the program.
     """
     session.begin_entry(now_s)
     try:
@@ -170,9 +172,9 @@ def _piece(session: Session) -> Pieces[None]:
 
 @dataclass(slots=True)
 class _Check:
-    """Whether a session takes a whole program, and what of the program is new to it: a client may repeat its program.
+    """Checks a whole program against a session, and finds the parts that are new (a client may repeat a program).
 
-    Nothing in the session changes.
+    Changes nothing in the session.
     """
 
     session: Session
@@ -180,19 +182,19 @@ class _Check:
     program: Program
 
     values: dict[str, str] = field(default_factory=dict)
-    """Those that are new."""
+    """The new values, by variable."""
 
     calls: dict[str, HeldCall] = field(default_factory=dict)
-    """Those that are new, by their places."""
+    """The new calls, by place."""
 
     known: list[HeldCall] = field(default_factory=list)
-    """The session's calls that the others repeat."""
+    """The session's calls that calls of the program repeat."""
 
     produced: dict[str, None] = field(default_factory=dict)
-    """The variables that the new values and calls produce."""
+    """The variables that new values and calls produce."""
 
     taken: dict[str, tuple[str, HeldCall, str | None]] = field(default_factory=dict)
-    """The variables that the new calls take. Each has the first such place, its call, and the field there."""
+    """The inputs of new calls. For error messages: the first place that takes each, its call and its field."""
 
     def __post_init__(self) -> None:
         session = self.session
@@ -207,7 +209,7 @@ class _Check:
                 self.produced |= dict.fromkeys(call.variables)
 
     def all(self) -> Pieces[None]:
-        """Raise if anything is wrong: what `entry` raises."""
+        """Raise what `entry` raises."""
         graph = RequestGraph()
         try:
             yield from self._check_graph(graph)
@@ -221,11 +223,11 @@ class _Check:
         _raise(self._room())
 
     def failed(self) -> list[str]:
-        """The variables that it gives values, and that have failed in the session before."""
+        """The program's variables that have failed in the session before."""
         return [name for name in self.produced if self.session.state_of(name) is VariableState.FAILED]
 
     def order_of_values(self) -> list[str]:
-        """The variables that it gives values: those of native steps after the inputs of these steps."""
+        """The variables with new values. The output of a native step comes after its inputs."""
 
         def rank(name: str) -> float:
             step = open_step(self.session, name)
@@ -234,7 +236,7 @@ class _Check:
         return sorted(self.values, key=rank)
 
     def _check_graph(self, graph: RequestGraph) -> Pieces[None]:
-        """Try the program on a `graph` of its own, behind which the session's calls are that wait for parts of it."""
+        """Try the program on a scratch `graph`, with the session's calls downstream of it, to find cycles."""
         for call in self._behind():
             yield
             graph.add(call.call_id, call.inputs, call.variables[call.produced :])
@@ -260,7 +262,7 @@ class _Check:
                 self.taken.setdefault(name, (place, call, where))
 
     def _behind(self) -> Iterable[HeldCall]:
-        """The session's calls that wait for what the program produces, or for each other: a cycle has no others."""
+        """The session's calls downstream of the program's variables. Any cycle consists of these and new calls."""
         graph, session = self.session.graph, self.session
         nodes = [node for name in self.produced if (node := graph.variables.get(name)) is not None]
         found = {call.call_id: call for node in nodes for call in node.consumers}
@@ -281,13 +283,13 @@ class _Check:
                 raise DoubleProducerError(name, node.producer, where)
 
     def _check_inputs(self, name: str, step: HeldCall) -> None:
-        """Raise `ConflictError` unless the inputs of an earlier native step have values, or get them here."""
+        """Raise `ConflictError` unless each input of a native step has a value, or gets one by this program."""
         missing = [given for given in step.inputs if given not in self.session.values and given not in self.values]
         if missing:
             raise inputs_missing(name, missing)
 
     def _check_names(self) -> None:
-        """Raise for a variable that nobody knows."""
+        """Raise for an input or a getter of an unknown variable."""
         known = self.produced.keys() | self.program.external
         for name, (place, call, where) in self.taken.items():
             if name not in known and name not in self.session.graph.variables:
@@ -300,7 +302,7 @@ class _Check:
                     raise _unknown(name)
 
     def _room(self) -> PlaitError | None:
-        """Make room for all of it; the error if there is not enough."""
+        """Make room for the whole program; the error if there is not enough."""
         calls, has_value = self.calls.values(), {*self.values, *self.session.values}.issuperset
         return self.sessions.make_room(
             self.session,
@@ -312,9 +314,9 @@ class _Check:
 
 @contextmanager
 def placed(place: str, where: str | None = None, outputs: Iterable[str] = ()) -> Iterator[None]:
-    """An error inside the block names its place in the program, as in `calls[2] (code)`, where that has `outputs`.
+    """Put the place in the program in front of an error's message, as in `calls[2] (code)` for the output `code`.
 
-    Its `param` is the field `where` in that place, or else the field that it names itself.
+    `param` becomes the field `where` in that place, or else the field that the error names.
     """
     try:
         yield

@@ -1,6 +1,8 @@
-"""The recorded answer to a chained call, and its end, which is held until the value that it tells of is stored.
+"""The answer of a call of a program, which any number of clients can read: a recording with one writer.
 
-The call can outlive its client. A repeated request gets the same answer.
+`RecordedAnswer` is the sink that the relay writes to. Each client `follow`s from the beginning at its own speed; while
+the slowest is `MAX_LAG_BYTES` behind, the sink is full (backpressure). `HeldEnd` goes in front of it for durable
+sessions: it holds back the end of the answer until the value is stored.
 """
 
 from __future__ import annotations
@@ -21,35 +23,31 @@ from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import Sessions
 
 MESSAGE_BYTES = 512
-"""What a message takes besides its body: a dictionary and a bytes object."""
+"""The memory of a message besides its body: a dictionary and a bytes object."""
 
 KEEP_ALIVE = b": waiting\n\n"
 """A comment in a stream of server-sent events. Clients skip it."""
 
 MAX_LAG_BYTES = 2**20
-"""The writer waits while a follower is further behind than this. A stream of text takes minutes for so much."""
+"""The writer waits while a follower is further behind. A stream of text takes minutes to generate as much."""
 
 STREAM_END = b"data: [DONE]\n\n"
 
 
 class Ledger(Protocol):
-    """Where the bytes of a recording count (`AnswerBytes`)."""
+    """The limit that the bytes of a recording count against (`AnswerBytes`)."""
 
     def keep(self, size_bytes: int) -> bool:
-        """Whether this much more may be kept for a repeated request. If so, it counts."""
+        """Add bytes that are only kept for a repeated request. False, and nothing is added, if they may not be."""
 
     def hold(self, size_bytes: int) -> None:
-        """Count this much more. Raises `PlaitError` beyond the limit."""
+        """Add bytes that a client still has to read. Raises `PlaitError` beyond the limit."""
 
-    def free(self, size_bytes: int) -> None:
-        """Count this much less."""
+    def free(self, size_bytes: int) -> None: ...
 
 
 class AnswerBytes:
-    """The bytes that one call's answer holds: they count against its tenant from the moment at which they come.
-
-    Once the session has ended nothing counts.
-    """
+    """Counts the buffered bytes of one call's answer against its tenant. No effect once the session has ended."""
 
     __slots__ = ("_session", "_sessions")
 
@@ -58,10 +56,7 @@ class AnswerBytes:
         self._session = session
 
     def keep(self, size_bytes: int) -> bool:
-        """Whether this much more may be kept for a repeated request. If so, it counts.
-
-        It may if the tenant's sessions then hold at most half of `max_held_bytes`.
-        """
+        """As `Ledger.keep`: allowed while the tenant's sessions have at most half of `max_held_bytes`."""
         session = self._session
         if session.ended or session.tenant.held_bytes + size_bytes > self._sessions.limits.max_held_bytes // 2:
             return False
@@ -69,7 +64,7 @@ class AnswerBytes:
         return True
 
     def hold(self, size_bytes: int) -> None:
-        """Count this much more, for a client that is about to read it. Raises `LimitError` beyond the limit."""
+        """As `Ledger.hold`. Raises `LimitError`."""
         session = self._session
         if session.ended:
             return
@@ -88,7 +83,7 @@ class AnswerBytes:
 
 
 class Follower:
-    """A client's place: the messages and bytes that it has been sent."""
+    """A client's position: the number of messages and bytes that it was sent."""
 
     __slots__ = ("messages", "size_bytes")
 
@@ -98,10 +93,10 @@ class Follower:
 
 
 class AnswerWindow:
-    """Messages from one writer to `followers`, and how far each has read them. Synchronous.
+    """A buffer of messages from one writer to `followers`. Synchronous.
 
-    With `keeps`, all of them are held, as long as `ledger` allows it. Otherwise only those that a follower has not been
-    sent yet. `held_bytes` counts them.
+    With `keeps`, it has all messages, as long as `ledger` allows it; otherwise only those that a follower has still to
+    be sent. `held_bytes` is the size of the messages in it.
     """
 
     __slots__ = ("_first", "_ledger", "_messages", "_written_bytes", "followers", "held_bytes", "keeps")
@@ -112,22 +107,22 @@ class AnswerWindow:
         self.followers: dict[Follower, None] = {}
         self._ledger = ledger
         self._messages: deque[Message] = deque()
-        self._first = 0  # the number of the first message that is held
+        self._first = 0  # the number of the first message in the buffer
         self._written_bytes = 0
 
     @property
     def lag_bytes(self) -> int:
-        """How far the slowest follower is behind."""
+        """How many bytes the slowest follower is behind."""
         written = self._written_bytes
         return written - min([follower.size_bytes for follower in self.followers], default=written)
 
     def next(self, follower: Follower) -> Message | None:
-        """The next message for a follower; None if it has not come yet."""
+        """The next message for a follower; None if it has not been written yet."""
         place = follower.messages - self._first
         return self._messages[place] if place < len(self._messages) else None
 
     def write(self, message: Message) -> None:
-        """A message comes. Raises the ledger's `PlaitError` if it cannot be held for the followers."""
+        """Add a message. Raises the ledger's `PlaitError` if it exceeds the limit."""
         size_bytes = _size_bytes(message)
         if self.keeps and not self._ledger.keep(size_bytes):
             self.drop()
@@ -146,23 +141,23 @@ class AnswerWindow:
         self._trim()
 
     def leave(self, follower: Follower) -> None:
-        """A follower has all, or has gone."""
+        """A follower has the whole answer, or has disconnected."""
         del self.followers[follower]
         self._trim()
 
     def drop(self) -> None:
-        """Keep the messages no longer than followers need them."""
+        """From now on, have only the messages that followers still need."""
         self.keeps = False
         self._trim()
 
     def clear(self) -> None:
-        """Begin again. No follower may have been sent anything."""
+        """Remove all messages. No follower may have been sent any."""
         self._messages.clear()
         self._free(self.held_bytes)
         self._first = self._written_bytes = 0
 
     def _trim(self) -> None:
-        """Forget the messages that every follower has been sent, unless they are kept."""
+        """Remove the messages that every follower has been sent, unless they are kept."""
         if self.keeps:
             return
         end = self._first + len(self._messages)
@@ -180,21 +175,19 @@ def _size_bytes(message: Message) -> int:
 
 
 class RecordedAnswer(MessageSink):
-    """The sink that records one answer. Any number of clients `follow` it.
+    """The sink that records one answer for its followers. See `AnswerWindow` for `keeps` and `ledger`.
 
-    With `keeps`, all messages are kept, as long as `ledger` allows it. Otherwise only those are held that a follower
-    has not been sent yet. An answer with a status of 500 or above is a failure. Clients do not get it until `fail`
-    makes it final.
+    An answer with a status of 500 or above is held back, because the call may be delivered again. `fail` releases it.
     """
 
     def __init__(self, ledger: Ledger, *, keeps: bool) -> None:
         super().__init__()
         self.status = 200
-        """That of the answer, once it has begun."""
+        """The answer's status, once it has begun."""
         self._window = AnswerWindow(ledger, keeps=keeps)
         self._held_back = False
-        self._is_ahead = False  # a follower is too far behind
-        self._seen = False  # whether a client has been sent more than comments
+        self._is_ahead = False  # the sink is full: a follower is too far behind
+        self._seen = False  # a client has been sent more than comments
         self._ended = False
         self._error: PlaitError | None = None
         self._waiting: list[asyncio.Future[bool]] = []
@@ -205,7 +198,7 @@ class RecordedAnswer(MessageSink):
         return not (self._ended or self._held_back) and self._window.lag_bytes > MAX_LAG_BYTES
 
     def put(self, message: Message) -> None:
-        """Record a message of the response. Raises `PlaitError` if the tenant may not hold so much."""
+        """Record a message of the response. Raises `PlaitError` beyond the tenant's limit."""
         self._window.write(message)
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -216,7 +209,7 @@ class RecordedAnswer(MessageSink):
         self._wake()
 
     def fail(self, error: PlaitError) -> None:
-        """End the answer with an error. An answer that has ended already stays as it is. Neither is kept."""
+        """End the answer with an error, unless it has ended. In either case, the recording is not kept."""
         if not self._ended:
             self._ended, self._error = True, error
         self._held_back = False
@@ -229,7 +222,7 @@ class RecordedAnswer(MessageSink):
         self._ended = True
 
     def take_back(self) -> bool:
-        """Discard the recording, so that it can start again; False if a client has been sent a part of it."""
+        """Discard the recording for a new delivery. False, and no effect, if a client has been sent a part of it."""
         if self._seen:
             return False
         self._window.clear()
@@ -250,18 +243,18 @@ class RecordedAnswer(MessageSink):
 
     @property
     def lag_bytes(self) -> int:
-        """How far the slowest follower is behind."""
         return self._window.lag_bytes
 
     def drop(self) -> None:
-        """Keep the recording no longer. Clients that follow it already still read it to its end."""
+        """Do not keep the recording. Present followers still get all of it."""
         self._window.drop()
 
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
         """Send the answer to a client as it comes. Raises `PlaitError` only while nothing has been sent.
 
-        `keep_alive_s` is given for a stream. While nothing comes before the last event, a comment is sent every
-        `keep_alive_s`. If the answer has not begun, the first comment starts the response, with `headers`.
+        For a stream, `keep_alive_s` is the silence after which a comment is sent, until the last event. If the answer
+        has not begun, the first comment begins the response with status 200 and these `headers`; an answer with another
+        status then becomes an error event.
         """
         follower = Follower()
         self._window.followers[follower] = None
@@ -293,7 +286,7 @@ class RecordedAnswer(MessageSink):
             self._wake()
 
     async def _next(self, follower: Follower, within_s: float | None) -> Message | None:
-        """Wait for a follower's next message; None if nothing comes in time. Raises the error of a failed answer."""
+        """Wait for a follower's next message; None after `within_s`. Raises the error of a failed answer."""
         until_s = None if within_s is None else asyncio.get_running_loop().time() + within_s
         while (message := self._window.next(follower)) is None or self._held_back:
             if self._error is not None:
@@ -303,7 +296,7 @@ class RecordedAnswer(MessageSink):
         return message
 
     async def _changes(self, until_s: float | None) -> bool:
-        """Wait until something has come, or a follower has read or gone. False if that is later than `until_s`."""
+        """Wait for a change: a message was written, or a follower has read or left. False after `until_s`."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         timer = None if until_s is None else loop.call_at(until_s, _set, waiter, False)
@@ -339,15 +332,14 @@ async def _keep_alive(send: Send, headers: Headers, *, begun: bool) -> None:
 
 
 def _event(body: bytes) -> bytes:
-    """The server-sent event that carries a JSON body."""
+    """A server-sent event with a JSON body."""
     return b"data: %b\n\n" % b" ".join(body.splitlines())
 
 
 class HeldEnd(PassingSink):
-    """Passes an answer on to a recording, but for its end, until `release`.
+    """Forwards an answer to a recording, but holds back its end until `release`.
 
-    The end is the last message, or the last event of a stream. An answer that `is_whole`, or turns out to be no stream,
-    is held from its beginning on.
+    The end of a stream is its last event. An answer that `is_whole`, or turns out to be no stream, is held back whole.
     """
 
     def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:
@@ -376,9 +368,9 @@ class HeldEnd(PassingSink):
         self._held.clear()
 
     async def release(self) -> None:
-        """Pass on what is held, once all so far is stored. It says so if it is not.
+        """Wait for the commit, then forward the end, marked if it could not be stored.
 
-        Raises `PlaitError` if nobody may be told any more, because another gateway has the session.
+        Raises `PlaitError` if no client may be answered, because another gateway owns the session.
         """
         held, self._held = self._held, []
         for message in await self._record.told(held, unstored_messages, is_begun=True):

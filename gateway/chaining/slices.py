@@ -1,8 +1,8 @@
-"""Slices of the event loop's time, in which the calls of programs are read, entered and started.
+"""Time slices: cooperative scheduling of the work that reads, enters and starts the calls of programs.
 
-A program may have a thousand calls. Done in one piece, that would hold the loop for half a second, and every other call
-with it. All such work shares `SLICE_S` of a turn. Then the loop serves what has come meanwhile, and the work goes on in
-the next turn.
+A program may have a thousand calls. In one piece, this would block the event loop, and so every other call, for half a
+second. All such work together may use `SLICE_S` of each iteration of the event loop, and continues in the next one.
+Tenants take turns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from plait.gateway.timer import loop_time_s
 
 SLICE_S: Final = 0.005
-"""Of a turn of the loop, not counting the rest of the piece that is on then: a call next door notices little of it."""
+"""The slice of one loop iteration. The piece that runs when the slice is used up still ends, and pieces are short."""
 
 WOKEN: Final = 16
-"""Waiting tasks that a turn wakes. To start a call takes 0.2 to 0.5 ms, so more would only have to wait again."""
+"""Tasks woken in an iteration. Starting a call takes 0.2 to 0.5 ms, so more would find the slice used up."""
 
 T = TypeVar("T")
 
@@ -29,20 +29,20 @@ Pieces = Generator[None, None, T]
 
 
 class Slices:
-    """The slices of one event loop. Tenants take turns. `clock` is in seconds."""
+    """The slices of one event loop."""
 
     def __init__(self, clock: Callable[[], float] = loop_time_s) -> None:
         self._clock = clock
-        self._ends_s: float | None = None  # when this turn's slice is used up; None: nobody has begun it
+        self._ends_s: float | None = None  # the end of this iteration's slice; None: it has not begun
         self._numbers = count()
-        # The next tenant first; of each a heap, the first that came on top.
+        # By tenant, the next tenant first: a heap of tasks, the longest waiting one on top.
         self._waiting: OrderedDict[str, list[tuple[int, asyncio.Future[None]]]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"Slices(waiting={ {tenant: len(tasks) for tenant, tasks in self._waiting.items()} })"
 
     async def take(self, tenant: str) -> None:
-        """Return while this turn's slice lasts, else in a later turn. Then the caller does one piece of its work."""
+        """Wait for an iteration whose slice is not used up. The caller then does one piece of work."""
         number = None
         while self._is_used_up():
             number = next(self._numbers) if number is None else number
@@ -52,11 +52,11 @@ class Slices:
                 await turn
             except asyncio.CancelledError:
                 if not turn.cancelled():
-                    self._wake(1)  # it was woken, and another can go on instead
+                    self._wake(1)  # pass the wake-up on to another task
                 raise
 
     async def run(self, tenant: str, work: Pieces[T]) -> T:
-        """Do all of a tenant's work, piece by piece; returns its result. Raises what it raises."""
+        """Do a tenant's work, one piece for each `take`. Returns its result, or raises what it raises."""
         try:
             while True:
                 await self.take(tenant)
@@ -80,30 +80,30 @@ class Slices:
         self._wake(WOKEN)
 
     def _wake(self, most: int) -> None:
-        """Wake up to so many tasks, one of each tenant in turn."""
+        """Wake at most `most` tasks, round robin over tenants."""
         while self._waiting and most:
             tenant, waiting = self._waiting.popitem(last=False)
             _, turn = heappop(waiting)
             if waiting:
                 self._waiting[tenant] = waiting
-            if not turn.done():  # else its task was cancelled
+            if not turn.done():  # a done one was cancelled
                 turn.set_result(None)
                 most -= 1
 
 
 class Entrance:
-    """Where programs enter their sessions: one of a tenant at a time, so that each finds the room it was promised.
+    """Serializes the programs of a tenant while they enter, so that each still has the room that its check found.
 
-    Until a program is whole, other requests for its session wait: `whole`.
+    Other requests for the session wait until the program is whole (`whole`).
     """
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
         self._turns: dict[str, asyncio.Lock] = {}  # by tenant
-        self._sessions: dict[str, str] = {}  # the one that each tenant's program enters now
+        self._sessions: dict[str, str] = {}  # by tenant: the session that a program is entering
 
     async def run(self, tenant: str, session_id: str, work: Pieces[T]) -> T:
-        """Do the work of entering a session, in the tenant's turn; returns its result. Raises what it raises."""
+        """Do the work of entering a session, one program of a tenant at a time. Returns its result."""
         async with self._turns.setdefault(tenant, asyncio.Lock()):
             self._sessions[tenant] = session_id
             try:
@@ -119,7 +119,7 @@ class Entrance:
 
 
 def at_once(work: Pieces[T]) -> T:
-    """The result of work that nothing has to share a turn with."""
+    """Do all the work without yielding to the event loop, for callers without one. Returns its result."""
     while True:
         try:
             next(work)

@@ -1,4 +1,4 @@
-"""The promise of a call that may run, for each of its steps: SLO, objective and task group."""
+"""The present SLO, objective and task group of a call that may run, applied to each of its steps (outputs)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from plait.gateway.programs.held_call import Promise
 from plait.policy.types import NO_SLO, Slo
 
 SHORTEST_JCT_S = 0.001
-"""A step's JCT if the call's time is used up already."""
+"""A step's JCT if the call's JCT is over already."""
 
 
 class StandingPromise:
-    """The promise of a call that may run: each of its steps gets what it is, also if it changes meanwhile.
+    """A call's present promise. `set` also changes the step that is being delivered.
 
-    One step at a time is on its way, and may be delivered again. `steps_left` counts the step that is on its way or
-    comes next, and those after it.
+    `steps_left` counts the step that is being delivered, or comes next, and those after it.
     """
 
     __slots__ = ("_asked", "_promise", "_relay", "steps_left")
@@ -36,7 +35,7 @@ class StandingPromise:
         return self._asked
 
     def set(self, promise: Promise) -> None:
-        """The call is promised this from now on. If it is on its way, its engine is told."""
+        """Replace the promise. If a step is being delivered, its engine gets the change."""
         self._promise = promise
         if self._asked is not None:
             self._asked, handle = self._renewed(self._asked, self._asked.handle), self._asked.handle
@@ -50,7 +49,7 @@ class StandingPromise:
         self._asked = None
 
     def slo_from(self, zero_s: float) -> Slo | None:
-        """A step's SLO: the call's TTFT and TPOT, and an equal share of what is left of its JCT.
+        """A step's SLO: the call's TTFT and TPOT, and the rest of its JCT divided by the steps left.
 
         Its times count from `zero_s`. None without an SLO.
         """
@@ -64,7 +63,7 @@ class StandingPromise:
         return slo.from_zero(since_s - zero_s)
 
     def _renewed(self, asked: Asked, handle: str | None) -> Asked:
-        """The step under this handle, with what the call is promised now."""
+        """The step with the present promise and this handle."""
         promise, slo = self._promise, self.slo_from(asked.arrived_s) or NO_SLO
         call = asked.call._replace(slo=slo, objective=promise.objective, group=promise.group)
         return msgspec.structs.replace(asked, call=call, handle=handle)

@@ -1,4 +1,4 @@
-"""Marks on news that clients are told though it is not stored: a header, or in a stream a field or a comment."""
+"""Marks on answers that clients get although they are not stored: a header, or in a stream a field or a comment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unstored_error(error: ErrorT) -> ErrorT:
 
 
 def unstored_messages(messages: list[Message]) -> list[Message]:
-    """A whole answer, or the end of a stream, that is not stored."""
+    """Marks a whole answer (by a header) or the end of a stream (by a comment)."""
     if not messages:
         return messages
     first, *rest = messages
@@ -37,7 +37,7 @@ def unstored_messages(messages: list[Message]) -> list[Message]:
 
 
 def unstored_fields(news: dict[str, Any]) -> dict[str, Any]:
-    """An object in a stream that tells of what is not stored."""
+    """Marks an object in a stream."""
     return {**news, "durable": False}
 
 

@@ -1,4 +1,4 @@
-"""The answer to a response in the background: its events, which any number of readers follow from any number on."""
+"""The events of a background response. Any number of readers follow them, each from a sequence number of its choice."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, Ledger
 
 EVENT_BYTES: Final = 64
-"""What an event takes besides its bytes: an object and a place in a list."""
+"""The memory of an event besides its bytes: an object and a place in a list."""
 
 Told = Callable[[list[bytes]], Awaitable[list[bytes]]]
-"""The last events, once the response is stored. Raises `PlaitError` if nobody may be told."""
+"""Waits for the commit of the response. Returns the last events, marked if it failed, or raises `PlaitError`."""
 
 
 class BackgroundAnswer(MessageSink):
-    """The sink of the chat stream that an engine answers with. The last events are told by `finish`."""
+    """The sink of the engine's chat stream, which it translates to events of a response.
+
+    The events from the response's end on are held back until `finish`, which waits for the store.
+    """
 
     def __init__(self, fields: Mapping[str, Any], identity: Identity, ledger: Ledger) -> None:
         super().__init__()
@@ -36,21 +39,21 @@ class BackgroundAnswer(MessageSink):
         self._ledger = ledger
         self._held_bytes = 0
         self._changed = asyncio.Event()
-        self._told: Told | None = None  # once it has ended
-        self._error: PlaitError | None = None  # why no more comes here
+        self._told: Told | None = None  # set when the response has ended
+        self._error: PlaitError | None = None  # set when the response does not end here
         self._begin()
 
     def _begin(self) -> None:
         self._turn = BackgroundTurn(self._fields, self._identity)
         self._translator = TurnTranslator(self._turn)
         self._events = list(map(write_event, self._turn.queue()))
-        self._last: list[bytes] = []  # those from its end on
+        self._last: list[bytes] = []  # the events from the response's end on
         self._status = 200
         self._is_stream = False
         self._refusal = b""
 
     def put(self, message: Message) -> None:
-        """Take the next message. Raises `PlaitError` if the tenant may not hold so much."""
+        """Raises `PlaitError` beyond the tenant's limit."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._is_stream = self._status == 200 and is_event_stream(message["headers"])
@@ -61,7 +64,7 @@ class BackgroundAnswer(MessageSink):
             self._refusal += message.get("body", b"")
 
     def take_back(self) -> None:
-        """The response is generated again. Who has been told a part goes on at its number."""
+        """Discard the events, because the response is generated again. Readers go on at their sequence numbers."""
         self._ledger.free(self._held_bytes)
         self._held_bytes = 0
         self._begin()
@@ -72,7 +75,7 @@ class BackgroundAnswer(MessageSink):
 
     @property
     def problem(self) -> PlaitError | None:
-        """Why what the engine has answered is no response; None if it is one."""
+        """The error if the engine's answer is no whole response."""
         if self._turn.is_over:
             return None
         if self._status != 200:
@@ -83,21 +86,21 @@ class BackgroundAnswer(MessageSink):
         self._end(lambda: self._turn.fail(error.error_object))
 
     def cancel(self) -> None:
-        """The response was cancelled, unless it has ended before."""
+        """End the response as cancelled, unless it has ended before."""
         self._end(self._turn.cancel)
 
     def finish(self, told: Told) -> None:
-        """The response has ended. Readers get the last events as `told` says."""
+        """The response has ended. Readers get the last events from `told`."""
         self._told = told
         self._wake()
 
     def break_off(self, error: PlaitError) -> None:
-        """The response goes on elsewhere, or not at all. Readers are told so."""
+        """The response does not end here. Readers get an error event."""
         self._error = error
         self._wake()
 
     async def follow(self, send: Send, headers: Headers, number: int, keep_alive_s: float) -> None:
-        """Send the events from a number on as they come, and a comment whenever nothing comes for `keep_alive_s`."""
+        """Send the events from a sequence number on as they come, and comments in silences of `keep_alive_s`."""
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
         while self._told is None and self._error is None:
             news = self._events[number:]
@@ -131,7 +134,7 @@ class BackgroundAnswer(MessageSink):
             self._wake()
 
     async def _changes(self, within_s: float) -> bool:
-        """Wait until something has come. False if that is later."""
+        """Wait for a change. False after `within_s`."""
         try:
             async with asyncio.timeout(within_s):
                 await self._changed.wait()
@@ -145,8 +148,8 @@ class BackgroundAnswer(MessageSink):
 
 
 def events_from(number: int, events: list[bytes]) -> list[bytes]:
-    """The events of an ended response from a number on.
+    """The events of an ended response from a sequence number on; at least the last one.
 
-    A reader that is beyond them was told of a longer text before the response was generated again. It gets the last.
+    A reader may be beyond the end: it has read a longer text before the response was generated again.
     """
     return events[number:] if number <= len(events) else events[-1:]

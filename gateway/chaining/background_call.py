@@ -1,8 +1,8 @@
-"""The call of a response in the background. Its session has the response's id, and ends with it.
+"""The call of a background response (`background: true`). It has a session of its own, with the response's id.
 
-So what holds for sessions holds for the response until it has ended: one gateway has it, the store makes it again after
-a kill, and it counts in its tenant's limits. Then it is a stored response like any other. One commit of the store has
-both the end of the session and the response, so that neither is lost nor is the response made again.
+So a running response gets everything that sessions have: one gateway owns it, it is replayed from the log after a
+crash, and it counts in its tenant's limits. When it ends, it becomes a stored response. The end of the session and the
+response are in one commit, so that the response is neither lost nor generated again.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ T = TypeVar("T")
 
 
 class AskedResponse(msgspec.Struct, frozen=True):
-    """What a response in the background is made from. A store has it as JSON."""
+    """A request for a background response. The log has it as JSON."""
 
     fields: dict[str, Any]
-    """The request's, with all that was said before."""
+    """The request's fields; `input` has the whole conversation."""
 
     items: list[Any]
     """The request's own input."""
 
     previous: str | None
-    """The response that it continues."""
+    """The id of the response that it continues."""
 
     created_s: int
-    """The Unix time."""
+    """Unix time."""
 
 
 class HeldResponse(NamedTuple):
-    """The chat that a response is, with its annotations. The body of `incoming` is the chat's."""
+    """The request translated to a chat, with its annotations. The body of `incoming` is the chat's."""
 
     asked: AskedResponse
     incoming: Incoming
@@ -62,7 +62,7 @@ class HeldResponse(NamedTuple):
 
 
 def read_response(incoming: Incoming, asked: AskedResponse) -> HeldResponse:
-    """The chat that a response is. Raises `CallerError` for what no chat can express."""
+    """Translate a response's request to a chat. Raises `CallerError` for what no chat can express."""
     body = msgspec.json.encode(TRANSLATIONS[RESPONSES_PATH].to_chat({**asked.fields, "stream": True}))
     request = parse_request(body, ChatRequest)
     annotations = read_annotations(incoming.headers, request.plait)
@@ -118,7 +118,7 @@ class BackgroundCall(ChainedCall):
         self._fail(FailureCause(message=problem), problem, EngineError(f"The response was given up: {problem}."))
 
     def take_back(self) -> bool:
-        """Always True: a reader goes on at its number."""
+        """Always True: readers go on at their sequence numbers."""
         self.answer.take_back()
         return True
 
@@ -127,7 +127,7 @@ class BackgroundCall(ChainedCall):
         super().on_broken(error)
 
     def on_failed(self, error: PlaitError) -> None:
-        """A call that no engine has had ends its request here."""
+        """Log the end of a call that the relay has never had. Readers get the error from `_fail`."""
         if not self._is_delivered:
             self._is_delivered = True
             call, tenant = self.call, self.session.tenant.name
@@ -136,7 +136,7 @@ class BackgroundCall(ChainedCall):
             self.runner.relay.holdings.records.no_call(ending)
 
     def _fail(self, cause: FailureCause, problem: str, error: PlaitError | None) -> None:
-        """Store the end, unless the response goes on elsewhere or its session is no more."""
+        """End and store the response, unless another gateway continues it or its session has ended."""
         if self._has_ended:
             return
         error = error or self.answer.problem or EngineError(cause.message)
@@ -171,9 +171,9 @@ class BackgroundCall(ChainedCall):
         self.answer.finish(lambda events: self.told(events, unstored_events))
 
     async def told(self, news: T, unstored: Callable[[T], T]) -> T:
-        """What tells of the response, once that is stored; marked by `unstored` if it is not.
+        """Wait for the commit. Returns `news`, or `unstored(news)` if the response cannot be stored.
 
-        Raises `PlaitError` if nobody may be told, because another gateway may have it.
+        Raises `PlaitError` if no client may be answered, because another gateway may own the response.
         """
         tenant, response_id = self.session.tenant.name, self.session.session_id
         if not self._is_over:
@@ -207,7 +207,7 @@ def new_response(runner: CallRunner, session: Session, held: HeldResponse) -> Ba
 def responding_again(
     runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float
 ) -> HeldCall:
-    """The call of a response that was kept. Raises `CallerError` if it could not run any more."""
+    """The call of a background response from the log. Raises `CallerError` if the request is not valid any more."""
     incoming = Incoming(request.path, request.headers, b"", call_id, now_s, session.tenant.name)
     return new_response(runner, session, read_response(incoming, _ASKED.decode(request.body))).call
 

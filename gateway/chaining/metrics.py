@@ -1,4 +1,4 @@
-"""Prometheus metrics of programs: their sessions, the calls that they hold, and their jobs."""
+"""Prometheus metrics of programs: sessions, waiting calls, and jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class ProgramMetrics:
-    """Counters and histograms that chained calls update. `tenant_label` is what operators read of a tenant."""
+    """Counters and histograms of calls of programs. `tenant_label` turns a tenant into the name that operators see."""
 
     def __init__(self, registry: CollectorRegistry, tenant_label: Callable[[str], str] = str) -> None:
         self._tenant_label = tenant_label
@@ -59,23 +59,22 @@ class ProgramMetrics:
             self._jobs.of[self._tenant_label(job.tenant), met].value += 1
 
     def held(self, hold_s: float) -> None:
-        """Record how long a call was held until its inputs had values."""
+        """Record how long a call waited for its inputs."""
         self._hold.observe(hold_s)
 
     def tried_again(self, model: str, engine_id: str) -> None:
-        """Count a retry of a chained call by the engine that failed."""
+        """Count a new delivery of a call whose answer broke off, by the engine that failed."""
         self._retries.labels(model, engine_id).inc()
 
 
 class SessionCollector(Collector):
-    """State of the sessions, read when scraped. `variables` counts those that were set, failed and skipped."""
+    """The state of the sessions, read when scraped. `variables`: numbers of variables set, failed and skipped."""
 
     def __init__(self, sessions: Sessions, variables: Mapping[str, int]) -> None:
         self._sessions = sessions
         self._variables = variables
 
     def collect(self) -> Iterator[Metric]:
-        """Gauges over all tenants, and the number of variables set, failed and skipped."""
         tenants = self._sessions.tenants.values()
         gauges: dict[str, tuple[str, int]] = {
             "program_sessions": ("Sessions of programs", len(self._sessions)),

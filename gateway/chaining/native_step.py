@@ -1,7 +1,7 @@
-"""Native steps: variables that a client computes from others, between two calls.
+"""Native steps: variables that a client computes from others, between two calls (Parrot's native functions).
 
-A native step is a call of the graph that no engine runs. Its client gets the inputs, and then sets the output's value
-or fails it. So objectives are deduced through the step, and failures spread through it.
+A native step is a call of the graph that no engine runs: its client gets the inputs, then sets the output's value or
+fails it. As a part of the graph, the step passes on deduced objectives and failures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StepSeconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class DeclaredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A client's promise to compute `output` from `inputs`, in `seconds` as far as it knows."""
+    """A client's declaration that it computes `output` from `inputs`, in about `seconds`."""
 
     output: VariableName
     inputs: StepInputs
@@ -33,7 +33,7 @@ class DeclaredStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NativeStep:
-    """The owner of a native step. It runs nothing: the step waits for its client."""
+    """The owner of a native step, which only waits for its client."""
 
     def __init__(self, executor: Executor, session: Session) -> None:
         self._executor = executor
@@ -41,24 +41,24 @@ class NativeStep:
         self.call: HeldCall
 
     def on_ready(self, ready: ReadyCall) -> None:
-        """The client can compute the output from now on."""
+        """Start the client's time limit."""
         self._executor.endings.wait_for_client(self._session, self.call, ready.ready_s)
 
     def on_refined(self, promise: Promise) -> None:
-        """No effect: it runs on no engine."""
+        """Does nothing: no engine runs the step."""
 
     def on_broken(self, error: PlaitError) -> None:
-        """No effect: clients wait for the output, which has failed."""
+        """Does nothing: clients wait for the output, which has failed."""
 
 
 class NativeSteps:
-    """The variables that clients set, whether they have declared inputs before or not."""
+    """The values that clients set, with or without a declared step."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def declare(self, session: Session, declared: DeclaredStep, call_id: str, now_s: float) -> None:
-        """A client will compute a variable. Declaring the same step again has no effect unless it has failed.
+        """Add a step. A repetition has no effect, unless the step has failed.
 
         If an input has failed, the output fails at once. Raises what `Executor.add` raises for a call.
         """
@@ -68,7 +68,7 @@ class NativeSteps:
                 self._executor.add(session, step, now_s)
 
     def set_value(self, session: Session, variable: str, value: str, now_s: float) -> None:
-        """The client gives a variable its value. Giving it the same value again has no effect.
+        """Set a variable for a client. The same value again has no effect.
 
         Raises what `Variables.set_value` raises, and `ConflictError` if the inputs of a native step have no values yet.
         """
@@ -91,7 +91,7 @@ class NativeSteps:
         executor.produce(step, value, now_s)
 
     def set_failed(self, session: Session, variable: str, what: FailureCause, now_s: float) -> None:
-        """The client could not compute a variable. Saying so again has no effect.
+        """Fail a variable that a client could not compute. A repetition has no effect.
 
         Raises what `Variables.set_failed` raises.
         """
@@ -105,7 +105,7 @@ class NativeSteps:
 
 
 def new_step(executor: Executor, session: Session, declared: DeclaredStep, call_id: str) -> HeldCall:
-    """A native step, which is not in the session yet."""
+    """A native step. The caller adds it to the session."""
     inputs = tuple(dict.fromkeys(declared.inputs))
     owner = NativeStep(executor, session)
     owner.call = HeldCall(
@@ -122,11 +122,11 @@ def new_step(executor: Executor, session: Session, declared: DeclaredStep, call_
 
 
 def native_again(executor: Executor, session: Session, call_id: str, request: KeptRequest) -> HeldCall:
-    """The native step that was kept, which is not in the session yet."""
+    """A native step from the log. The caller adds it to the session."""
     return new_step(executor, session, msgspec.json.decode(request.body, type=DeclaredStep), call_id)
 
 
 def open_step(session: Session, variable: str) -> HeldCall | None:
-    """The native step that will produce the variable; None if there is none, or if it has ended."""
+    """The native step that will produce the variable; None if there is none or it has ended."""
     call = session.outputs.get(variable)
     return call if call is not None and call.is_native and session.calls.get(call.call_id) is call else None

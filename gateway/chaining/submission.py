@@ -1,8 +1,8 @@
 """A submitted prompt: constant texts, inputs and outputs in order, run as fill / generate / fill / generate.
 
 This is Parrot's interface for whole prompts (sections 4.1 and 7). The prompt may also be the messages of a chat. Each
-output is generated from the text before it, on the engine that already has that text in its cache. Both routes that
-take submissions, `/v1/submit` and `/v1/programs`, make their calls here.
+output is generated from the text before it, preferably on the engine that has this text in its cache. `/v1/submit` and
+`/v1/programs` use it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ Message = Mapping[str, Any]
 VariableName = Annotated[str, Meta(pattern=rf"^{VARIABLE_NAME.pattern}\Z")]
 SessionId = Annotated[str, Meta(pattern=rf"^{SESSION_ID.pattern}\Z")]
 TimeToLive = Annotated[float, Meta(gt=0, le=7 * 86_400.0)]
-"""Of a session, in seconds."""
+"""Seconds."""
 
 LEAST_TOKENS: Final = 16
-"""An answer of fewer tokens may be one number. Some tokenizers have a token of its own for the space before a digit."""
+"""With a lower output limit, the model does not write a leading space: it may be a token of its own before a digit, so
+that the limit cuts a short number."""
 
 Fields = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message of the prompt, or all of a raw prompt, and the placeholders in it where text is generated.
+    """A message of the prompt, or a whole raw prompt.
 
-    `outputs` maps their positions to their names. Every other placeholder is replaced by its variable's
-    value, even if the variable is an output.
+    `outputs` maps the position of each placeholder where text is generated to its name. Any other placeholder is
+    replaced by its variable's value, even if the variable is an output.
     """
 
     message: Message
@@ -57,7 +58,8 @@ class Turn:
     def begun(self, end: int | None, values: Mapping[str, str], generated: Mapping[str, str]) -> str:
         """The filled text up to the output that begins at `end` (None: all of it).
 
-        Earlier outputs are filled with the model's own text, before transforms.
+        Earlier outputs are filled with the generated texts, not with the values after transforms: these texts are in
+        the engine's cache.
         """
 
         def text(match: re.Match[str]) -> str:
@@ -75,7 +77,7 @@ class Turn:
 
 
 def _misplaced(message: Message, index: int, output: str) -> CallerError | None:
-    """The error of an output outside the assistant's messages, or in one part of a message's content."""
+    """The error of an output outside the assistant's messages, or in a message whose content has several parts."""
     if message.get("role", "assistant") != "assistant":
         said = f"{output} is an output in a message with the role '{message['role']}'"
     elif not isinstance(message["content"], str):
@@ -86,18 +88,19 @@ def _misplaced(message: Message, index: int, output: str) -> CallerError | None:
 
 
 class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The meaning of `{{name}}` in the prompt: an output of this call if `in_out`, else an input.
-
-    `params` are request fields for this output only. `transforms` is a chain, as a text or in parts. `truncated` says
-    whether a text that ends at its length limit becomes the value or fails the variable.
-    """
+    """The meaning of `{{name}}` in the prompt."""
 
     name: VariableName
     in_out: bool = False
+    """Whether it is an output of this call; else it is an input."""
     semantic_var_id: VariableName | None = None
+    """The variable's name, if it is another one."""
     transforms: str | list[str] | None = None
+    """A chain of transforms, as one text or in parts."""
     params: Fields | None = None
+    """Request fields for this output only."""
     truncated: Literal["keep", "fail"] = "keep"
+    """Whether a text that was cut at the output limit becomes the value, or fails the variable."""
 
     @property
     def variable(self) -> str:
@@ -111,7 +114,7 @@ class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CallBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted call, without the fields that go to the engine as they are: one of a program's `calls`."""
+    """A submitted call: the fields that the gateway interprets. All others go to the engine."""
 
     model: str
     placeholders: Sequence[Placeholder]
@@ -128,7 +131,7 @@ class CallBody(msgspec.Struct, frozen=True, kw_only=True):
     """The call is skipped if this condition does not hold."""
 
     plait: dict[str, Any] | None = None
-    """Annotations, but for those that are fields here."""
+    """Annotations other than those that are fields here."""
 
 
 class SubmitBody(CallBody, frozen=True, kw_only=True):
@@ -161,11 +164,11 @@ class OutputStep:
 
 
 class Submission:
-    """A submitted prompt, checked. Raises `CallerError` if it could not run whatever its inputs are.
+    """A submitted prompt, checked. Raises `CallerError` if it could not run with any inputs.
 
-    `body` is decoded from `raw`, which has the fields for the engine as well. `fields` are the names of all fields.
-    `undeclared` are the names that stand in the prompt as placeholders, without being among `placeholders`. `inputs`
-    are the variables that the call takes, each once. The prompt has `characters` before it is filled.
+    `body` is decoded from `raw`, which also has the fields for the engine. `fields`: the names of all fields.
+    `undeclared`: placeholders in the prompt that `placeholders` lacks. `inputs`: the variables that the call waits for,
+    each once. `characters`: the length of the prompt before it is filled.
     """
 
     def __init__(self, raw: bytes, body: CallBody) -> None:
@@ -173,7 +176,7 @@ class Submission:
         self._placeholders = {placeholder.name: placeholder for placeholder in self.body.placeholders}
         if len(self._placeholders) < len(self.body.placeholders):
             raise _at_fault("two placeholders have the same name; each name may be given once")
-        fields = _FIELDS_DECODER.decode(raw)  # it was checked with the body
+        fields = _FIELDS_DECODER.decode(raw)  # cannot fail: `body` was decoded from it
         self.fields = fields.keys()
         self._fields = _forwarded(fields)
         self.path = CHAT_PATH if self.body.chat else TEXT_PATH
@@ -208,9 +211,7 @@ class Submission:
     def request(
         self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]
     ) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The request for one output. `values` are by variable; the texts `generated` for earlier outputs are by
-        placeholder name.
-        """
+        """The request for one output. `values` are by variable, the texts of earlier outputs by placeholder name."""
         named = {name: values[variable] for name, variable in self._variables.items() if variable in values}
         *before, turn = self._turns[: step.turn + 1]
         begun = turn.begun(self._end(step), named, generated)
@@ -224,7 +225,7 @@ class Submission:
         return self._body(step, prompt), msgspec.structs.replace(self._checked[step.name], **prompt)
 
     def filled_sizes(self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]) -> list[int]:
-        """The bytes of text in the prompt that `request` makes of these."""
+        """The bytes of text in the prompt that `request` would make."""
         sizes, texts = sizes_of(values), sizes_of(generated)
         named = {name: sizes[variable] for name, variable in self._variables.items() if variable in sizes}
         *before, turn = self._turns[: step.turn + 1]
@@ -232,10 +233,10 @@ class Submission:
         return [sum(sizes_before, turn.filled_bytes(self._end(step), named, texts))]
 
     def space_before(self, step: OutputStep) -> str:
-        """The space before the output, if it is not in the prompt because the model is to write it; else empty.
+        """A space before the output that is left out of the prompt, for the model to write; else empty.
 
-        Tokenizers join a space to the word behind it. Behind a prompt with the space, the model generates other tokens
-        than those of the whole text. So the next step would not find its answer in the cache.
+        Tokenizers join a space to the word behind it. If the prompt ended with the space, the generated tokens would
+        differ from those of the whole text, so that the next step would miss them in the cache.
         """
         return self._spaces[step.name]
 
@@ -244,13 +245,13 @@ class Submission:
         return step.end - len(self._spaces[step.name])
 
     def _leaves_space(self, step: OutputStep, request: Request) -> bool:
-        """Whether the text before an output has a last space that the model may write, and more than that."""
+        """Whether the text before an output ends with a space that the model may write instead."""
         before = self._turns[step.turn].message["content"][: step.end]
         has_space = before.endswith(" ") and bool(PLACEHOLDER.sub("", before).strip())
         return has_space and _may_begin_with_space(request)
 
     def _checked_request(self, step: OutputStep) -> ChatRequest | CompletionRequest:
-        """The request for an output, with any prompt. Raises `CallerError` if an engine would refuse it."""
+        """The request for an output, with a dummy prompt. Raises `CallerError` if an engine would refuse it."""
         request = parse_request(self._body(step, _ANY_PROMPT), KINDS[self.path])
         check_request(request)
         return request
@@ -261,7 +262,7 @@ class Submission:
     def _made_turns(
         self, messages: Sequence[Message], outputs: Collection[str]
     ) -> tuple[tuple[Turn, ...], Collection[str]]:
-        """The turns, and the names in the prompt that are no placeholders. Each output is generated at its first place.
+        """The turns, and the names in the prompt that are undeclared. An output is generated at its first place.
 
         Raises `CallerError` for a placeholder that is not in the prompt, or an output where no text can be generated.
         """
@@ -306,9 +307,9 @@ class Submission:
 
 
 def _may_begin_with_space(request: Request) -> bool:
-    """Whether an answer with one more space at its beginning is the same answer.
+    """Whether a leading space changes nothing in the answer.
 
-    It is not if a stop string or a grammar knows the space, or if few tokens are allowed and the space may be one.
+    A stop string or a grammar may match the space, and under a low output limit the space may take a token.
     """
     limit, stop = request.output_limit, [request.stop] if isinstance(request.stop, str) else request.stop or []
     is_long = limit is None or limit >= LEAST_TOKENS

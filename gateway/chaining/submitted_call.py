@@ -1,6 +1,6 @@
-"""Submitted calls: the owners of submissions on their way, and how they are made, also again after a restart.
+"""The calls of `/v1/submit` and `/v1/programs`: their owners, made from a request or, after a restart, from the log.
 
-For each output, the prompt is filled up to it, and an engine generates it.
+A call may have several outputs. For each, the prompt is filled up to the output, and an engine generates it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.policy.types import CHARACTERS_PER_TOKEN
 
 
 class HeldSubmission(NamedTuple):
-    """A client's submission, parsed, with its annotations. `fingerprint` is equal for a repetition."""
+    """A client's submission, parsed, with its annotations. A repetition has the same `fingerprint`."""
 
     incoming: Incoming
     submission: Submission
@@ -48,11 +48,10 @@ class SubmittedCall(ChainedCall):
         self._made: list[tuple[str, str]] = []
 
     def go_on_after(self, text: str, value: str) -> None:
-        """An earlier gateway has generated a text, which became a value: the call goes on with its next output."""
+        """Skip an output that an earlier process has generated: its text, and the value after its transform."""
         self._made.append((text, value))
 
     async def run(self, ready: ReadyCall) -> None:
-        """For each output: fill the prompt, then generate."""
         assert self._asked is not None, "a call runs once"
         (sent, submission, annotations, _), self._asked = self._asked, None  # frees the body: the call is kept longer
         values, texts, engine_id = dict(ready.values), dict[str, str](), None
@@ -83,17 +82,17 @@ class SubmittedCall(ChainedCall):
             engine_id, texts[step.name], values[step.output.variable] = generated
 
     def take_back(self) -> bool:
-        """Always True: only streaming getters have seen text, and they get an error if the new text differs."""
+        """Always True: only streaming getters see text early, and they get an error if the new text differs."""
         return True
 
     def on_failed(self, error: PlaitError) -> None:
-        """No effect: clients wait for the outputs, not for the call, and the outputs have failed."""
+        """Does nothing: clients wait for the outputs, which have failed, and not for the call."""
 
 
 async def read_submission(
     reader: CallReader, incoming: Incoming, body: CallBody, session_id: str | None
 ) -> HeldSubmission:
-    """The submission in `incoming`, whose body is decoded as `body`. Raises `CallerError` if it could never run."""
+    """The submission in `incoming`; `body` is its decoded body. Raises `CallerError` if it could never run."""
     read = partial(_read, reader.prompts, incoming, body, session_id)
     asked = await in_turns(reader, incoming.tenant, read, len(incoming.body))
     reader.router.models.check(body.model)
@@ -101,7 +100,7 @@ async def read_submission(
 
 
 def _read(prompts: PromptReader, incoming: Incoming, body: CallBody, session_id: str | None) -> HeldSubmission:
-    """What can be read of a submission without the state of the fleet: on a thread, if it is long."""
+    """The part of reading that does not need the state of the fleet, so that it can run on a thread."""
     submission = Submission(incoming.body, body)
     _check_whole(submission)
     annotations = _annotations(body, session_id)
@@ -116,7 +115,7 @@ def _fingerprint(body: bytes) -> bytes:
 
 
 def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> HeldCall:
-    """The submission's call, which is not in the session yet."""
+    """The submission's call. The caller adds it to the session."""
     incoming, submission, annotations, fingerprint = asked
     owner = SubmittedCall(runner, session, asked)
     owner.call = HeldCall(
@@ -138,7 +137,7 @@ def new_call(runner: CallRunner, session: Session, asked: HeldSubmission) -> Hel
 
 
 def made_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
-    """The call of a submission that was kept, and checked when it came. Raises `CallerError` if it cannot be read."""
+    """The call of a submission from the log. Raises `CallerError` if this release cannot read it."""
     incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
     body = decode_body(request.body, CALL_BODY)
     submission, annotations = Submission(request.body, body), _annotations(body, session.session_id)
@@ -146,7 +145,7 @@ def made_again(runner: CallRunner, session: Session, call_id: str, request: Kept
 
 
 def _check_whole(submission: Submission) -> None:
-    """Raise for fields that Plait sets itself and for placeholders that are not declared: neither has an effect."""
+    """Raise for fields that Plait sets itself and for undeclared placeholders, which would have no effect."""
     useless = sorted(SET_FOR_EACH_STEP.intersection(submission.fields))
     if useless:
         raise CallerError(f"A submitted call takes no '{useless[0]}'; leave it out.", param=useless[0])

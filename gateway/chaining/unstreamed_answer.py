@@ -1,7 +1,7 @@
-"""The answer to a client that asked for no stream, made of the engine's stream.
+"""An unstreamed answer for the client, assembled from the engine's stream.
 
-The engine's form of the answer ends here and the client's begins. Below, the call is streamed like any other, so that
-its text and its first-token time are there as soon as the engine sends them. `as_stream` asks for that.
+A call with an output always streams from its engine (`as_stream`), so that getters can read the text as it is
+generated, and the time of the first token is known. `UnstreamedAnswer` makes one JSON body of the stream's events.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
 from plait.gateway.programs.held_call import utf8_bytes
 
 FIELD_BYTES = 256
-"""What a field takes besides its value: a few Python objects."""
+"""The memory of a field besides its value: a few Python objects."""
 
 PIECE_BYTES = 64
-"""What a piece of a list takes besides its JSON."""
+"""The memory of a piece of a list besides its JSON."""
 
 Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
@@ -41,7 +41,7 @@ _OF_CHUNK = b'.chunk"'
 _EMPTY_TEXT = msgspec.Raw(b'""')
 _NONE = (NULL, msgspec.Raw(b"[]"))
 _LABELS = frozenset(("role", "id", "type", "name"))
-"""Texts of a message that come whole: engines may repeat them."""
+"""Texts of a message that are never split over events, but may be repeated in each."""
 
 _OF_A_STREAM = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
 
@@ -59,9 +59,9 @@ _STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_opti
 
 
 def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest | None:
-    """The request for a stream with its usage, also in the `fields` of its body.
+    """The request for a stream with its usage; `fields` of the body are changed, too.
 
-    None, and nothing is changed, if it has a field for which engines have no stream.
+    None, without a change, if the request has a field that engines do not serve in a stream.
     """
     if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
         return None
@@ -70,30 +70,29 @@ def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatR
 
 
 class Value(Protocol):
-    """A JSON value that comes in parts, as the fields of a stream's events do.
+    """A JSON value that is merged from parts, as the fields of a stream's events are.
 
-    A part is raw JSON that is not null. Only what must be understood is decoded: numbers stay as they were written.
+    A part is raw JSON that is not null. It is decoded only as far as the merge needs, so numbers stay as written.
     """
 
     def add(self, raw: msgspec.Raw) -> int:
-        """The next part comes; returns about how many bytes more the value takes in memory.
+        """Merge the next part. Returns about how many bytes of memory the value has grown by.
 
         Raises `ValueError` or `msgspec.DecodeError` if the part is not of the value's kind.
         """
 
-    def json(self) -> msgspec.Raw:
-        """The value so far."""
+    def json(self) -> msgspec.Raw: ...
 
 
 LATEST: Final = b""
-"""A value that comes whole, perhaps several times, before it has come. The latest counts, as it was written."""
+"""The initial value of a field that is not merged: each part replaces the one before."""
 
 Kind = Callable[[str, bytes], "Value | bytes"]
-"""Makes a field's value from its name and its first raw part: a value that grows, or `LATEST`."""
+"""Chooses how a field is merged, by its name and its first raw part: returns an empty `Value`, or `LATEST`."""
 
 
 class Text:
-    """A text that grows."""
+    """A text that is concatenated."""
 
     __slots__ = ("_text",)
 
@@ -110,7 +109,7 @@ class Text:
 
 
 class Items:
-    """A list that grows. Its items are not decoded."""
+    """A list that is concatenated. Its items are not decoded."""
 
     __slots__ = ("_pieces",)
 
@@ -132,7 +131,7 @@ class Items:
 
 
 class Object:
-    """An object whose fields come in parts. A field that is `renamed` is called so from then on."""
+    """An object whose fields are merged one by one. `renamed` maps names in the parts to names in the result."""
 
     __slots__ = ("_kind", "fields")
 
@@ -146,7 +145,7 @@ class Object:
         return self.merge(_FIELDS.decode(raw))
 
     def merge(self, fields: Fields) -> int:
-        """As `add`, of decoded fields. A null is the value of a field that has no other."""
+        """As `add`, for decoded fields. A field is null only if all of its parts are."""
         grown_bytes, own, renamed = 0, self.fields, self.renamed
         for given, raw in fields.items():
             name = renamed.get(given, given)
@@ -181,7 +180,7 @@ class Object:
 
 
 class Objects:
-    """A list of objects that come in parts. The field `index` of a part names the object; `make` makes a new one."""
+    """A list of objects, each of which is merged from parts. A part's `index` names its object."""
 
     __slots__ = ("_by_index", "_keeps_index", "_make")
 
@@ -191,7 +190,7 @@ class Objects:
         self._by_index: dict[int, Object] = {}
 
     def add(self, raw: msgspec.Raw) -> int:
-        """Parts of objects come. A part without an index has its place in `raw`."""
+        """Merge parts of objects. The index of a part without one is its place in `raw`."""
         grown_bytes = 0
         for place, fields in enumerate(_OBJECTS.decode(raw)):
             index = _INDEX.decode(fields["index"]) if "index" in fields else place
@@ -212,8 +211,8 @@ class AssembledCompletion:
     """A whole completion, assembled from the events of a stream: what the engine would have answered without a stream.
 
     Texts and tool arguments are joined, lists such as log probabilities are concatenated, and every other field has its
-    latest value that is not null. Fields that engines send only in whole answers are missing. `size_bytes` is about the
-    memory that it takes.
+    latest value that is not null. Fields that engines send only in whole answers are missing. `size_bytes` is its
+    approximate size in memory.
     """
 
     def __init__(self) -> None:
@@ -223,7 +222,7 @@ class AssembledCompletion:
         self._last: Fields = {}
 
     def feed(self, events: bytes) -> None:
-        """Whole events come. Raises `ValueError` if one is no event of a completion."""
+        """Merge whole events. Raises `ValueError` if one is no event of a completion."""
         try:
             if not events.isascii():
                 events.decode()
@@ -263,7 +262,7 @@ class AssembledCompletion:
 
 
 class _AssembledChoice(Object):
-    """A choice. The deltas of a chat's message become the message."""
+    """A choice. Its `delta`s become its `message`."""
 
     __slots__ = ()
 
@@ -274,7 +273,7 @@ class _AssembledChoice(Object):
 
 
 class _Message(Object):
-    """A chat's message. Its content is null if it has tool calls and no text, as in OpenAI's answers."""
+    """A chat's message. The content is null if there are tool calls and no text, as in OpenAI's answers."""
 
     __slots__ = ()
 
@@ -319,10 +318,10 @@ def _list_or_latest(_name: str, first: bytes) -> Value | bytes:
 
 
 class UnstreamedAnswer(PassingSink):
-    """Assembles the stream that is put into it and puts it on as one answer. What it holds meanwhile counts in `held`.
+    """A sink that assembles a stream and forwards it as one answer. Its memory counts in `held`.
 
-    An answer that is no stream goes on as it is. A stream that ends with the engine's error does not go on: the call is
-    tried again or fails. Each head begins a new answer.
+    An answer that is no stream is forwarded as it is. A stream that ends with an error of the engine is dropped: the
+    call is delivered again or fails. Each head begins a new answer.
     """
 
     def __init__(self, to_client: MessageSink, held: OpenAnswer) -> None:
@@ -334,9 +333,7 @@ class UnstreamedAnswer(PassingSink):
         self._completion: AssembledCompletion | None = None
 
     def put(self, message: Message) -> None:
-        """Take the next message. Raises `EngineError` if the events are no completion, `LimitError` or
-        `AnswerTooLargeError` if they are too much.
-        """
+        """Raises `EngineError` for events of no completion, `LimitError` or `AnswerTooLargeError` beyond a limit."""
         if message["type"] == "http.response.start":
             self.drop()
             self._headers = message["headers"]
@@ -354,7 +351,7 @@ class UnstreamedAnswer(PassingSink):
                 self._end(completion)
 
     def drop(self) -> None:
-        """Forget what has come of a stream; the rest of it goes nowhere."""
+        """Discard the stream so far, and ignore the rest of it."""
         self._completion = None
         if self._held_bytes:
             self._held.end()
@@ -379,7 +376,7 @@ class UnstreamedAnswer(PassingSink):
             self._held.hold(more_bytes)
 
     def _end(self, completion: AssembledCompletion) -> None:
-        """The stream has ended. The relay has checked it, so it is whole or ends with an error."""
+        """The stream has ended. The relay has checked that it is whole or ends with an error."""
         error, body, status = completion.error, completion.json(), 200
         self.drop()
         if error is not None:

@@ -1,13 +1,15 @@
-"""Compaction: a session's log is written anew, shorter, when much of it does not matter any more.
+"""Log compaction: rewrites a session's log without the events that do not matter any more.
 
-The log of a session grows with each event. What does not matter any more (`outline.py`) may be far more than what does:
-a call that fails in a loop leaves its request each time. Of a call that has ended by itself, what it would be made from
-again is not needed either. So when a log has grown to `GROWTH` times what it was after its last compaction, and by
-`FLOOR_BYTES` besides, the store's thread reads it. Another thread makes the shorter form, however long that takes:
-meanwhile the store's thread commits, and renews its lease. Then the store's thread replaces what was read, in one
-commit, and leaves what has come since behind it. A crash leaves the one or the other. A replay of both makes the same
-session. A log that cannot become shorter is read again only when it has grown as much once more, so compaction costs a
-constant part of all that is written. One log has its turn after the other.
+A log grows with each event, and most of it may be obsolete (`outline.py`): a call that fails in a loop leaves its
+request each time. The request of a call that has ended is not needed either.
+
+- Trigger: the log exceeds `GROWTH` times its size after the last compaction, plus `FLOOR_BYTES`. A log that could not
+  be shortened has to grow as much again, so compaction costs a constant share of all writes.
+- Work: the store's thread reads the log; another thread computes the short form, while the store's thread goes on with
+  commits and the lease; the store's thread replaces the events that were read, in one commit, and keeps later ones.
+- Invariant: a replay of the short form makes the same session. A crash leaves the one form or the other.
+
+One log is compacted at a time.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ from plait.gateway.store.event_log import Change, Keeper, StoredStream, StoreErr
 from plait.gateway.store.group_commit import GroupCommit
 
 GROWTH: Final = 2
-"""So no more is written again than twice what was appended since the last time."""
+"""With 2, a rewrite is at most twice what was appended since the last one."""
 
 FLOOR_BYTES: Final = 2**18
-"""No log is compacted before it has grown by so much: most sessions are smaller. It is read in a millisecond."""
+"""The growth below which no log is compacted. Most sessions stay below it; it takes a millisecond to read."""
 
 MOST_EVENTS: Final = 200_000
-"""A longer log stays as it is: PostgreSQL has this one read and replaced in 3.6 s, and a lease lasts 5 s."""
+"""A longer log is not compacted: PostgreSQL takes 3.6 s to read and replace this one, and a lease lasts 5 s."""
 
 log = structlog.get_logger(__name__)
 
 
 def compacted(changes: Sequence[Change]) -> Sequence[Change]:
-    """The events of a session that still matter, and of each what is still needed. Raises `msgspec.MsgspecError`."""
+    """The events of a session that still matter, without the fields that do not. Raises `msgspec.MsgspecError`."""
     events = [decoded(change) for change in changes]
     kept = Outline(events).mattering
     changes, events = [changes[place] for place in kept], [events[place] for place in kept]
@@ -61,7 +63,7 @@ def compacted(changes: Sequence[Change]) -> Sequence[Change]:
 def _once_ended(
     place: int, submitted: Submitted, later: Iterable[tuple[int, SessionEvent]]
 ) -> Iterator[tuple[int, SessionEvent]]:
-    """What is needed of the events of a call that has ended, each with its place."""
+    """The short forms of the events of a call that has ended, each with its place."""
     kept = submitted.request
     if kept.kind == "answered":
         yield place, msgspec.structs.replace(submitted, request=once_answered(kept))
@@ -73,7 +75,7 @@ def _once_ended(
 
 
 class Short(NamedTuple):
-    """The shorter form of a log, and how many bytes the log has before and after it is replaced by that."""
+    """The short form of a log, and the log's size in bytes before and after the replacement."""
 
     events: Sequence[Change]
     before: int
@@ -81,7 +83,7 @@ class Short(NamedTuple):
 
 
 def shortened(stream: StoredStream) -> Short:
-    """The shorter form of a session's log. One that cannot be read stays: the next gateway sets it aside."""
+    """The short form of a session's log. An unreadable log stays as it is: the next start sets it aside."""
     events, problem = stream.events, stream.problem
     if problem is None:
         try:
@@ -95,9 +97,9 @@ def shortened(stream: StoredStream) -> Short:
 
 
 def replace(keeper: Keeper, stream: StoredStream, events: Sequence[Change]) -> bool:
-    """Replace what was read of a log by these events, in the store's thread. What has come since stays behind it.
+    """Replace the events that were read by `events`, and keep later ones. Runs in the store's thread.
 
-    False if the log has ended since, and another one may have its name. Raises `StoreError`.
+    False if the log has ended since; a new session may have its name. Raises `StoreError`.
     """
     now, count = keeper.stream(stream.key).events, len(stream.events)
     if now[:count] != stream.events:
@@ -112,13 +114,16 @@ def size_bytes(changes: Sequence[Change]) -> int:
 
 @dataclass(slots=True, eq=False)
 class LogSize:
-    """How long the log of a session is, and was after its last compaction, in bytes; and its events."""
+    """The size of a session's log."""
 
     now: int = 0
+    """Bytes."""
     compact: int = 0
+    """Bytes after the last compaction."""
     events: int = 0
+    """The number of events."""
     is_rewritten: bool = False
-    """Whether a rewrite is under way."""
+    """Whether a compaction is running or queued."""
 
     @property
     def is_long(self) -> bool:
@@ -130,14 +135,14 @@ class LogSize:
         self.events += 1
 
     def was_rewritten(self, events: int, short: Short) -> None:
-        """Count the shorter log in place of its first `events` events, and what was written meanwhile on top."""
+        """The first `events` events were replaced by the short form; later ones still count."""
         self.now -= short.before - short.after
         self.compact = short.after
         self.events -= events - len(short.events)
 
 
 class Compaction:
-    """Keeps the logs of sessions short: it counts what is written to each, and has `commit` rewrite those too long."""
+    """Tracks the sizes of all sessions' logs, and compacts those that are too long."""
 
     def __init__(self, commit: GroupCommit, keeper: Keeper) -> None:
         self._commit = commit
@@ -147,13 +152,13 @@ class Compaction:
         self._turn = asyncio.Lock()
 
     def read(self, streams: Sequence[StoredStream]) -> None:
-        """These were read, and go on."""
+        """Track streams that were read from the store."""
         for stream in streams:
             if stream.key.kind == SESSION:
                 self._sizes[stream.key] = LogSize(size_bytes(stream.events), events=len(stream.events))
 
     def close(self) -> None:
-        """Leave logs as they are."""
+        """Cancel running and queued compactions."""
         for task in self._tasks:
             task.cancel()
 
@@ -161,7 +166,7 @@ class Compaction:
         self._sizes.clear()
 
     def appended(self, changes: Sequence[Change]) -> None:
-        """These will be written."""
+        """Count changes that were appended to the log, and start compactions."""
         for change in changes:
             if change.stream.kind != SESSION:
                 continue
@@ -179,10 +184,10 @@ class Compaction:
                 task.add_done_callback(self._tasks.discard)
 
     async def _rewrite(self, key: StreamKey, size: LogSize) -> None:
-        size.compact = size.now  # if this fails, the log is looked at again when it has grown
+        size.compact = size.now  # if the log cannot be shortened, it has to grow again before the next try
         try:
             async with self._turn:
-                with suppress(StoreError):  # the store is away, and says so
+                with suppress(StoreError):  # the store logs its problem itself
                     stream = await self._commit.run(partial(self._keeper.stream, key))
                     short = await asyncio.to_thread(shortened, stream)
                     if short.after < short.before and await self._commit.run(

@@ -1,11 +1,15 @@
-"""Durable sessions: they are written to a log while they go on, and made again from it when a gateway starts.
+"""Durable sessions: their events are written to a log, from which the next process rebuilds them (event sourcing).
 
-A gateway first waits for the log's lease, then reads. Until then sessions cannot be used (503, `Retry-After`), and all
-else can. Then it makes them one by one, and one that is asked for at once. When it stops, it gives its sessions to the
-next gateway: see `hand_over`.
+The life of a gateway with a store:
 
-Where several gateways share the log, it restores what it takes over from others, too. What it cannot store it does not
-tell: another gateway may have its sessions.
+1. Start (`recover`): wait for the log's lease and read. Requests for sessions get 503 with `Retry-After`, all others
+   are served. Then the sessions are replayed one by one, in slices of the event loop; a requested one comes first.
+2. Run: each session appends its events through its record (`Recorded`). Answers to clients wait for the commit.
+3. Stop (`hand_over`): clients that wait are sent away, running calls may end, and the next gateway goes on.
+
+If several gateways share the store, a gateway also replays the sessions that it takes over from others (`_restore`),
+and ends its own if the others have given it up (`_lose`). No answer goes out before its commit, because another gateway
+may own the session.
 """
 
 from __future__ import annotations
@@ -43,28 +47,28 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph_state import CallState
 
 RETRY_AFTER_S = 1.0
-"""A client comes again after this while sessions are read: 10,000 of them take a second or two."""
+"""The `Retry-After` while sessions are read: 10,000 of them take a second or two."""
 
 FLEET_S = 60.0
-"""Interrupted calls wait so long for an engine of their model: an engine's first probes take some seconds."""
+"""The longest wait of interrupted calls for an engine of their model. An engine's first probes take some seconds."""
 
 POLL_S = 0.05
 
 LEAVE_S = 0.1
-"""Between two looks for sessions whose calls have ended, while the gateway stops."""
+"""The period in which a stopping gateway releases the sessions whose calls have ended."""
 
 log = structlog.get_logger(__name__)
 
 
 class RecoveringError(PlaitError, status=503, code="recovering"):
-    """The sessions of an earlier gateway are not there yet."""
+    """The sessions have not been read from the log yet."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Sessions cannot be used yet: {why}. Try again.", retry_after_s=RETRY_AFTER_S)
 
 
 class NotStoredError(PlaitError, status=503, code="store_failed"):
-    """A durable session cannot be promised, because the store cannot be written."""
+    """A new durable session is refused, because the store cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,10 +79,7 @@ class NotStoredError(PlaitError, status=503, code="store_failed"):
 
 
 class Durability:
-    """The `Records` of a gateway with a store: how its sessions are written, read and given to the next gateway.
-
-    `keeper` is that of the `log`, and `damage` what it finds missing. `membership` is there if others share the log.
-    """
+    """The `Records` of a gateway with a store. `membership` is set if several gateways share the store."""
 
     def __init__(self, log: GroupCommit, keeper: Keeper, damage: Damage, membership: Membership | None = None) -> None:
         self.log = log
@@ -96,17 +97,16 @@ class Durability:
         self._leaving: asyncio.Future[None] | None = None
         self._parts: tuple[CallRunner, StoredResponses, Router] | None = None
         self._starting: set[asyncio.Task[None]] = set()
-        self._left: dict[tuple[str, str], Callable[[], None]] = {}  # makes a session that was read, by tenant and name
+        self._left: dict[tuple[str, str], Callable[[], None]] = {}  # by tenant and name: replays a session
         self.is_over = False
-        """Whether the sessions were given to the next gateway."""
+        """Whether the sessions were handed over to the next gateway."""
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is stored for now; None if all is well."""
         return self.log.problem
 
     def check(self) -> None:
-        """Raise `RecoveringError` until all sessions are read, and `GatewayStoppingError` once they are given away."""
+        """Raise `RecoveringError` until the log is read, and `GatewayStoppingError` once sessions are handed over."""
         if self.is_over:
             raise GatewayStoppingError
         if self._why is not None:
@@ -115,13 +115,13 @@ class Durability:
             raise UnreachableStoreError
 
     def make(self, tenant: str, session_id: str) -> None:
-        """Make a session now that was read, if that was not done yet."""
+        """Replay a session now, if it was read and not replayed yet."""
         make = self._left.pop((tenant, session_id), None)
         if make is not None:
             make()
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
-        """A record in the log, unless the session is to be in memory. Raises `NotStoredError`."""
+        """The record of a new session. Raises `NotStoredError` for a durable one while the store cannot be written."""
         if not durable:
             return self._in_memory(tenant, session_id)
         if self.membership is not None:
@@ -137,11 +137,10 @@ class Durability:
         return Claimed(asyncio.ensure_future(membership.claim(tenant, session_id)))
 
     def unix_s(self, now_s: float) -> float:
-        """An event's time as a wall clock's."""
         return now_s + self._offset_s
 
     def forgotten(self, tenant: str, session_id: str) -> None:
-        """Remove the event that had the id refused."""
+        """Remove the stream that has the id refused."""
         self.append([Change(StreamKey(DELETED, tenant, session_id), 0.0, None)])
 
     def append(self, changes: Sequence[Change]) -> None:
@@ -157,7 +156,7 @@ class Durability:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is appended in the block is one batch, which is stored as a whole. Blocks may be within another."""
+        """Make one batch of what is appended in the block: all of it is stored or nothing. Blocks may be nested."""
         if self._together is not None:
             yield
             return
@@ -171,9 +170,9 @@ class Durability:
                 self._compaction.appended(changes)
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not, or not all of the stream.
+        """Wait until all that was appended is stored. False if it cannot be, or if the stream has lost an event.
 
-        Raises `UnreachableStoreError` instead if others share the log.
+        Raises `UnreachableStoreError` instead if several gateways share the store.
         """
         is_stored = await self.log.committed(stream)
         if not is_stored and self.membership is not None:
@@ -181,7 +180,7 @@ class Durability:
         return is_stored
 
     async def recover(self, runner: CallRunner, responses: StoredResponses, router: Router) -> None:
-        """Wait for the lease, read, make all sessions again, and start their calls when there are engines."""
+        """Wait for the lease, read, replay all sessions, and start their calls when there are engines."""
         self._offset_s = time.time() - loop_time_s()
         self._parts = runner, responses, router
         if not self.log.is_started:
@@ -193,7 +192,7 @@ class Durability:
             await asyncio.wait(self._starting)
 
     async def _restore(self, streams: Sequence[StoredStream]) -> None:
-        """Make sessions again. Their calls are started when there are engines."""
+        """Replay streams. Interrupted calls start when there are engines."""
         assert self._parts is not None
         runner, responses, router = self._parts
         begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
@@ -204,7 +203,7 @@ class Durability:
                 self._left[stream.key.tenant, stream.key.name] = partial(self._read, stream, make)
         await runner.slices.run("", self._others_made(streams, runner, responses))
         if self.membership is None:
-            self._why = None  # who asks for a session gets it made at once
+            self._why = None  # from here on, `make` replays a requested session first
         await runner.slices.run("", self._made())
         log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
         starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
@@ -212,11 +211,11 @@ class Durability:
         starting.add_done_callback(self._starting.discard)
 
     def hand_over(self, runner: CallRunner) -> None:
-        """The gateway stops: the next one goes on with the durable sessions.
+        """The gateway stops: leave the durable sessions to the next gateway.
 
-        Who waits for a variable or for a call that has not begun is told to come again at once. Running calls end here
-        if they can, and what they make is written. No further call is started. Gateways that share the log get each
-        session as soon as no call of it runs here, and no program is entering it.
+        Clients that wait for a variable, or for a call that has not begun, get an error that asks them to retry.
+        Running calls may end here, and their values are written. No further call is started. If several gateways share
+        the store, each session is released as soon as none of its calls runs here and no program is entering it.
         """
         self.is_over = True
         runner.handed_over.set()
@@ -228,7 +227,7 @@ class Durability:
                 _tell_waiting(session)
 
     async def _leave(self, membership: Membership, runner: CallRunner) -> None:
-        """Let other gateways have the sessions, one by one."""
+        """Release the sessions to other gateways, one by one."""
         while not self._is_frozen:
             kept = set[tuple[str, str]]()
             for session in list(runner.executor.sessions):
@@ -241,13 +240,13 @@ class Durability:
             await asyncio.sleep(LEAVE_S)
 
     def _end_here(self, runner: CallRunner, session: Session, error: PlaitError) -> None:
-        """End a session that goes on elsewhere."""
+        """End a session in memory only: another process continues it, so its end must not be written."""
         was_frozen, self._is_frozen = self._is_frozen, True
         runner.executor.endings.end(session, error, loop_time_s())
         self._is_frozen = was_frozen
 
     def _lose(self) -> None:
-        """Others have given this gateway up, and have its sessions now: they end here, and their clients are told."""
+        """The lease is lost, and other gateways own the sessions: end them here with an error, and begin anew."""
         assert self._parts is not None
         assert self.membership is not None
         runner, responses, _ = self._parts
@@ -264,11 +263,11 @@ class Durability:
         self._restart = asyncio.ensure_future(self.recover(*self._parts))
 
     def freeze(self) -> None:
-        """What the end of this gateway does to its sessions is not written."""
+        """Write nothing from now on: the end of the process must not end its sessions."""
         self._is_frozen = True
 
     async def close(self) -> None:
-        """Write what is left, and give the lease up."""
+        """Write what is left, and release the lease."""
         self._compaction.close()
         for task in (*self._starting, self._restart, self._leaving):
             if task is not None:
@@ -278,7 +277,7 @@ class Durability:
     def _others_made(
         self, streams: Sequence[StoredStream], runner: CallRunner, responses: StoredResponses
     ) -> Pieces[None]:
-        """What is no session: ids that are refused, and responses. And what has lost its names."""
+        """Restore the streams that are no sessions: refused ids and responses. Streams without a key are set aside."""
         for stream in streams:
             if stream.key.kind == DELETED:
                 self._read(stream, partial(self._refuse, stream, runner))
@@ -289,13 +288,13 @@ class Durability:
             yield
 
     def _made(self) -> Pieces[None]:
-        """The sessions that nobody has asked for meanwhile, the oldest first, unless they are the next gateway's."""
+        """Replay the sessions that no request has had replayed, the oldest first."""
         while self._left and not self.is_over:
             self.make(*next(iter(self._left)))
             yield
 
     def _read(self, stream: StoredStream, make: Callable[[], None]) -> None:
-        """Make what a stream stands for. One that cannot be read is set aside, alone."""
+        """Restore one stream with `make`. A stream that cannot be read is set aside; all others go on."""
         if stream.problem is not None:
             self._set_aside(stream, stream.problem)
             return
@@ -321,9 +320,9 @@ class Durability:
     def _make_session(self, stream: StoredStream, runner: CallRunner, start: asyncio.Event, models: set[str]) -> None:
         events: list[SessionEvent] = [decoded(change) for change in stream.events]
         if not events:
-            return  # a name in a shared log, of a session in memory only
+            return  # in a shared store: the name of a session that is in memory only
         if runner.executor.sessions.has(stream.key.tenant, stream.key.name):
-            return  # a recovery that begins again has made it before
+            return  # a recovery that began again has replayed it before
         if not isinstance(events[0], Opened):
             raise msgspec.ValidationError("its beginning is gone")
         now_s, sessions = loop_time_s(), runner.executor.sessions
@@ -356,7 +355,7 @@ class Durability:
 
 
 def new_durability(config: Config) -> Durability | None:
-    """The durability of a gateway; None without a store. Raises ValueError for a store that can never be used."""
+    """None without a store. Raises ValueError for a store that can never be used."""
     store = config.store
     if store.url is not None:
         return _shared(store.url, config.server)
@@ -384,7 +383,7 @@ def _shared(url: str, server: ServerConfig) -> Durability:
 
 
 async def _when_engines_are_there(router: Router, models: Collection[str], start: asyncio.Event) -> None:
-    """Set `start` when there are engines for all of the models, or have not come for long."""
+    """Set `start` when there are engines for all of the models, or after `FLEET_S`."""
 
     def has_engine(model: str) -> bool:
         return bool(router.models.able(router.models.target(model)))
@@ -399,7 +398,7 @@ async def _when_engines_are_there(router: Router, models: Collection[str], start
 
 
 def _tell_waiting(session: Session) -> None:
-    """Tell those who wait for a variable, or for the answer to a call that has not begun, to come again."""
+    """Send the clients away that wait for a variable, or for the answer of a call that has not begun."""
     for getter in [getter for getters in session.getters.values() for getter in getters]:
         getter.on_failed(GatewayStoppingError())
     for call in [*session.calls.values()]:

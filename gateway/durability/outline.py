@@ -1,13 +1,15 @@
-"""What the events of a session came to: which of its calls have ended by themselves, and which events still matter.
+"""Decides, from the log alone, which events of a session still matter, and which calls have ended.
 
-An event matters if the session would be another without it. What does not matter any more is a call that has failed and
-whose outputs others have produced since, such as all but the last of a request that fails in a loop. It still matters
-to calls that ended because it failed, as long as these matter. Nor do starts of a call matter once it has produced the
-output that it was started for, nor any but the last objective and the last time to live.
+An event matters if a replay without it would make another session. These events do not matter:
 
-Not every log says which calls were skipped. So a replay skips a call by the condition in its request again, in every
-log, and the request of a call that was skipped, or failed with an input, is always needed. A log that contradicts
-itself without its skips is left as it is.
+- those of a failed call all of whose outputs were produced anew since, such as the earlier tries of a request that
+  failed in a loop, unless a call that matters failed because of it;
+- the attempts for an output that has its value;
+- all objectives and times to live but the last.
+
+Logs of early releases do not say which calls were skipped. So a replay decides skips anew, by the conditions in the
+requests, and the request of a call that was skipped or failed with an input always matters. A log that contradicts
+itself without its skips is not compacted.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from plait.policy.programs.request_graph_state import CallState, GraphError, Var
 
 
 def ended_calls(events: Sequence[SessionEvent]) -> dict[int, list[int]]:
-    """The calls that have ended by themselves: the place of each `Submitted`, and those of its values and its end.
+    """The calls that produced all outputs, failed or were cancelled, but not those skipped or failed with an input.
 
-    A call that was skipped is not among them.
+    Maps the place of each `Submitted` in `events` to the places of the call's values and its end.
     """
     ended, submitted, left = dict[int, list[int]](), dict[str, int](), dict[str, int]()
     later = dict[str, list[int]]()
@@ -54,48 +56,48 @@ def ended_calls(events: Sequence[SessionEvent]) -> dict[int, list[int]]:
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """Where values of variables come from, or would have: a call, a client's value, or a client's failure."""
+    """A producer of variables: a call, a client that set a value, or a client that failed a variable."""
 
     event: int
-    """The place of the event that it began with."""
+    """The place of its first event."""
 
     inputs: tuple[str, ...]
 
     outputs: set[str]
-    """The outputs that have not been produced anew since they failed."""
+    """The outputs that have no newer source."""
 
     is_over: bool = False
 
     starts: list[int] = field(default_factory=list)
-    """The places of its starts for its current output."""
+    """The places of the attempts for the current output."""
 
     events: list[int] = field(default_factory=list)
-    """The places of its values, and of its end."""
+    """The places of the values and the end."""
 
     taken_from: list[Source] = field(default_factory=list)
-    """The sources of its inputs when it ended."""
+    """The sources of the inputs at the time of the end."""
 
     @property
     def places(self) -> list[int]:
-        """The places of all its events that matter if it does."""
+        """The places of all events that matter if this source does."""
         return [self.event, *self.events, *(() if self.is_over else self.starts)]
 
 
 class Outline:
-    """The calls and variables of a session, from the `events` of it so far."""
+    """The calls and variables of a session after its `events`."""
 
     def __init__(self, events: Sequence[SessionEvent]) -> None:
         self._graph = RequestGraph()
         self._sources: list[Source] = []
-        self._calls: dict[str, Source] = {}  # of the calls that have not ended
+        self._calls: dict[str, Source] = {}  # by id: calls that have not ended
         self._producers: dict[str, Source] = {}  # by output
-        self._last: dict[object, int] = {}  # the last event of a kind, of which the others do not matter
+        self._last: dict[object, int] = {}  # by kind: the last event, if only the last one matters
         self._count = len(events)
-        self._all: range | None = None  # all places, if an event cannot follow from those before it
+        self._all: range | None = None  # all places, if the log contradicts itself
         try:
             for place, event in enumerate(events):
                 self._apply(place, event)
-        except GraphError:  # a skip was not written: what came after is not what the graph says
+        except GraphError:  # an early release did not log a skip, so this graph is in another state
             self._all = range(len(events))
 
     @property
@@ -109,7 +111,7 @@ class Outline:
             new = [source for source in todo.pop().taken_from if source not in found]
             found |= dict.fromkeys(new)
             todo += new
-        latest = range(self._count)[-1:]  # whose time the session's time to live counts from
+        latest = range(self._count)[-1:]  # the session's time to live counts from the time of the last event
         return sorted({*latest, *self._last.values(), *(place for source in found for place in source.places)})
 
     def _apply(self, place: int, event: SessionEvent) -> None:
@@ -133,7 +135,7 @@ class Outline:
                 self._calls[event.call_id].events.append(place)
                 self._end(ended.call_id for ended in self._graph.fail(event.call_id, event.what).ended)
             case Started() | ValueSet() | CallEnded():
-                pass  # of a call that has ended
+                pass  # the call has ended
             case Kept() | Preferred():
                 self._last[type(event)] = place
             case _:
@@ -167,11 +169,11 @@ class Outline:
             call.taken_from = self._taken(call)
 
     def _taken(self, call: Source) -> list[Source]:
-        """The sources of a call's inputs now."""
+        """The present sources of a call's inputs."""
         return [self._producers[name] for name in call.inputs if name in self._producers]
 
     def _forget(self, outputs: Iterable[str]) -> None:
-        """Note that those outputs which have failed are produced anew."""
+        """Give the failed ones among `outputs` up for a new source."""
         for name in outputs:
             if self._graph.variable_state(name) is VariableState.FAILED:
                 self._graph.forget(name)

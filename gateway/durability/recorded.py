@@ -1,4 +1,4 @@
-"""The record of a durable session: its events in a log, and whether what a client is told is stored."""
+"""The record of a durable session: appends its events to the log, and waits for their commit."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from plait.gateway.programs.record import CallEnded, Kept, Opened, Refused, Sess
 from plait.gateway.store.event_log import Change, StreamKey
 
 RECORD_VERSION = 1
-"""Of the events (`record.py`). A later version reads earlier ones."""
+"""The version of the events in `record.py`. A later release also reads earlier versions."""
 
 SESSION = "session"
 """The kind of a session's stream."""
 
 DELETED = "deleted"
-"""The kind of the stream that says until when a deleted session's id is refused."""
+"""The kind of a stream with the end of the refusal of a deleted session's id."""
 
 AGAIN_S = 0.1
-"""Between two looks whether a store that could not be reached can be."""
+"""The period of retries while the store is out of reach."""
 
 TOUCHES = 16
-"""How often in its time to live a session that is only read is written to be alive."""
+"""A use of a session is logged at most this often in a time to live, so that reads write little."""
 
 T = TypeVar("T")
 
@@ -48,28 +48,28 @@ def encoded(event: SessionEvent) -> bytes:
 
 
 class Log(Protocol):
-    """Where events are written (`GroupCommit`)."""
+    """The log that events are appended to (`Durability`)."""
 
     @property
     def problem(self) -> str | None:
-        """Why nothing is stored for now; None if all is well."""
+        """Why nothing can be stored at present."""
 
     @property
     def is_over(self) -> bool:
-        """Whether another gateway goes on with the sessions: calls that end here without a value run again there."""
+        """Whether the next gateway continues the sessions: calls that end here without a value run again there."""
 
     def append(self, changes: Sequence[Change]) -> None:
-        """Write these, after all that came before. Returns at once."""
+        """Append one batch. Returns at once; the commit follows."""
 
     async def committed(self, stream: StreamKey) -> bool:
-        """Wait until all that was appended is stored. False if it is not, or not all of the stream.
+        """Wait until all that was appended is stored. False if it cannot be, or if the stream has lost an event.
 
-        Raises `PlaitError` if nobody may be told what is not stored.
+        Raises `PlaitError` if no client may be answered without a commit.
         """
 
 
 class Claimed(Unrecorded):
-    """The record of a session in memory only, whose name no other gateway may take. Its `claim` is under way."""
+    """The record of a session in memory only, among several gateways: it has to claim its name in the store."""
 
     __slots__ = ("_claim",)
 
@@ -77,13 +77,13 @@ class Claimed(Unrecorded):
         self._claim = claim
 
     async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
-        """Wait until others know whose session it is. Raises `PlaitError` if they cannot."""
+        """Wait for the claim, so that other gateways know the owner. Raises `PlaitError` if it fails."""
         await asyncio.shield(self._claim)
         return news
 
 
 class Recorded(Unrecorded):
-    """The record of a durable session, in a log. The log's times are `offset_s` after those of the events."""
+    """The record of a durable session. The log's times are Unix times: `offset_s` later than those of events."""
 
     __slots__ = ("_is_ended", "_is_whole", "_kept_s", "_log", "_offset_s", "_together", "stream")
 
@@ -100,11 +100,10 @@ class Recorded(Unrecorded):
 
     @property
     def is_durable(self) -> bool:
-        """Whether the log can be written."""
         return self._log.problem is None
 
     async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:
-        """Wait for the log. Raises if the session has ended here, because another gateway has it."""
+        """As `Unrecorded.told`. Raises if the session has ended here, because another gateway owns it."""
         while True:
             try:
                 return news if await self._committed() else unstored(news)
@@ -124,7 +123,7 @@ class Recorded(Unrecorded):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Keep the events of the block until its end."""
+        """Append the events of the block as one batch, at its end."""
         self._together = []
         try:
             yield
@@ -137,27 +136,27 @@ class Recorded(Unrecorded):
                 self._is_whole = None
 
     def opened(self, ttl_s: float, now_s: float) -> None:
-        """The stream begins. What an earlier session of the name has left is removed."""
+        """Begin the stream. Removes an earlier session with this name."""
         self._kept_s = now_s
         self._log.append([Change(self.stream, 0.0, None), self._change(Opened(ttl_s), now_s)])
 
     def touched(self, ttl_s: float, now_s: float) -> None:
-        """Write it now and then: a session that is only read must not expire for the next gateway."""
+        """Log the use now and then, so that a session that is only read does not expire after a restart."""
         if now_s - self._kept_s > ttl_s / TOUCHES:
             self._kept_s = now_s
             self._append(Kept(ttl_s), now_s)
 
     def submitted(self, call: HeldCall, now_s: float) -> None:
-        """Write it. A call that cannot be made again, since nobody can get its answer any more, is left out."""
+        """Log the call, unless it has no `request`: after a restart, nobody could get its answer."""
         if call.request is not None:
             request = call.request()
             self._append(Submitted(call.call_id, call.inputs, call.variables, call.fingerprint, request), now_s)
             call.mark_recorded()
 
     def write(self, event: SessionEvent, now_s: float) -> None:
-        """Write it. When another gateway goes on, the calls that end here run again there.
+        """Log an event, except for the end of a call after the handover: the next gateway runs the call again.
 
-        A skipped one does not: the value that decides is written, too.
+        A skip is logged even then, because the value that decides it is in the log, too.
         """
         if not (self._log.is_over and isinstance(event, CallEnded) and not event.is_skip):
             self._append(event, now_s)

@@ -1,8 +1,9 @@
-"""Makes a session again from its record: the events go to the executor as they did to that of the earlier gateway.
+"""Rebuilds a session from its log: sends the logged events to the executor, in order.
 
-Calls that had not ended are made from their requests and start again, with the outputs that they have produced.
-Those that had ended are remembered, so that a repeated request is recognised. A call that failed with an input, or was
-skipped, is made from its request, too: it does so again.
+A call that had not ended is made from its logged request, gets the outputs that it has produced, and starts again. A
+call that had ended becomes a ghost (`_ghost`), which only remembers its fingerprint and outputs, so that a repeated
+request is recognized. A call that failed with an input or was skipped is made from its request, too, and fails or is
+skipped again by the executor's own rules, because the log does not have such ends.
 """
 
 from __future__ import annotations
@@ -42,43 +43,38 @@ log = structlog.get_logger(__name__)
 
 
 class EndedCall:
-    """The owner of a call that has ended in an earlier gateway."""
+    """The owner of a ghost: a call that had ended before the restart. It does nothing, as the end is in the log."""
 
-    def on_ready(self, ready: ReadyCall) -> None:
-        """No effect: its end follows."""
+    def on_ready(self, ready: ReadyCall) -> None: ...
 
-    def on_refined(self, promise: Promise) -> None:
-        """No effect."""
+    def on_refined(self, promise: Promise) -> None: ...
 
-    def on_broken(self, error: PlaitError) -> None:
-        """No effect: nobody waits for it."""
+    def on_broken(self, error: PlaitError) -> None: ...
 
 
 @dataclass(slots=True)
 class Replay:
-    """Gives one session its events."""
-
     runner: CallRunner
     session: Session
 
     start: asyncio.Event
-    """Calls that go on are started after this."""
+    """Interrupted calls start after this is set."""
 
     models: set[str]
-    """Collects the models of these calls."""
+    """Collects the models of interrupted calls."""
 
     now_s: float
 
     _submitted: dict[str, Submitted] = field(default_factory=dict)
-    """By call id, what each call was."""
+    """By call id."""
 
     _unreadable: list[tuple[HeldCall, str]] = field(default_factory=list)
-    """Calls that cannot be made again, and why."""
+    """Calls whose requests are not valid any more, and why."""
 
     def run(self, events: Sequence[SessionEvent], when_whole: Callable[[Session], None]) -> None:
-        """All of them. `when_whole` is called when the session is what it was, and before a call of it is started."""
+        """Replay all events. `when_whole` is called after the last one, before any call is started."""
         session, ended = self.session, ended_calls(events)
-        session.give_room(has_room=True)  # it had, whatever the limits are now
+        session.give_room(has_room=True)  # it was within limits, which the operator may have lowered since
         with self.runner.executor.entering(session, self.now_s):
             for place, event in enumerate(events):
                 try:
@@ -122,7 +118,7 @@ class Replay:
     def _end(self, event: CallEnded) -> None:
         call = self.session.calls.get(event.call_id)
         if call is None:
-            return  # it has ended with another
+            return  # it has failed with an input
         if event.how == "failed":
             self._executor.fail(call, event.what, self.now_s)
         else:
@@ -135,7 +131,7 @@ class Replay:
         try:
             self._executor.add(self.session, call, self.now_s)
         except FailedDependencyError:
-            return  # it did so before
+            return  # an input had failed before: the call failed at once then, too
 
     def _made(self, event: Submitted) -> HeldCall:
         request, runner, session = event.request, self.runner, self.session
@@ -158,7 +154,7 @@ class Replay:
         return call
 
     def _ghost(self, event: Submitted) -> HeldCall:
-        """A call that ends again, as it did."""
+        """A call without its request, whose end is in the log."""
         outputs = tuple(map(Output, event.outputs))
         native_s = 0.0 if event.request.kind == "native" else None
         return HeldCall(
@@ -183,7 +179,7 @@ class Replay:
         executor.produce(call, event.value, self.now_s, was_cut=event.was_cut)
 
     def _exhausted(self) -> Iterator[tuple[HeldCall, str]]:
-        """The calls that may not be started once more."""
+        """The calls without an attempt left: they may be what crashes the gateway."""
         most = self._executor.sessions.limits.max_attempts
         for call in self.session.calls.values():
             if call.attempts >= most:

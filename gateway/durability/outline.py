@@ -7,7 +7,7 @@ An event matters if a replay without it would make another session. These events
 - the attempts for an output that has its value;
 - all objectives and times to live but the last.
 
-Logs of early releases do not say which calls were skipped. So a replay decides skips anew, by the conditions in the
+Logs of earlier releases do not say which calls were skipped. So a replay decides skips anew, by the conditions in the
 requests, and the request of a call that was skipped or failed with an input always matters. A log that contradicts
 itself without its skips is not compacted.
 """
@@ -97,7 +97,7 @@ class Outline:
         try:
             for place, event in enumerate(events):
                 self._apply(place, event)
-        except GraphError:  # an early release did not log a skip, so this graph is in another state
+        except GraphError:  # an earlier release did not log a skip, so this graph is in another state
             self._all = range(len(events))
 
     @property

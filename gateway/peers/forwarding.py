@@ -1,4 +1,4 @@
-"""Sends a request to the gateway that has its session, and passes the answer on as it comes."""
+"""Forwards a request to the gateway that owns its session, and streams the answer back."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from plait.gateway.peers.signatures import API_KEYS, OF_ANYBODY, PEER_HEADER, Ch
 from plait.gateway.store.event_log import StreamKey
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=86_400.0, idle_s=86_400.0)
-"""A get may wait for a variable for a day. A gateway that has ended closes its connections."""
+"""A get may wait for a variable for a day. No shorter limit is needed: a gateway that ends closes its connections."""
 
 MOVES: Final = 3
-"""So often a request is sent to a gateway that does not have its session any more; each time the store is asked."""
+"""The most tries with gateways that turn out not to own the session. The store is asked again for each."""
 
 ALL_S: Final = 1.0
-"""For each of the others to answer what all are asked. An operator waits for it, or Prometheus, for 10 s by default."""
+"""The time for an answer to a request that goes to all gateways. Prometheus waits for 10 s by default."""
 
 _OF_A_HOP: Final = frozenset((
     b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"content-length", b"host",
     b"expect", b"date",
-    b"content-encoding",  # a body that is read here is decoded
-    b"origin",  # the gateway that the page has asked answers for the page's rights
+    b"content-encoding",  # the forwarded body is decoded
+    b"origin",  # CORS is checked by the gateway that the page has asked
     PEER_HEADER,
 ))  # fmt: skip
 
 _OF_AN_ANSWER: Final = frozenset((b"content-length", b"content-encoding"))
-"""Its body passes as it comes."""
+"""The body of an answer is forwarded unchanged, so these headers stay."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,28 +52,29 @@ class OwnedName(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A gateway's answer."""
+    """Another gateway's answer."""
 
     status: int
     body: bytes
 
 
 class Forwarding:
-    """The way to the other gateways: `peers`, or those of the `membership` in a store that they share."""
+    """The clients to the other gateways: to `peers`, or to those of the `membership` in a shared store."""
 
     def __init__(self, peers: Peers, membership: Membership | None = None) -> None:
         self.peers = peers if membership is None else membership.peers
-        self.is_alone = self.peers.is_alone  # for ever
+        self.is_alone = self.peers.is_alone  # never changes
         self.membership = membership
         self._clients: dict[str, HttpClient] = {}
 
     async def elsewhere(
         self, tenant: str, session: str | None, *, may_begin: bool = True, is_label: bool = False
     ) -> str | None:
-        """The gateway that has the session, if that is another one. Raises `PlaitError` if it cannot be told.
+        """The gateway that owns the session; None: this one does. Raises `PlaitError` if the owner cannot be found.
 
-        One that nobody has is this gateway's from now on, if it `may_begin`.
-        What is no session's id is nobody's: this gateway answers, and refuses it.
+        With `may_begin`, this gateway becomes the owner of a session without one. This gateway also answers, and
+        refuses, requests with an invalid id. With `is_label`, a session whose owner cannot be found counts as this
+        gateway's, because the call only names it.
         """
         if not SESSION_ID.fits(session):
             return None
@@ -88,7 +89,7 @@ class Forwarding:
 
     @asynccontextmanager
     async def asked(self, name: str, request: Forwarded) -> AsyncIterator[Response]:
-        """Another gateway's answer to a request. Raises `PeerUnavailableError` if there is none, or it breaks off."""
+        """Another gateway's answer to a request. Raises `PeerUnavailableError` if it fails or breaks off."""
         headers, response = self._headers(name, request), None
         try:
             response = await self._client(name).request(request.method, request.target, headers, request.body)
@@ -112,7 +113,7 @@ class Forwarding:
         return None
 
     def _headers(self, name: str, request: Forwarded) -> Headers:
-        """The headers of a request to another gateway. What the client was checked by stays here."""
+        """The headers of a request to another gateway. The client's API key stays here: a signature replaces it."""
         key, has_engines_key = self.peers.key, request.checked == OF_ANYBODY
         is_signed = name not in self.peers.unsigned
         left_out = _OF_A_HOP | KEY_HEADERS if is_signed and not has_engines_key else _OF_A_HOP
@@ -127,16 +128,16 @@ class Forwarding:
         return self._clients[name]
 
     async def forward(self, name: str, request: Forwarded, receive: Receive, send: Send) -> None:
-        """Answer a request by what another gateway answers. Raises `PeerUnavailableError` and `ClientGoneError`."""
+        """Forward a request, and its answer. Raises `PeerUnavailableError` and `ClientGoneError`."""
         await unless_gone(receive, self._forward(name, request, send))
 
     async def forward_to_owner(
         self, owned: OwnedName, request: Forwarded, receive: Receive, send: Send, *, is_label: bool = False
     ) -> bool:
-        """Answer a request by the gateway that has its session; False if that is this one. Raises as `forward` does.
+        """Forward a request to the owner of its session; False if this gateway is the owner. Raises as `forward` does.
 
-        A session that `is_label` only is not worth an error where its owner has died, or cannot be told: the call is
-        served here.
+        With `is_label`, the request only names the session. If the owner has died or cannot be found, the request is
+        then served here.
         """
         for _ in range(MOVES):
             name = await self.elsewhere(*owned, may_begin=request.may_begin, is_label=is_label)
@@ -162,15 +163,15 @@ class Forwarding:
             await pass_on(response, send)
 
     def part(self) -> None:
-        """Some gateways may have died: who waits for their answers waits no more."""
+        """Fail the requests to gateways that are no members any more."""
         for name in [name for name in self._clients if name not in self.peers.urls]:
             self._clients.pop(name).lose("its lease is over", waiting_only=False)
 
     async def holder(self, stream: StreamKey, path: str, headers: Headers) -> str | None:
-        """The other gateway that has a response's stream, which it shows at a path; None if none has.
+        """The other gateway that has a stored or background response; None if none has it.
 
-        Raises `PeerUnavailableError` if one that may have it has died. Without a store, that is the owner of a session
-        of this name, which makes the response in the background.
+        Without a shared store, all gateways are asked for `path`. Raises `PeerUnavailableError` if the one that may
+        generate the response in the background (the owner of the session with this id) is silent.
         """
         if not RESPONSE_ID.fits(stream.name):
             return None
@@ -199,10 +200,10 @@ class Forwarding:
 
 
 async def pass_on(response: Response, send: Send) -> None:
-    """Send an answer on as it comes, without the headers of its hop.
+    """Stream an answer to the client, without its hop-by-hop headers.
 
-    One that breaks off ends with an error event, if it is a stream. Else it stays without its end, so that the server
-    closes the connection.
+    A stream that breaks off ends with an error event. Any other answer stays without its end, so that the server closes
+    the connection.
     """
     kept = [item for item in response.headers if item[0] not in _OF_A_HOP or item[0] in _OF_AN_ANSWER]
     await send({"type": "http.response.start", "status": response.status, "headers": kept})

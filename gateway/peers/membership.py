@@ -1,8 +1,9 @@
-"""One gateway among those that share a store: its lease, who the others are, and which of them has a session.
+"""One gateway among those that share a store: its lease, the other gateways, and the owner of each session.
 
-A session is the gateway's that is the first to be asked to make it. The store decides, so all find the same one. Each
-gateway remembers what the store said. A gateway that is asked for another's session by a third one says so
-(`SessionMovedError`), and that one asks the store again.
+Each session has one owner, which the store decides: the first gateway that claims the session. A gateway caches the
+owners that it has looked up. If it forwards a request by an outdated entry, the receiver refuses (`SessionMovedError`),
+and the gateway asks the store again. A dead gateway's streams lose their owner, and the others take them over. Lookups
+of many requests go to the store as one batch. The store's thread does all work in the store (`GroupCommit.run`).
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ from plait.gateway.store.jobs import REGULAR_S
 from plait.gateway.timer import loop_time_s
 
 TAKE_OVER_S: Final = 1.0
-"""Between two looks for sessions that nobody has."""
+"""The period in which a gateway looks for streams without an owner."""
 
 ASK_S: Final = 3.0
-"""So long a request waits for the store to say who has its session. It takes some milliseconds."""
+"""The longest wait for the owner of a session. The store takes some milliseconds."""
 
 DRAW_S: Final = 1.0
-"""Nobody waits longer for a part of what gateways share: then it is divided among them."""
+"""The longest wait for a shared limit. Without an answer, limits are divided by the number of gateways."""
 
 SHARE_S: Final = 0.1
-"""Who needs more of what gateways share asks for it so soon; others tell what they need once a second."""
+"""How soon a gateway asks for a larger part of shared limits. Otherwise it reports its needs once a second."""
 
 UNUSED_S: Final = 600.0
-"""A name that calls share, without variables, is given up after so long without a call."""
+"""How long a gateway owns the name of a session without variables after its last call."""
 
 REMEMBERED: Final = 100_000
-"""Others' sessions whose owner is remembered: some 20 MB."""
+"""The size of the cache of other sessions' owners: some 20 MB."""
 
 OF_PEER: Final = ContextVar("OF_PEER", default=False)
-"""Whether another gateway has sent the request that this task answers."""
+"""Whether another gateway has forwarded the request that this task answers."""
 
 Name = tuple[str, str]
 """A session's tenant and name."""
 
 Waiters = dict[Name, asyncio.Future[int | None]]
-"""The futures of those who wait for the epoch of a session's owner."""
+"""By session: the future of its owner's epoch."""
 
 T = TypeVar("T")
 
@@ -70,48 +71,48 @@ log = structlog.get_logger(__name__)
 
 
 class SessionMovedError(PlaitError, status=421, code="session_moved", quotes=False):
-    """Another gateway has the session. Only gateways are told so."""
+    """Another gateway owns the session. Sent to gateways only, not to clients."""
 
     def __init__(self) -> None:
         super().__init__("Another gateway has this session.")
 
 
 class GivenUpError(GatewayStoppingError, code="gateway_given_up"):
-    """The others have given this gateway up, and what it did since is not stored."""
+    """The lease was lost: other gateways own the sessions, and nothing is stored that this gateway did since."""
 
     def __init__(self) -> None:
         super().__init__("Another gateway has taken this session over. Send the request again.")
 
 
 class UnreachableStoreError(PlaitError, status=503, code="store_failed", quotes=False):
-    """Who has a session, or whether something is stored, cannot be told now."""
+    """The store is out of reach, so that the owner of a session, or the end of a commit, is unknown."""
 
     def __init__(self) -> None:
         super().__init__("The store of sessions cannot be reached now. Send the request again.", retry_after_s=1.0)
 
 
 class Membership:
-    """One gateway's. `kind` is that of sessions' streams, `instead` that of what stands for one that was deleted.
+    """The membership of one gateway. `kind` is the kind of sessions' streams, `instead` that of deleted sessions.
 
-    `restore` is given the streams that it takes over, `is_used` says whether it needs a session, and `on_members` is
-    called when gateways have come or gone. `needs` says what this gateway needs of what they share, and `on_parts` is
-    called when its `parts` of it have changed.
+    Its callbacks: `restore` gets the streams that were taken over, `is_used` says whether a session is in use,
+    `on_members` is called after a change of members, `needs` returns this gateway's needs of shared limits, and
+    `on_parts` is called after a change of `parts`.
     """
 
     def __init__(
         self, group_commit: GroupCommit, keeper: SharedKeeper, peers: Peers, *, kind: str, instead: str
     ) -> None:
         self.roster = Roster(peers)
-        """All gateways, as the store has them."""
+        """All gateways in the store."""
         self.taken_over = 0
-        """Sessions that another gateway had before."""
+        """The number of sessions taken over from other gateways."""
         self.is_leaving = False
-        """Whether this gateway takes no more sessions."""
+        """Whether this gateway takes no more sessions, because it stops."""
         self.restore: Callable[[Sequence[StoredStream]], Awaitable[None]]
         self.is_used: Callable[[str, str], bool] = lambda _tenant, _session: False
         self.on_members: Callable[[], None] = lambda: None
         self.parts: Mapping[str, int] | None = None
-        """What this gateway may use of what it needs, by name; None if the store has not said so lately."""
+        """This gateway's part of each shared limit, by name; None if the store has been out of reach for long."""
         self.needs: Callable[[], Mapping[str, Need]] = dict
         self.on_parts: Callable[[], None] = lambda: None
         self._log = group_commit
@@ -119,25 +120,24 @@ class Membership:
         self._instead = instead
         self._keeper = keeper
         self.peers = peers
-        self._urls: dict[int, str] = {}  # of the others that live, by epoch
-        self._own: dict[Name, float] = {}  # when each was asked for last
-        self._others: OrderedDict[Name, int] = OrderedDict()
-        self._asked: dict[bool, Waiters] = {True: {}, False: {}}  # by whether a session that is not there begins
+        self._urls: dict[int, str] = {}  # by epoch: the other living gateways
+        self._own: dict[Name, float] = {}  # own sessions, with the time of the last request
+        self._others: OrderedDict[Name, int] = OrderedDict()  # cache: the epochs of other sessions' owners
+        self._asked: dict[bool, Waiters] = {True: {}, False: {}}  # by `begin`: lookups for the next batch
         self._asking: asyncio.Task[None] | None = None
-        self._asks_again_s = 0.0
-        self._coming: dict[Name, asyncio.Event] = {}
+        self._asks_again_s = 0.0  # after a time-out, requests fail at once until then
+        self._coming: dict[Name, asyncio.Event] = {}  # sessions that are being restored
 
     def described(self) -> dict[str, object]:
         """The gateways by address, as `/ready` shows them."""
         return {"peers": self.roster.described(), "store": self._log.problem or "ok"}
 
-    # Who has a session.
+    # The owners of sessions.
 
     async def elsewhere(self, tenant: str, session: str, *, may_begin: bool = True) -> str | None:
-        """The gateway that has a session, if that is another one.
+        """The gateway that owns a session; None: this one does, or nobody.
 
-        A session that nobody has any more is this one's from now on. So is one that never was, if it `may_begin`;
-        else the store keeps nothing of the question.
+        This gateway takes over a session without an owner. With `may_begin`, it also claims one that does not exist.
         Raises `UnreachableStoreError`, `PeerUnavailableError` for an owner that has died, and `SessionMovedError`.
         """
         name = tenant, session
@@ -166,9 +166,9 @@ class Membership:
         return url
 
     async def holder(self, stream: StreamKey) -> str | None:
-        """The other gateway that has a stream, which is no session; None if none has.
+        """The other gateway that owns a stream that is no session; None if none does.
 
-        Raises `UnreachableStoreError`, and `PeerUnavailableError` while nobody has it.
+        Raises `UnreachableStoreError`, and `PeerUnavailableError` while the stream has no living owner.
         """
         try:
             async with asyncio.timeout(ASK_S):
@@ -178,15 +178,14 @@ class Membership:
         return None if owner in {None, self._keeper.epoch} else await self._url_of(owner or 0)
 
     def has(self, tenant: str, session: str) -> bool:
-        """Whether a session is this gateway's, and the store knows it."""
         return (tenant, session) in self._own
 
     async def claim(self, tenant: str, session: str) -> None:
-        """Let the store know that a session is made here. Raises `UnreachableStoreError`."""
+        """Claim a session in the store. Raises `UnreachableStoreError`."""
         await self._owner((tenant, session), begin=True)
 
     def owns(self, tenant: str, session: str) -> None:
-        """A session is made here whose name nobody else can know."""
+        """Own a new session without a lookup: `elsewhere` has claimed its id, or the id was generated here."""
         self._own[tenant, session] = loop_time_s()
 
     def has_ended(self, tenant: str, session: str) -> None:
@@ -196,12 +195,12 @@ class Membership:
         self._others.pop((tenant, session), None)
 
     async def _whole(self, name: Name) -> None:
-        """Wait until a session that was taken over is there."""
+        """Wait until a session that was taken over is restored."""
         if name in self._coming:
             await self._coming[name].wait()
 
     async def _owner(self, name: Name, *, begin: bool) -> int | None:
-        """The epoch of a session's owner, by the store; None if there is no such session, unless it is to `begin`."""
+        """Look up the epoch of a session's owner; None if the session does not exist and may not `begin`."""
         if self._log.problem is not None or loop_time_s() < self._asks_again_s:
             raise UnreachableStoreError
         waiter = self._asked[begin].get(name)
@@ -214,13 +213,13 @@ class Membership:
                 return await asyncio.shield(waiter)
         except StoreError:
             raise UnreachableStoreError from None
-        except TimeoutError:  # who comes next does not wait for it
+        except TimeoutError:  # later requests fail at once for a while
             self._asks_again_s = loop_time_s() + ASK_S
             raise UnreachableStoreError from None
 
     async def _url_of(self, epoch: int) -> str:
-        """Where a gateway is reached. Raises `PeerUnavailableError` for one that has died."""
-        if epoch not in self._urls:  # it may be new
+        """The address of a gateway. Raises `PeerUnavailableError` for one that has died."""
+        if epoch not in self._urls:  # it may have joined since the last renewal
             try:
                 async with asyncio.timeout(ASK_S):
                     await self.renew()
@@ -231,7 +230,7 @@ class Membership:
         return self._urls[epoch]
 
     async def _ask(self) -> None:
-        """Ask the store for all that requests wait for, in as few transactions as it takes."""
+        """A task that does the pending lookups in batches, one transaction for each, until none is left."""
         try:
             while any(self._asked.values()):
                 for begin, asked in self._asked.items():
@@ -259,7 +258,7 @@ class Membership:
             waiter.set_result(owners[name])
 
     async def _ask_for_halves(self, asked: Waiters, error: RefusedDataError, *, begin: bool) -> None:
-        """The store refuses one of these names: ask until that one is alone, so that it fails alone."""
+        """The store refuses one of these names: halve the batch until that name fails alone."""
         if len(asked) == 1:
             _fail(asked, error)
             return
@@ -270,9 +269,9 @@ class Membership:
     # The lease.
 
     async def keep(self) -> None:
-        """Hold the lease, and take over what gateways leave that have died, for ever.
+        """A task that keeps the lease, and takes over the streams of dead gateways.
 
-        The store's thread renews the lease: the event loop may be busy for longer than it lasts.
+        The store's thread renews the lease, because the event loop may be busy for longer than a lease.
         """
         swept_s, loop = loop_time_s(), asyncio.get_running_loop()
 
@@ -292,7 +291,7 @@ class Membership:
             await asyncio.sleep(TAKE_OVER_S)
 
     async def renew(self) -> None:
-        """Renew the lease now, and learn who the others are."""
+        """Renew the lease now, and read the list of gateways."""
         self._renewed(await self._log.run(self._keeper.renew))
 
     def _renewed(self, rows: Sequence[Member]) -> None:
@@ -309,11 +308,11 @@ class Membership:
     async def draw(
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
     ) -> Drawn:
-        """Take from a bucket that all gateways share. Raises `StoreError`."""
+        """Draw from a bucket that all gateways share. Raises `StoreError`."""
         return await self._soon(partial(self._keeper.draw, bucket, rates, least, most, burst_s=burst_s))
 
     async def share(self) -> None:
-        """Tell the store what this gateway needs of what all share, for ever. While it is away, all is divided."""
+        """A task that exchanges needs for parts of shared limits with the store (`SharedKeeper.share`)."""
         told, told_s, heard_s = dict[str, Need](), -inf, -inf
         while True:
             await asyncio.sleep(SHARE_S)
@@ -329,7 +328,7 @@ class Membership:
             self.on_parts()
 
     async def _soon(self, work: Callable[[], T]) -> T:
-        """Have the store's thread do it. Raises `StoreError` if that takes long, too."""
+        """Run `work` in the store's thread. Raises `StoreError`, also after `DRAW_S`."""
         if self._log.problem is not None:
             raise StoreError(self._log.problem)
         try:
@@ -339,7 +338,7 @@ class Membership:
             raise StoreError("the store takes its time") from error
 
     async def leave(self, *, but: Container[Name]) -> None:
-        """Let other gateways have all sessions `but` these, once all that was appended is written."""
+        """Release all sessions `but` these to other gateways, after all that was appended is written."""
         names = [name for name in self._own if name not in but]
         for name in names:
             del self._own[name]
@@ -348,13 +347,13 @@ class Membership:
             await self._log.run(partial(self._keeper.release, keys))
 
     def lost(self) -> None:
-        """The others have given this gateway up: nothing is its own any more."""
+        """The lease was lost: this gateway owns nothing any more."""
         self.parts = None
         self._own.clear()
         self._others.clear()
 
     async def take(self, streams: Sequence[StoredStream]) -> None:
-        """Streams are this gateway's now: restore them. Requests for them wait until that is done."""
+        """Restore streams that this gateway owns now. Requests for these sessions wait until it is done."""
         names = {(key.tenant, key.name) for key, *_ in streams if key.kind in {self._kind, self._instead}}
         self.taken_over += len(names)
         whole, now_s = asyncio.Event(), loop_time_s()
@@ -369,7 +368,7 @@ class Membership:
                 self._coming.pop(name, None)
 
     def _sweep(self, now_s: float) -> None:
-        """Give up names that calls do not use any more."""
+        """Give up the names of sessions that no call has used for `UNUSED_S`."""
         unused = [name for name, used_s in self._own.items() if now_s - used_s > UNUSED_S and not self.is_used(*name)]
         for name in unused:
             del self._own[name]
@@ -380,11 +379,11 @@ class Membership:
 def _fail(asked: Waiters, error: StoreError) -> None:
     for waiter in asked.values():
         waiter.set_exception(error)
-        waiter.exception()  # whoever asked may have gone
+        waiter.exception()  # marks it as retrieved, because the request may have ended
 
 
 def _grows(told: Mapping[str, Need], needs: Mapping[str, Need], parts: Mapping[str, int]) -> bool:
-    """Whether more is needed than was told, and than there is."""
+    """Whether a need exceeds both the part at hand and what the store was asked for."""
     return any(
         need.wanted > max(parts.get(name, 0), told[name].wanted if name in told else 0) for name, need in needs.items()
     )

@@ -1,4 +1,4 @@
-"""The metrics of several gateways: which share the store, and the metrics of all workers as one text."""
+"""Metrics of several gateways: the members of a shared store, and the merged metrics of all workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from plait.gateway.peers.membership import Membership
 
 
 class MembershipCollector(Collector):
-    """The gateways that share a store, and what this one has taken over from those that have died."""
-
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
@@ -37,9 +35,9 @@ UP: Final = "plait_worker_up"
 
 
 def merged(texts: Mapping[str, bytes | None]) -> bytes:
-    """Texts in Prometheus' format, by worker, as one; None for a worker that did not answer.
+    """Merge texts in Prometheus' format, by worker; None for a worker that did not answer.
 
-    The samples of a family stay together, as the format wants it.
+    The samples of a family have to stay together in this format.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
     for worker, text in texts.items():
@@ -60,7 +58,7 @@ def merged(texts: Mapping[str, bytes | None]) -> bytes:
 
 
 def _labelled(sample: str, label: str) -> str:
-    """A sample with one more label. Only values of labels can have a brace or a space before the sample's value."""
+    """A sample with one more label. Before a sample's value, only label values can have a brace or a space."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f"{name}{{{label}{',' if not rest.startswith('}') else ''}{rest}"

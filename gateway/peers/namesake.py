@@ -1,4 +1,4 @@
-"""Whether another gateway is at an address already, asked before a gateway takes that address for its own."""
+"""Checks at a start that no other gateway has the configured address."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import PEER_KEY, Checked, Forwarded
 
 WAITS: Final = Timeouts(connect_s=2.0, first_byte_s=2.0, idle_s=2.0)
-"""A gateway that is there answers in some milliseconds. Without an answer nobody is there."""
+"""A running gateway answers in some milliseconds. Without an answer, the address is free."""
 
 MAX_ANSWER_BYTES: Final = 1024
 
 
 async def has_namesake(peers: Peers) -> bool:
-    """Whether another gateway with the same key and the same address answers there.
+    """Whether a gateway with the same key answers at this gateway's address.
 
-    What answers in another way is none: a release that does not know the question, or a gateway of others.
+    Any other answer does not count: from an older release, or from a gateway with another key.
     """
     if peers.own.startswith("https:"):
         SYSTEM_TRUST.load()

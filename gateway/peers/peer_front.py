@@ -1,6 +1,6 @@
-"""What stands in front of all routes where there are several gateways: it tells their requests from clients'.
+"""ASGI middleware in front of all routes: verifies which requests are forwarded by other gateways.
 
-It also answers a gateway that asks who is at an address, before it takes the address for its own.
+It also answers the question of `namesake.py`, whether a gateway is at this address.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 class PeerFront:
-    """ASGI middleware in front of everything: notes which requests are of other gateways of `forwarding`.
-
-    `on_refused` gets the errors that are answered here.
-    """
+    """Marks forwarded requests in their scope. `on_refused` is called with the errors that this middleware answers."""
 
     def __init__(self, app: ASGIApp, forwarding: Forwarding, on_refused: OnRefused) -> None:
         self._app = app
@@ -57,7 +54,7 @@ class PeerFront:
             OF_PEER.reset(before)
 
     def _said(self, header: bytes, scope: Scope) -> Said | None:
-        """What another gateway says of a request; None if no gateway has signed the header."""
+        """The signed statements about a forwarded request; None for a request of a client."""
         if not header:
             return None
         peers, now_unix_s = self._forwarding.peers, time.time()
@@ -69,13 +66,13 @@ class PeerFront:
 
 
 def is_of_peer(scope: Scope) -> bool:
-    """Whether another gateway has sent the request: it is answered here."""
+    """Whether another gateway has forwarded the request, so that it must not be forwarded again."""
     return _IS_OF_PEER in scope
 
 
 def _of_peer(scope: Scope, said: Said) -> Scope:
-    """The scope of a request as the gateway that has forwarded it got it."""
-    id_of(scope)  # both scopes have it
+    """The scope as it was in the gateway that has forwarded the request."""
+    id_of(scope)  # sets the request id, which the copy below then shares
     headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
     server = (scope["server"][0], said.port) if said.port else scope["server"]
     scope = {**scope, "headers": headers, "server": server, _IS_OF_PEER: True}
@@ -85,14 +82,14 @@ def _of_peer(scope: Scope, said: Said) -> Scope:
 
 
 class ChangedBodyError(CallerError, code="changed_body", quotes=False):
-    """A forwarded request has another body than its gateway has signed."""
+    """The body of a forwarded request is not the signed one."""
 
     def __init__(self) -> None:
         super().__init__("The body is not the one that a gateway has signed.")
 
 
 class SignedBody(WatchedReceive, eq=False, kw_only=True):
-    """The ASGI receive of a forwarded request. Raises `ChangedBodyError` in place of the last piece of another body."""
+    """The ASGI receive of a forwarded request. Raises `ChangedBodyError` at the end of a body that was not signed."""
 
     body_sha256: str
     sum: Any = msgspec.field(default_factory=sha256)
@@ -119,7 +116,7 @@ class SignedBody(WatchedReceive, eq=False, kw_only=True):
 
 
 def _signed(receive: Receive, said: Said) -> Receive:
-    """The receive of a request whose body has to be the one that its gateway has signed, if that signs."""
+    """A receive that verifies the body, if the forwarding gateway has signed it."""
     if said.body_sha256 is None:
         return receive
     client = receive.client if isinstance(receive, WatchedReceive) else None

@@ -1,4 +1,4 @@
-"""Which gateways serve the same clients, and which of them has a session."""
+"""The gateways that serve the same clients, and the owner of each session."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from plait.gateway.peers.signatures import PeerKey
 
 @dataclass(slots=True)
 class Peers:
-    """The gateways by name, this one's `own` name included, each with its address for the others.
-
-    Whoever has the `key` is one of them. If they `share` a store, they come and go, and the store says who has a
-    session. Else each finds out by itself.
-
-    Until `unsigned_until_unix_s`, those of the release before are gateways, too, which sign nothing (`unsigned`). They
-    check a client's key themselves.
-    """
+    """The gateways (or worker processes) that answer as one. Each of them has the secret `key`."""
 
     urls: Mapping[str, str]
+    """By name: the address for the others. This gateway is included."""
     own: str
+    """This gateway's name."""
     key: PeerKey
     share: bool = False
+    """Whether they share a store: then `urls` changes, and the store decides the owners of sessions, not a hash."""
     unsigned_until_unix_s: float = 0.0
+    """Until then, gateways of the release before, which sign nothing, are accepted."""
     unsigned: Collection[str] = ()
+    """The names of such gateways. They check clients' API keys themselves."""
 
     @classmethod
     def sharing(cls, server: ServerConfig) -> Peers:
-        """Those that share a store, as far as one of them knows before it has read the store."""
+        """The peers of a gateway with a shared store, before it has read the store."""
         own, key, until = server.advertise_url, server.peer_key, server.unsigned_peers_until
         assert own is not None and key is not None, "the configuration was checked"  # noqa: PT018
         return cls({own: own}, own, PeerKey(key), True, 0.0 if until is None else until.timestamp())
@@ -54,15 +52,12 @@ class Peers:
         return [name for name in self.urls if name != self.own]
 
     def owner(self, tenant: str, session: str) -> str:
-        """The gateway that has a session: each of them finds the same, and each has about as many.
-
-        Rendezvous hashing: the highest hash of a gateway with the session (Thaler and Ravishankar, 1998).
-        """
+        """The owner of a session without a shared store, by rendezvous hashing (Thaler and Ravishankar, 1998)."""
         place = f"{tenant}\0{session}".encode()
         return max(self.urls, key=lambda name: blake2b(place, digest_size=8, key=name.encode()).digest())
 
     def is_own(self, tenant: str, session: str) -> bool:
-        """Whether this gateway has a session, or may make it."""
+        """Whether this gateway may create a session with this id."""
         return self.count == 1 or self.share or self.owner(tenant, session) == self.own
 
 

@@ -1,4 +1,4 @@
-"""Which rows of the store's table are of gateways. Whoever can write to the database can write rows: they are signed.
+"""Decides which rows of the store's table to trust. Rows are signed, because anybody with database access can add some.
 
 | signature | what the row is | it gets |
 |---|---|---|
@@ -23,19 +23,20 @@ STRANGER: Final = "a row of the store's gateways is not signed with our peer_key
 STALE: Final = "a gateway has signed its row at another time: do the clocks differ? Nothing is sent there"
 
 OVER_S: Final = LEASE_S / 2
-"""A row that was older before it went was not taken away by its own gateway, which renews it each second."""
+"""A row that was older than this before it vanished was deleted by others: its gateway renews it each second."""
 
 MISSED_S: Final = 600.0
-"""A gateway that has died and did not come back is missed for so long. Then it was perhaps not meant to."""
+"""How long a dead gateway is reported as down. After that, it was probably removed on purpose."""
 
 log = structlog.get_logger(__name__)
 
 
 class Roster:
-    """The `members` by the rows that were read last. Rows of `strangers` are those of nobody who has the key.
+    """The gateways by the rows that were read last.
 
-    `missed` has the addresses of gateways that have died, and since when, until one is there again. One that ends takes
-    its row with it at once; that of one that has died is renewed no more until its lease is over.
+    `members` are trusted, `strangers` are not signed with the key. `missed` maps the addresses of dead gateways to the
+    time of their death, until a gateway is there again. A gateway that ends in order deletes its row at once; the row
+    of a dead one stays without renewals until its lease is over.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -43,16 +44,16 @@ class Roster:
         self.strangers: Sequence[Member] = ()
         self.missed: dict[str, float] = {}
         self._peers = peers
-        self._noted: set[int] = set()  # epochs of rows that were logged
-        self._renewed: dict[str, tuple[str, float]] = {}  # a gateway's signature, and when it was read first
-        self._read_s = 0.0  # last
+        self._noted: set[int] = set()  # the epochs of odd rows that were logged
+        self._renewed: dict[str, tuple[str, float]] = {}  # by address: the signature, and when it was first read
+        self._read_s = 0.0  # the time of the last `read`
 
     def described(self) -> dict[str, str]:
         strangers = {row.url: "not trusted" for row in self.strangers}
         return strangers | {member.url: "stale" if member.is_stale else "live" for member in self.members}
 
     def read(self, rows: Sequence[Member], now_unix_s: float) -> None:
-        """Take over the rows, and tell `peers` which of them are of the release before. Logs each odd row once."""
+        """Replace the rows, and set `Peers.unsigned`. Logs each odd row once."""
         members, strangers, unsigned = list[Member](), list[Member](), set[str]()
         noted = {row.epoch for row in rows} & self._noted
         for row in rows:
@@ -84,6 +85,6 @@ class Roster:
         self._renewed = {
             url: before[url] if url in before and before[url][0] == signature else (signature, now_unix_s)
             for url, signature in here.items()
-            if signature  # a release before signs nothing, so that its row does not change
+            if signature  # unsigned rows never change, so that their age says nothing
         }
         self._read_s = now_unix_s

@@ -1,8 +1,8 @@
-"""Lets several gateways answer as one on all routes that are no calls.
+"""Lets several gateways answer as one, on all routes other than calls.
 
-A request for a session goes to the gateway that has it, one for a response to the one that makes or has stored it. A
-change of the engines is made in all of them, and `/metrics` has the metrics of all. Calls are forwarded where they are
-read (`gateway/api/call_api.py`).
+A request for a session is forwarded to its owner, one for a response to the gateway that generates or has stored it. A
+change of engines is made in all gateways, and worker processes merge their `/metrics`. Calls are forwarded by
+`gateway/api/call_api.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Named(msgspec.Struct):
-    """What of a body says which session is meant. A session without a name is new, and lives where it is made."""
+    """The fields of a body that name a session. Without a name, the session is new and is created here."""
 
     session_id: str | None = None
     session: str | None = None
@@ -50,16 +50,16 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 
 class ResponsesHere(Protocol):
     def has(self, tenant: str, response_id: str) -> bool:
-        """Whether a response is stored here, or made in the background."""
+        """Whether a response is stored here, or generated here in the background."""
 
     def stream(self, tenant: str, response_id: str) -> StreamKey:
-        """A response's stream in a store."""
+        """The response's stream in the store."""
 
 
 class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks a request's key, `check_admin` whether it is an operator's.
+    """ASGI middleware. `tenant_of` checks a request's API key, `check_admin` an operator's key.
 
-    `on_refused` gets the errors that are answered here.
+    `on_refused` is called with the errors that this middleware answers.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SessionRoutes:
             await self._by_session(scope, receive, send)
 
     async def _by_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer here or elsewhere. A wrong key is left to the application, which says so."""
+        """Serve the request here or forward it. The application refuses a wrong key."""
         try:
             tenant = self._tenant_of(scope)
         except AuthenticationError:
@@ -123,14 +123,14 @@ class SessionRoutes:
                 await self._app(scope, receive, send)
 
     async def _is_elsewhere(self, opened: OpenBody, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whether another gateway has the session that a body names, and has answered."""
+        """Whether another gateway owns the session that the body names. If so, it has answered."""
         body = await opened.read(receive, scope["headers"])
         owned = OwnedName(opened.tenant, _session_in(body))
         asked = _forwarded(scope, Checked(API_KEYS, opened.tenant), body)
         return await self._forwarding.forward_to_owner(owned, asked, receive, send)
 
     async def _at_holder(self, tenant: str, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by the gateway that has a response. One in the background is a session until it has ended."""
+        """Serve a response's route where the response is. A background response is a session until it has ended."""
         response_id = path[1]
         if not self._responses.has(tenant, response_id):
             forwarding, asked = self._forwarding, _forwarded(scope, Checked(API_KEYS, tenant))
@@ -146,7 +146,7 @@ class SessionRoutes:
         await self._app(scope, receive, send)
 
     async def _everywhere(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Make a change here, and in all others if that was right."""
+        """Make a change of engines here, and if this succeeds, in all other gateways."""
         self._check_admin(scope)
         with self._bodies.open(scope, ADMIN) as opened:
             body = await opened.read(receive, scope["headers"], MOST_ADMIN_BYTES)
@@ -179,7 +179,7 @@ class SessionRoutes:
 
 
 def _session_in(body: bytes) -> str | None:
-    """The session that a body names; None if it names none, or is no JSON: then the application refuses it."""
+    """The session that a body names; None if it names none, or is no JSON (the application refuses it)."""
     try:
         named = _NAMED.decode(with_whole_pairs(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -188,14 +188,14 @@ def _session_in(body: bytes) -> str | None:
 
 
 def _forwarded(scope: Scope, checked: Checked, body: bytes = b"") -> Forwarded:
-    """A request as another gateway gets it, which does not need what a proxy has before the path."""
+    """The request for another gateway, without the root path of a proxy."""
     target, query = quote(scope["path"], errors="surrogatepass"), scope.get("query_string", b"").decode("latin-1")
     port = (scope.get("server") or ("", None))[1]
     return Forwarded(scope["method"], f"{target}?{query}" if query else target, scope["headers"], checked, body, port)
 
 
 async def _whole(app: ASGIApp, scope: Scope, receive: Receive) -> list[dict[str, Any]]:
-    """All messages of the application's answer."""
+    """Collect all messages of the application's answer."""
     messages: list[dict[str, Any]] = []
 
     async def keep(message: Message) -> None:

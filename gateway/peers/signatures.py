@@ -1,11 +1,10 @@
-"""What gateways sign with the key that they share: their rows in the store, and the requests that they forward.
+"""The signatures between gateways: HMACs (RFC 2104) with SHA-256 and a shared key, valid for `LIFE_S`.
 
-Clients' keys stay with the gateway that has checked them: who writes the store's table of gateways, or reads what goes
-between gateways, gets none. A row's signature is of its epoch, its address, its release and a time. A copy is of no use
-for another address, nor for long after the gateway has ended. A forwarded request has the tenant's identity in place of
-its key, signed for one gateway, one method, one target, one body, and the headers that say what is to be done with it.
-
-A signature holds for `LIFE_S`. Signatures are HMACs (RFC 2104) with SHA-256.
+- Of a row in the store: covers epoch, address, release and time. A copy is of no use for another address, nor for long
+  after the gateway has ended.
+- Of a forwarded request: covers the receiver, method, target, body, the tenant's identity, and the headers that change
+  what the request does. The identity replaces the client's API key. So an attacker who can write the table of gateways,
+  or reads the traffic between them, gets no API keys.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from plait.backends.errors import PeerUnavailableError
 from plait.gateway.asgi import KEY_HEADERS, NAME, SESSION_HEADERS, Headers
 
 LIFE_S: Final = 60
-"""The clocks of two gateways may differ by so much. A row is signed anew each second."""
+"""The lifetime of a signature, and so the largest difference of two gateways' clocks. Rows are signed each second."""
 
 PEER_HEADER: Final = b"plait-peer"
 """The header in which a gateway signs a request that it forwards."""
@@ -31,29 +30,26 @@ _READ: Final = KEY_HEADERS | SESSION_HEADERS | {b"accept", b"content-encoding", 
 """Headers that are signed, beside annotations. Proxies between gateways may add others, such as `x-request-id`."""
 
 CHECKED: Final = "plait.checked"
-"""In the scope of a request that another gateway has checked: how (`Checked`)."""
+"""The key in the ASGI scope for the `Checked` of a forwarded request."""
 
 
 API_KEYS, ADMIN_KEY, METRICS_KEY, PEER_KEY = "api_keys", "admin_key", "metrics_key", "peer_key"
-"""Names of key rings, which are those of their keys in the configuration. Gateways ask each other by the last."""
+"""The names of key rings, which are those of their settings. The last is for gateways' own requests."""
 
 
 class Checked(NamedTuple):
-    """How a request was checked: the name of the `KeyRing`, and the tenant's identity."""
+    """How the first gateway has authenticated a request: the name of the `KeyRing`, and the tenant's identity."""
 
     ring: str
     tenant: str = ""
 
 
 OF_ANYBODY: Final = Checked(API_KEYS)
-"""A request to an open gateway. A key in it is for engines."""
+"""A request to a gateway without API keys. A key in it is for the engines."""
 
 
 class Forwarded(NamedTuple):
-    """A request that another gateway gets: its `target` is the path with the query.
-
-    `port` is the one that the client has asked, if that matters.
-    """
+    """A request for another gateway. `target` is path and query, `port` the one that the client connected to."""
 
     method: str
     target: str
@@ -64,14 +60,14 @@ class Forwarded(NamedTuple):
 
     @property
     def may_begin(self) -> bool:
-        """Whether it may make the session that it names. It does so in its body; a path names one that is there."""
+        """Whether the request may create its session: only bodies name new sessions, paths name existing ones."""
         return bool(self.body)
 
 
 class Said(NamedTuple):
-    """What a gateway says of a request that it has forwarded. `port` is the one that the client has asked, or 0.
+    """The signed statements about a forwarded request. `port` is the one that the client connected to, or 0.
 
-    A gateway of the release before says neither how it was `checked` nor what its body is.
+    A gateway of the release before signs neither `checked` nor the body.
     """
 
     port: int
@@ -80,7 +76,7 @@ class Said(NamedTuple):
 
 
 class SignedForAnotherTimeError(PeerUnavailableError, code="clocks_differ"):
-    """A gateway's signature is too old, or of the future."""
+    """A gateway's signature is too old, or from the future."""
 
     def __init__(self, by_s: float) -> None:
         super().__init__(f"The clocks of gateways differ by {by_s:.0f} s.", retry_after_s=1.0)
@@ -97,12 +93,12 @@ class PeerKey:
         return "PeerKey(...)"
 
     def sign_row(self, epoch: int, url: str, release: str, now_unix_s: float) -> str:
-        """The signature of a gateway's row, with its time."""
+        """The time and the HMAC of a gateway's row."""
         at_unix_s = int(now_unix_s)
         return f"{at_unix_s} {self._mac('row', epoch, url, release, at_unix_s)}"
 
     def row_signed_s(self, signature: str, epoch: int, url: str, release: str) -> int | None:
-        """When a row was signed; None if it was not, or was changed since."""
+        """The Unix time of a row's signature; None if it is missing or invalid."""
         at, _, mac = signature.partition(" ")
         if not _is_number(at):
             return None
@@ -110,7 +106,7 @@ class PeerKey:
         return int(at) if is_right else None
 
     def sign_request(self, request: Forwarded, to: str, now_unix_s: float) -> tuple[bytes, bytes]:
-        """The header of a request `to` the gateway of that name, which gets all of the request's headers."""
+        """The header that signs a request `to` the gateway of that name."""
         path, _, query = request.target.partition("?")
         ring, tenant = request.checked
         said = [str(int(now_unix_s)), ring, tenant, str(request.port or 0), sha256(request.body).hexdigest()]
@@ -118,10 +114,7 @@ class PeerKey:
         return PEER_HEADER, " ".join((*said, mac)).encode()
 
     def read_request(self, header: bytes, scope: Mapping[str, Any], to: str, now_unix_s: float) -> Said | None:
-        """What a gateway has signed of the request with this header, if that is for the gateway `to`; else None.
-
-        Raises `SignedForAnotherTimeError`.
-        """
+        """Verify the header of a request to the gateway `to`. None: invalid. Raises `SignedForAnotherTimeError`."""
         *said, mac = header.decode("latin-1").split(" ")
         if len(said) != 5 or not (_is_number(said[0]) and _is_number(said[3])):
             return None
@@ -135,15 +128,15 @@ class PeerKey:
         return Said(int(port), Checked(ring, tenant), body_sha256)
 
     def answer(self, header: bytes) -> bytes:
-        """What only a gateway with the same key can answer to a request with this header."""
+        """The answer to a request with this header, which only a gateway with the same key can make."""
         return self._mac("answer", header.decode("latin-1")).encode()
 
     def plain_header(self, port: int | None) -> tuple[bytes, bytes]:
-        """The header for a gateway of the release before, which knows no signatures: the secret itself."""
+        """The header for a gateway of the release before, which knows no signatures: it has the secret itself."""
         return PEER_HEADER, b"%b %b" % (self._secret, str(port or "").encode())
 
     def plain_port(self, header: bytes) -> int | None:
-        """The port in a header that a gateway of the release before has sent, or 0. None if it is of somebody else."""
+        """The port (or 0) in a header from a gateway of the release before; None if the secret is wrong."""
         secret, _, port = header.partition(b" ")
         return int(port or 0) if self._secret and compare_digest(secret, self._secret) else None
 
@@ -152,7 +145,7 @@ class PeerKey:
 
 
 def _signed(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers that are signed, by name. Those of one name keep their order: the first may count."""
+    """The signed headers, sorted by name. Headers of one name keep their order, because the first may count."""
     return sorted((item for item in headers if _is_read(item[0])), key=NAME)
 
 

@@ -1,7 +1,8 @@
-"""The connections of workers on one port, spread evenly: a worker that has more than another hands a new one on.
+"""Connection balancing between worker processes on one port (Envoy: exact balance).
 
-The system gives each connection to a worker by chance: of eight, one of two workers often has six. A connection stays
-where it is, so that worker would do most of the work. Envoy calls the same an exact balance.
+With SO_REUSEPORT, the kernel gives each connection to a worker by a hash: of eight connections, one of two workers
+often has six, and keeps them. So a worker with more connections than another passes a new one on, as a file descriptor
+over a socket pair. The counts are in shared memory, in which each number has one writer, so that no lock is needed.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from mmap import mmap
 from typing import Final
 
 CLOSED: Final = -1
-"""In the place of a number of connections: the worker takes none."""
+"""The count of a worker that takes no connections."""
 
 BEAT_S: Final = 0.5
-"""The time between two signs of life of a worker, which its event loop gives."""
+"""The period of a worker's heartbeats, which its event loop sends."""
 
 SILENT_LOOKS: Final = 4
-"""After so many looks without a sign of life, which are `BEAT_S` apart, a worker gets no more connections of others."""
+"""After this many looks (`BEAT_S` apart) without a heartbeat, a worker gets no more connections from others."""
 
 _NUMBER_BYTES: Final = 8
 
 
 class Connections:
-    """How many connections each of some workers has, in memory that processes share. Each number has one writer.
+    """Counters by worker in shared memory. Each number has one writer.
 
-    `open` has those of each worker, and is written by that worker, as `taken` is: how many it has taken from others,
-    and `beats`: its signs of life. `silent` has the looks of the workers' parent since the last one. `sent` has how
-    many each has sent to each. What was sent and not taken yet is on its way.
+    A worker writes its `open` connections, the connections `taken` from others, its heartbeats `beats`, and its row of
+    `sent`: the connections that it has sent to each other worker. The parent writes `silent`: its looks since a
+    worker's last heartbeat. Connections that were sent and not yet taken are in transit.
     """
 
     def __init__(self, workers: int) -> None:
@@ -39,16 +40,16 @@ class Connections:
         self.open, self.taken, self.beats, self.silent, *self.sent = rows
 
     def of(self, worker: int) -> int:
-        """Those of a worker, with those on their way to it; `CLOSED` if it takes none."""
+        """A worker's connections, with those in transit to it; `CLOSED` if it takes none."""
         has = CLOSED if self.silent[worker] >= SILENT_LOOKS else self.open[worker]
         return has if has == CLOSED else has + sum(row[worker] for row in self.sent) - self.taken[worker]
 
 
 class Balance:
-    """The connections of some workers, and a way to each worker. It is made before the workers are.
+    """The counters and the socket pairs of all workers. The parent makes it before it forks.
 
-    `ports` are those that they share. A connection that is sent to a worker that has just died waits for the next one
-    in its place.
+    `ports` are the shared ones. A connection sent to a worker that has just died waits in the socket pair for its
+    successor.
     """
 
     def __init__(self, workers: int, ports: Collection[int]) -> None:
@@ -62,7 +63,6 @@ class Balance:
                 end.setblocking(False)
 
     def of(self, number: int) -> Share:
-        """What the worker with this number has of it."""
         return Share(number, self._ports, self._connections, self._ways[number][0], [end for _, end in self._ways])
 
     def close(self, number: int) -> None:
@@ -74,9 +74,9 @@ class Balance:
         return self._connections.beats[number] > 0
 
     def silent_looks(self, number: int) -> int:
-        """Look at a worker; returns how many looks in a row have found no sign of life. Before the first: none.
+        """Look at a worker. Returns the number of looks in a row without a new heartbeat; 0 before its first.
 
-        Looks are counted and not seconds: a machine that has slept has had no looks.
+        Looks are counted instead of seconds, because a machine that was suspended has had no looks.
         """
         beats, silent = self._connections.beats[number], self._connections.silent
         silent[number] = silent[number] + 1 if beats and beats == self._seen[number] else 0
@@ -85,9 +85,9 @@ class Balance:
 
 
 class Share:
-    """One worker's part: its connections are counted, and a new one beyond its share is handed on.
+    """One worker's side: counts its connections, passes on a new one beyond its share, and takes those from others.
 
-    It takes connections from `own`, and `ways` lead to all workers.
+    It receives from the socket `own`; `ways` are the sockets to all workers.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class Share:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, new_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Take what others hand on from now on; each connection gets a protocol."""
+        """Start to take connections from others; each gets a protocol."""
         self._connections.open[self._number] = 0
         asyncio.get_running_loop().add_reader(self._own, self._take, new_protocol)
         self._beat()
 
     def close(self) -> None:
-        """Hand on all new connections, as long as another worker takes some."""
+        """Take none any more, and pass on all new connections as long as another worker takes some."""
         self._connections.open[self._number] = CLOSED
 
     def is_for_all(self, transport: asyncio.Transport) -> bool:
-        """Whether a connection may be handed on, and counts. Those of other workers have ports of their own."""
+        """Whether a connection is on a shared port, so that it counts and may be passed on."""
         return transport.get_extra_info("sockname")[1] in self._ports
 
     def came(self) -> None:
@@ -126,9 +126,9 @@ class Share:
         self._count(-1)
 
     def hand_on(self, transport: asyncio.Transport) -> bool:
-        """Give a connection that has not come yet to the worker that has the fewest. Returns whether it has gone.
+        """Pass a new connection on to the worker with the fewest. Returns whether it was sent; then it is closed here.
 
-        It must not have been read from. It is closed here if it has gone.
+        Nothing may have been read from it, and it must not be counted yet.
         """
         counts = [(count, worker) for worker in range(len(self._ways)) if (count := self._connections.of(worker)) >= 0]
         fewest, taker = min(counts, default=(0, self._number))
@@ -136,14 +136,14 @@ class Share:
             return False
         try:
             socket.send_fds(self._ways[taker], [b"c"], [transport.get_extra_info("socket").fileno()])
-        except OSError:  # so many are on their way there that it takes no more
+        except OSError:  # the socket pair is full of connections in transit
             return False
         self._connections.sent[self._number][taker] += 1
         transport.abort()
         return True
 
     def _beat(self) -> None:
-        """Give a sign of life now and from time to time."""
+        """Send a heartbeat now and each `BEAT_S`."""
         self._connections.beats[self._number] += 1
         asyncio.get_running_loop().call_later(BEAT_S, self._beat)
 
@@ -162,7 +162,7 @@ class Share:
     async def _connect(self, connection: socket.socket, new_protocol: Callable[[], asyncio.Protocol]) -> None:
         connection.setblocking(False)
         try:
-            with suppress(OSError):  # the client has gone meanwhile
+            with suppress(OSError):  # the client has disconnected
                 await asyncio.get_running_loop().connect_accepted_socket(new_protocol, connection)
         finally:
             self._connections.taken[self._number] += 1

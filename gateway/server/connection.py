@@ -1,12 +1,12 @@
-"""One client's connection: HTTP/1.1 within bounds, parsed by httptools, for a server that accepts connections.
+"""One client's connection: HTTP/1.1 within limits, parsed by httptools, as an asyncio protocol.
 
-The connection has three sides, each with its own state:
+The connection has three independent parts of state:
 
-- What the client sends next is the `Part` of its `RequestBounds`, which know how long that may take. The parser fills
-  the reader's `latest` request until its body has ended.
-- The first request without a whole answer is `_first`, at its `Stage`. Those that were sent behind it wait. Once it is
-  answered, the next one is served, or the connection is idle, or it closes.
-- What the client has not read is the transport's. Above the high-water mark there is a `room` to wait for.
+- Reading: `RequestBounds.part` is what the client sends next, with its deadline. The parser fills the reader's `latest`
+  request until its body has ended.
+- Serving: `_first` is the oldest request without a whole answer, at its `Stage`; pipelined requests wait behind it.
+  Once it is answered, the next one is served, or the connection is idle, or it closes.
+- Writing: the transport has what the client has not read. Above the high-water mark, `room` is an event to wait for.
 
 | event | first request | behind it |
 |---|---|---|
@@ -16,8 +16,8 @@ The connection has three sides, each with its own state:
 | a request breaks a bound, or is no HTTP | answered with the error if it is that one, else the last one | forgotten |
 | the client goes | gone | forgotten |
 
-A request is served once all that has come with it was parsed. Nothing is closed while bytes of a request may be under
-way: the system would discard the answer with them.
+A request is served once all bytes that came with it are parsed. A connection is not closed while the client may still
+be sending: the kernel would answer with RST, and the client would lose the answer.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from plait.gateway.server.served_request import ServedReceive, ServedRequest, St
 from plait.gateway.server.slow_clients import Patience, SlowClients
 
 MAX_PIPELINED: Final = 8
-"""Requests that wait on a connection for the answer to an earlier one. Plait's clients and the SDKs send none."""
+"""The most pipelined requests that wait on a connection. Plait's clients and the SDKs send none."""
 
 LINGER_S: Final = 1.0
-"""Seconds that a refused connection stays open after its answer. If it closed at once, the bytes still under way would
-make the system discard the answer."""
+"""How long a refused connection stays open after its answer. If it closed at once, bytes in transit would cause an RST,
+which discards the answer."""
 
 MAX_CONNECTIONS: Final = 10_000
 
@@ -59,10 +59,10 @@ ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 @dataclass(frozen=True, slots=True)
 class ClientBounds:
-    """The bounds of a client. `on_refused` gets each error that is answered here, with its request's scope, which has
-    no path if no head was read. None: no client is too slow.
+    """The limits on a client. `slow_clients`: None if no client is too slow. `share` balances between workers.
 
-    A `share` hands connections on to other workers.
+    `on_refused` is called with each error that a connection answers, and the request's scope, which has no path if no
+    head was read.
     """
 
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -75,17 +75,17 @@ class ClientBounds:
 
 class Server(Protocol):
     connections: set[Any]
-    """Those that are open. The server waits for their end, and calls `shutdown` of each before."""
+    """The open connections. When it stops, the server calls `shutdown` of each, and waits for their end."""
 
     tasks: set[asyncio.Task[None]]
-    """Those that answer requests. The server cancels them at its end."""
+    """The tasks that answer requests. The server cancels them at its end."""
 
     default_headers: list[Header]
     """The first headers of each answer: the date."""
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection. Its requests are answered by `app`; a new one `may_hand_on` itself to another worker."""
+    """`app` answers the requests. `may_hand_on`: whether the connection may be passed on to another worker."""
 
     __slots__ = (
         "_app", "_begin", "_bounds", "_deadline", "_first", "_is_counted", "_is_refused", "_is_reused", "_loop",
@@ -100,18 +100,18 @@ class Connection(asyncio.Protocol):
         self._begin: Callable[[ServedRequest], bool] | None = getattr(app, "begin", None)
         self._of_client = bounds
         self._server = server
-        self._scope: dict[str, Any] = {"type": "http", "asgi": ASGI, "root_path": "", "state": state}  # of any request
+        self._scope: dict[str, Any] = {"type": "http", "asgi": ASGI, "root_path": "", "state": state}  # of each request
         self._may_hand_on = may_hand_on
         self._is_counted = False
-        self.transport: asyncio.Transport  # from `connection_made` on, which is the first event
+        self.transport: asyncio.Transport  # set by `connection_made`, the first event
         self._loop = asyncio.get_running_loop()
-        self._now_s = self._loop.time()  # when bytes came last
+        self._now_s = self._loop.time()  # the time of the last bytes
         self._bounds = RequestBounds(bounds.limits, self._now_s)
         self._reader = RequestReader(self, self._bounds, self._scope)
-        self._first: ServedRequest | None = None  # without a whole answer
+        self._first: ServedRequest | None = None  # the oldest request without a whole answer
         self._waiting: deque[ServedRequest] = deque()
-        self._is_reused = False  # a request has had its answer
-        self._is_refused = False  # nothing more is read
+        self._is_reused = False  # at least one request was answered
+        self._is_refused = False  # an error was answered: nothing more is read
         self._reading_paused = False
         self.room: asyncio.Event | None = None
         self._patience: Patience | None = None
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come. asyncio and uvloop have set TCP_NODELAY."""
+        """Check the limits, or pass the connection on. asyncio and uvloop have set TCP_NODELAY."""
         self.transport = cast("asyncio.Transport", transport)
         connections, bounds, info = self._server.connections, self._of_client, transport.get_extra_info
         connections.add(self)
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         self._look()
 
     def eof_received(self) -> None:
-        """The client sends no more. It counts as gone, as nothing else tells that it is; the transport closes."""
+        """Do nothing, so that the transport closes: a half-closed client counts as gone, as nothing else shows that."""
 
     def connection_lost(self, _exc: Exception | None) -> None:
         first, self._first, self._reader.latest = self._first, None, None
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def pause_writing(self) -> None:
-        """The client has not read so much that no more should be written."""
+        """The transport's write buffer is above the high-water mark."""
         self.room = asyncio.Event()
         if self._patience is not None:
             self._patience.start()
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
     # Called by the server.
 
     def shutdown(self) -> None:
-        """Close once all requests that have come are answered."""
+        """Close once all received requests are answered."""
         last = self._waiting[-1] if self._waiting else self._first
         if last is None:
             self.transport.close()
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def on_answered(self, request: ServedRequest) -> None:
-        """All of the first request's answer is written: serve the next one, or wait for it, or close."""
+        """The first request's answer is written: serve the next one, or wait for it, or close."""
         self._first, self._is_reused = None, True
         if self.transport.is_closing():
             return
@@ -249,15 +249,15 @@ class Connection(asyncio.Protocol):
             self._reading_paused = True
             self.transport.pause_reading()
 
-    # What a request comes to.
+    # Serving.
 
     def _serve(self) -> None:
-        """Have the application answer the first request: without a task if it can, once a short one is whole."""
+        """Have the application answer the first request, without a task if it can. A short body is awaited before."""
         request = self._first
         if request is None or request.stage is not Stage.READ:
             return
         if self._begin is not None and request.more_body and request.is_awaited:
-            return  # many clients send head and body apart
+            return  # many clients send head and body in two packets
         request.stage = Stage.SERVED
         if self._begin is not None and not request.more_body and self._begin(request):
             return
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(self._server.tasks.discard)
 
     async def _run(self, request: ServedRequest) -> None:
-        """Have the application answer as ASGI has it. An answer that it leaves half done ends with the connection."""
+        """Call the application by ASGI. If it leaves the answer unfinished, the connection is closed."""
         try:
             await self._app(request.scope, ServedReceive(request.receive, request), request.send)
         finally:
@@ -274,9 +274,9 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
 
     def _refuse(self, error: PlaitError, *, of_whole: bool = False) -> None:
-        """Answer with the error unless an answer is under way, and close the connection. The first error counts.
+        """Answer with the error, unless an answer has begun, and close the connection. Only the first error counts.
 
-        The error is that of a request that does not end, or `of_whole`: of the latest one, which has ended.
+        The error is about the request that is being read, or with `of_whole`, about the last one that was read.
         """
         if self._is_refused:
             return
@@ -286,12 +286,12 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         if first is not None:
             if first.answer_headers is not None or not is_of_first:
-                first.keep_alive = False  # its answer is the last one
+                first.keep_alive = False  # its own answer follows, as the connection's last one
                 return
             self._first = None
             first.is_refused = True
             first.gone()
-        elif self._reader.latest is not None:  # which has its answer
+        elif self._reader.latest is not None:  # its answer was written before its body had ended
             self._close()
             return
         scope = {**UNREAD, "headers": ()} if first is None else first.scope
@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _has_empty_lines_only(self) -> bool:
-        """Whether nothing of a request has come: an answer could be taken for that of the client's next request."""
+        """Whether no request has begun. An error now could be taken for the answer of the client's next request."""
         is_idle = self._is_reused and self._first is None
         return is_idle and self._bounds.part is Part.HEAD and not self._reader.in_head
 
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
             self.room = None
 
     def _close(self) -> None:
-        """Close behind what is written; in a while, if the client may still be sending."""
+        """Close after the written bytes; with `LINGER_S`, if the client may still be sending."""
         if self._is_refused and self.transport.can_write_eof():
             self.transport.write_eof()
             self._loop.call_later(LINGER_S, self.transport.close)
@@ -343,9 +343,9 @@ class Connection(asyncio.Protocol):
         if self._is_counted and self._of_client.share is not None:
             self._of_client.share.went()
         self._reader.end()
-        del self._deadline  # which holds the connection
+        del self._deadline  # breaks a reference cycle
 
 
 def _address(address: Any) -> tuple[str, int] | None:
-    """Host and port, of an address of IPv4 or IPv6."""
+    """Host and port of an IPv4 or IPv6 address; None for other sockets."""
     return tuple(address[:2]) if isinstance(address, tuple) else None

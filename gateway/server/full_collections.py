@@ -1,4 +1,4 @@
-"""Python's garbage collector, which stops the gateway while it looks at every object, kept to rare occasions."""
+"""Schedules full garbage collections, which stop the event loop for as long as they look at every object."""
 
 from __future__ import annotations
 
@@ -10,54 +10,52 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 SHARE: Final = 1 / 200
-"""Of the time for full collections: half of the requests that a 99th percentile leaves out."""
+"""The most time spent in full collections: half of the requests that a 99th percentile leaves out."""
 LEAST_PAUSE_S: Final = 5.0
-"""Between looks at the memory. A full collection without sessions needs 25 ms, which is `SHARE` of this."""
+"""The period of looks at the memory. A full collection without sessions takes 25 ms, which is `SHARE` of this."""
 MOST_PAUSE_S: Final = 600.0
-"""Between full collections. Calls leave less than one object each that only they find."""
+"""The period of full collections. A call leaves less than one object that only a full collection finds."""
 GROWTH_BYTES: Final = 256 * 2**20
-"""So much more memory than ever before may be garbage, so a collection comes early: a quarter of 1 GiB of bodies."""
+"""A new peak of memory by this much may be garbage, so it triggers a collection: a quarter of 1 GiB of bodies."""
 YOUNG: Final = (700, 10)
-"""CPython's thresholds for objects that were just made. Such collections take less than a millisecond."""
+"""CPython's thresholds for the young generations, whose collections take less than a millisecond."""
 NEVER: Final = 2**31 - 1
-"""The threshold for automatic full collections. CPython begins one whenever a quarter more objects have been kept."""
+"""Turns automatic full collections off. CPython would start one whenever the old objects have grown by a quarter."""
 
 
 _trim: Final[Callable[[int], int] | None] = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Gives the system what is free: glibc alone keeps the 20 MB that reading a tokenizer's files took."""
+"""Returns free memory to the system. Otherwise glibc keeps the 20 MB that loading a tokenizer took."""
 
 
 class Clock(Protocol):
     """An event loop."""
 
-    def time(self) -> float:
-        """Seconds."""
+    def time(self) -> float: ...
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> object:
-        """Call it after so many seconds."""
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> object: ...
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had so far."""
+    """The peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 class FullCollections:
-    """Collects at times of its own: when memory has grown to a new peak, and every ten minutes.
+    """Collects at a new peak of memory, and every ten minutes; less often if collections take long.
 
-    10,000 sessions are 200,000 objects, for which a collection takes 0.25 s. What a call leaves is freed without one,
-    but for few objects. The longer a collection takes, the longer is the pause to the next one.
+    10,000 sessions are 200,000 objects, for which a collection takes 0.25 s. Nearly all objects of a call are freed by
+    reference counting.
     """
 
     def __init__(self, clock: Clock, peak: Callable[[], int] = peak_bytes) -> None:
         self._clock = clock
         self._peak = peak
-        self._collected_s = 0.0  # when the latest collection ended
-        self._peak_bytes = 0  # by then
+        self._collected_s = 0.0  # when the last collection ended
+        self._peak_bytes = 0  # the peak at that time
 
     def start(self) -> None:
-        """Begin; this is for the whole process. What is loaded by now stays, so no collection looks at it again."""
+        """Take over the process's garbage collector. Freezes present objects, so that no collection looks at them."""
         self._collect()
         if _trim is not None:
             _trim(0)

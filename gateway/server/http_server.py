@@ -1,4 +1,4 @@
-"""Runs Plait's own servers under uvicorn. The gateway's stops in steps, so that no client is left without an answer."""
+"""Runs Plait's servers under uvicorn. The gateway's server stops in steps, so that each client gets an answer."""
 
 from __future__ import annotations
 
@@ -26,52 +26,51 @@ from plait.gateway.server.request_bounds import bounds_by_descriptors
 from plait.gateway.server.signals import end_process
 
 BACKLOG = 16_384
-"""Connections that wait to be accepted, or fewer if the system allows fewer. Beyond, a client tries again after a
-second."""
+"""The listen backlog, if the kernel allows as many. Beyond it, a client's SYN is retried after a second."""
 
 AFTER_CUT_S = 2
-"""Seconds that requests get to end once they were cut. Then uvicorn cancels them."""
+"""Seconds that requests get to end after `cut`. Then uvicorn cancels them."""
 
 LINGER_S = 0.5
-"""Between the listener's end and that of idle connections: the request of one accepted last may be on its way."""
+"""The time between the close of the listener and of idle connections: a connection accepted last may still send."""
 
 log = structlog.get_logger(__name__)
 
 
 class Stoppable(Protocol):
-    """An application that is told how far the server has stopped."""
+    """An application that takes part in the steps of a stop."""
 
     def begin_stop(self) -> None:
-        """A signal has come. The server still listens."""
+        """Called after the signal, while the server still listens."""
 
     def on_closed(self) -> None:
-        """The server listens no more, and idle connections are closed. Running requests go on."""
+        """Called when the server does not listen any more and idle connections are closed. Running requests go on."""
 
     def cut(self) -> None:
-        """The grace is over: running requests have to end now."""
+        """Called after the grace period: running requests have to end now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """How the server stops `app`, and what SIGHUP does.
-
-    It stops as by SIGTERM, too, once the file descriptor `parent` can be read: the process that started it has ended.
-    A server that is one of several has its `share` of their connections.
-    """
+    """How the server stops `app`, and what SIGHUP does."""
 
     app: Stoppable
     drain_delay_s: float
+    """How long the server listens after SIGTERM."""
     grace_s: float
+    """How long running requests may take after that."""
     on_hangup: Callable[[], None]
     parent: int | None = None
+    """A file descriptor that becomes readable when the parent process has ended; the server then stops."""
     share: Share | None = None
+    """The worker's side of the connection balancing."""
 
 
 class DrainingServer(ListeningServer):
-    """At SIGTERM it listens for `drain_delay_s` more. Then running requests have `grace_s` to end.
+    """A server that stops in steps. At SIGTERM: listen for `drain_delay_s`, then let requests run for `grace_s`.
 
-    SIGINT, which comes from a person, skips the delay. A second signal ends the process at once, and so does one that
-    comes before it listens.
+    SIGINT, which comes from a person, skips the delay. A second signal, or one before the server listens, ends the
+    process at once.
     """
 
     def __init__(self, config: uvicorn.Config, stops: Stops) -> None:
@@ -81,7 +80,7 @@ class DrainingServer(ListeningServer):
         self._is_stopping = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. From now on SIGHUP is handled, and the garbage collector runs as `FullCollections` says."""
+        """Listen, handle SIGHUP, and let `FullCollections` control the garbage collector."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         FullCollections(self._loop).start()
@@ -127,7 +126,7 @@ class DrainingServer(ListeningServer):
 
 
 def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then get `grace_s` to end. Raises ValueError for its port."""
+    """Serve until SIGINT or SIGTERM; running requests then get `grace_s`. Raises ValueError if the port is taken."""
     sockets = bound_sockets(host, port)
     config = new_config(
         OpenRequests(app), ClientBounds(), host=host, port=port, timeout_graceful_shutdown=max(1, round(grace_s))
@@ -138,10 +137,9 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
 def run_draining_server(
     app: ASGIApp, sockets: Sequence[socket.socket], stops: Stops, *, max_connections: int, bounds: ClientBounds
 ) -> None:
-    """Serve on bound sockets until SIGINT or SIGTERM, which end as `stops` says.
+    """Serve on bound sockets until SIGINT or SIGTERM, then stop as `stops` says.
 
-    Clients may have `max_connections`, if the system gives the process enough file descriptors. `app` has its own
-    `OpenRequests`.
+    `max_connections` may be lowered by the limit of file descriptors. `app` has its own `OpenRequests`.
     """
     host, port = sockets[0].getsockname()[:2]
     bounds = replace(bounds, connections=bounds_by_descriptors(max_connections))
@@ -156,17 +154,17 @@ def _run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
 
 
 def new_config(app: ASGIApp, bounds: ClientBounds, **options: Any) -> uvicorn.Config:
-    """The configuration of a server whose connections are ours, with further `options` of uvicorn's."""
+    """The uvicorn configuration of a server with Plait's `Connection`s; `options` are uvicorn's."""
     connect = partial(_connect, app, bounds)
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http=connect,  # type: ignore[arg-type]  # it is called as the class of a protocol is
+        http=connect,  # type: ignore[arg-type]  # uvicorn calls it in place of a protocol class
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing asks for a client's address or scheme
+        proxy_headers=False,  # nothing uses a client's address or scheme
         backlog=BACKLOG,
         **options,
     )
@@ -181,8 +179,8 @@ def _connect(
     may_hand_on: bool = True,
     **_uvicorn: object,
 ) -> Connection:
-    """A client's connection. uvicorn calls this as the class of a protocol, also with its `config` and `_loop`.
+    """A client's connection. uvicorn calls this in place of a protocol class, with its own `config` and `_loop`, too.
 
-    uvicorn changes the `server_state`, and calls `shutdown` of each connection in there when it stops.
+    uvicorn owns the `server_state`, and calls `shutdown` of each connection in it when it stops.
     """
     return Connection(app, bounds, server_state, app_state, may_hand_on=may_hand_on)

@@ -1,4 +1,4 @@
-"""The sockets that servers listen on, bound before anything else starts, so that a port in use is said at once."""
+"""Listening sockets, bound before anything else starts, so that a port in use is reported at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from uvicorn.server import HANDLED_SIGNALS
 from plait.gateway.log.events import wait_until_written
 
 ACCEPTS = 32
-"""Connections that are accepted in one pass of the event loop, over all sockets. uvloop accepts one for each handle.
-Under load a pass takes milliseconds, and a health check would wait behind all connections that came before it."""
+"""Connections accepted in one iteration of the event loop, over all sockets. uvloop accepts one for each handle. With
+one, a health check under load would wait some milliseconds for each connection before it."""
 
 BACKLOG_S = 2.0
-"""For connections that wait to be accepted when a server listens no more. Some 10,000 can be accepted in a second."""
+"""The longest time to accept the backlog when a server stops listening. Some 10,000 can be accepted in a second."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ _REASONS = {
 def bound_sockets(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
     """A socket for each address of `host`, bound to `port` (0: any free one) and not listening yet.
 
-    Further sockets can be bound to the same port if each `is_shared`. Raises ValueError, which says why it cannot be.
+    With `is_shared` (SO_REUSEPORT), others with it can be bound to the same port. Raises ValueError with the reason.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -59,9 +59,9 @@ def url_of(bound: socket.socket) -> str:
 
 
 async def accept_backlog(sockets: Collection[socket.socket]) -> None:
-    """Let the event loop accept the connections that wait on listening sockets: they would be reset with the sockets.
+    """Wait until the event loop has accepted the backlog, which a close of the listening sockets would reset.
 
-    Those that come while they are accepted are accepted, too, for `BACKLOG_S` at most.
+    New connections are accepted, too. Ends after `BACKLOG_S`.
     """
     waiting, ends_s = select.poll(), asyncio.get_running_loop().time() + BACKLOG_S
     for one in sockets:
@@ -71,10 +71,10 @@ async def accept_backlog(sockets: Collection[socket.socket]) -> None:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn's server, which says where it listens, and ends once its log is written."""
+    """uvicorn's server, which logs where it listens, and ends only after its log is written."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with several handles on each socket. Each is closed with the event loop's server that it is for."""
+        """Listen, with several handles (duplicates) for each socket. asyncio's server closes its handle itself."""
         bound = sockets or []
         handles = [one.dup() for one in bound for _ in range(ACCEPTS // len(bound) - 1)]
         await super().startup([*bound, *handles])
@@ -82,9 +82,9 @@ class ListeningServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the server runs. Signals wait while their handlers change.
+        """Handle signals while the server runs. Signals are blocked while their handlers change.
 
-        Afterwards uvicorn raises a signal that has come again: SIGTERM ends the process.
+        Afterwards uvicorn raises the signal again, so that SIGTERM ends the process by its default action.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,11 +96,11 @@ class ListeningServer(uvicorn.Server):
 
 
 def shared_sockets(host: str, port: int, shares: int) -> list[list[socket.socket]]:
-    """So many groups of sockets that share a port. Each connection goes to one of them, as the system chooses.
+    """`shares` groups of sockets on one port (SO_REUSEPORT). The kernel chooses a socket for each connection.
 
     Raises ValueError if the port cannot be used, also if another program would share it.
     """
-    for alone in bound_sockets(host, port):  # which fails where somebody listens, sharing or not
+    for alone in bound_sockets(host, port):  # without sharing first: fails if another program shares the port
         port = alone.getsockname()[1]
         alone.close()
     return [bound_sockets(host, port, is_shared=True) for _ in range(shares)]
@@ -113,7 +113,7 @@ def _bound(family: int, kind: int, protocol: int, address: object, *, is_shared:
         if is_shared:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 gets its own socket
         opened.bind(address)  # type: ignore[arg-type]
     except OSError:
         opened.close()

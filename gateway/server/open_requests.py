@@ -1,4 +1,4 @@
-"""The outermost part of a served application: whatever ends a request, its client gets an error of its API's shape."""
+"""The outermost ASGI middleware: however a request ends, its client gets an error in the form of its API."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
 from plait.gateway.server.served_request import Framing, ServedReceive, ServedRequest, Stage
 
 LAST_WORD_S = 1.5
-"""The longest time that an error may take to be sent at the end, to a client that reads slowly."""
+"""The longest time to send a final error to a client that reads slowly."""
 
 log = structlog.get_logger(__name__)
 
 
 class Cancellable(Protocol):
-    """What answers a request: a task, or what the application has begun."""
+    """What answers a request: a task, or an object that the application has returned."""
 
-    def cancel(self) -> object:
-        """Give it up."""
+    def cancel(self) -> object: ...
 
 
 Begin = Callable[[Scope, bytes, ServedRequest, OnEnd], Cancellable | None]
 
 
 class OpenRequests:
-    """ASGI middleware around a whole application: the requests of our server that are being answered.
+    """ASGI middleware around a whole application, with the list of all requests that are being answered.
 
-    A defect is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
-    connect elsewhere. `on_refused` gets the errors that are answered here. The requests of other servers are passed on:
-    who cuts them, and ends a broken stream, is theirs.
+    A bug is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
+    connect elsewhere. `on_refused` is called with the errors that this middleware answers. Under another ASGI server,
+    that server has to end requests and broken streams itself.
     """
 
     def __init__(self, app: ASGIApp, on_refused: OnRefused = lambda _scope, _error: None) -> None:
@@ -49,17 +48,17 @@ class OpenRequests:
         self._open: dict[ServedRequest, Cancellable | None] = {}
 
     def begin(self, request: ServedRequest) -> bool:
-        """Begin to answer a request without a task, if the application can. Else call it as ASGI has it."""
+        """Answer a request without a task, if the application can. False: call the application by ASGI."""
         request.requests = self
         if self._begin is None or (body := request.take_body()) is None:
             return False
         self._open[request] = None
         try:
             begun = self._begin(request.scope, body, request, partial(self._ended, request))
-        except Exception as error:  # noqa: BLE001 - a defect has to be answered, not to end the connection
+        except Exception as error:  # noqa: BLE001 - a bug is answered with an error, and the connection goes on
             self._ended(request, error)
             return True
-        if request in self._open:  # it has not ended
+        if request in self._open:  # not ended within `_begin`
             self._open[request] = begun
             if begun is None:
                 del self._open[request]
@@ -82,7 +81,7 @@ class OpenRequests:
             await self._pass_on(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: ServedReceive, send: Send) -> None:
-        """Have the application answer a request of our server, in a task."""
+        """Have the application answer a request of Plait's server, in this task."""
         task, request = asyncio.current_task(), receive.client
         assert task is not None
         fault: PlaitError | None = None
@@ -92,11 +91,11 @@ class OpenRequests:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # by `cut`, or by a server that stops at once
             fault = GatewayStoppingError()
-        except PlaitError as error:  # of an answer that had begun
+        except PlaitError as error:  # the application raises it only after an answer has begun
             fault = error
         except Exception as error:  # noqa: BLE001 - as above
             fault = _defect(scope, error)
-        if self._open.pop(request, None) is None:  # `cut` has it
+        if self._open.pop(request, None) is None:  # `cut` has removed it
             fault = fault or GatewayStoppingError()
         elif fault is None and request.stage is Stage.SERVED and not request.is_gone:
             fault = _defect(scope, RuntimeError("the application has not answered"))
@@ -113,7 +112,7 @@ class OpenRequests:
                     await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the application answer a request of another server. A defect before its answer is answered."""
+        """Have the application answer a request of another server. Answers only bugs before the answer has begun."""
         has_begun = False
 
         def sent(message: Message) -> Awaitable[None]:
@@ -131,15 +130,15 @@ class OpenRequests:
             await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
 
     def cut(self) -> int:
-        """End every request: with a 503, or a stream that has begun with an error event. Returns how many."""
+        """End every request: with a 503, or if its stream has begun, with an error event. Returns how many."""
         left, self._open = self._open, {}
         for request, answers in left.items():
             try:
                 if answers is not None:
                     answers.cancel()
-            except Exception as error:  # noqa: BLE001 - the others have to end too
+            except Exception as error:  # noqa: BLE001 - the other requests have to end, too
                 _defect(request.scope, error)
-            if not isinstance(answers, asyncio.Task):  # which does so itself
+            if not isinstance(answers, asyncio.Task):  # a cancelled task answers in `_answer`
                 _tell(request, GatewayStoppingError())
         if left:
             log.warning("requests cut: the gateway is stopping", requests=len(left))
@@ -147,21 +146,21 @@ class OpenRequests:
 
 
 def _tell(request: ServedRequest, error: PlaitError) -> None:
-    """Answer with the error, or end the stream with it. A connection closes with an answer cut in the middle."""
+    """Answer with the error, or end the stream with an error event. Otherwise close the connection."""
     path = request.scope["path"]
     if request.answer_headers is None:
         write_error(request, error, id_of(request.scope), error_body(path, error))
     elif request.stage is Stage.ANSWERING:
         if is_event_stream(request.answer_headers):
             request.end(error_event(path, error))
-        elif request.framing is Framing.CLOSE:  # an end in order would say that the answer is whole
+        elif request.framing is Framing.CLOSE:  # without a length, an orderly close would mean that the answer is whole
             request.line.transport.abort()
         else:
             request.line.transport.close()
 
 
 def _defect(scope: Scope, error: BaseException) -> PlaitError:
-    """Log a defect. Returns the error that the client gets in its place."""
+    """Log a bug. Returns the error for the client."""
     log.error("defect", request_id=id_of(scope), method=scope["method"], path=scope["path"], exc_info=error)
     message = f"The server has a defect. Report it with the request id {id_of(scope)}, or try again."
     return PlaitError(message, code="internal_error")

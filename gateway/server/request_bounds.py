@@ -1,7 +1,7 @@
-"""What a client may cost: connections of the process, and headers, bytes and time of the requests on one.
+"""Limits on clients: the number of connections, and the headers, bytes and time of each request.
 
-Synchronous, without a socket: the HTTP protocol tells it what the parser found, and asks for the deadline. The bound of
-connections comes from the configuration, and from the file descriptors that the system gives the process.
+Synchronous, without a socket: the connection reports what the parser found, and asks for the deadline. The limit of
+connections comes from the configuration and from the process's limit of file descriptors.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from plait.backends.errors import CallerError, HeadersTooLargeError, RequestTime
 from plait.gateway.asgi import NAME
 
 MIN_BODY_BYTES_S = 64 * 1024
-"""A body may take `body_timeout_s`, and 1 s more for each of these bytes: half a megabit per second is a poor mobile
-link. So 32 MiB may take ten minutes, and a client that sends a byte now and then has `body_timeout_s`."""
+"""A body may take `body_timeout_s` plus 1 s for each 64 KiB: half a megabit per second is a poor mobile link. So 32 MiB
+may take ten minutes, but a client that sends single bytes gets little more than `body_timeout_s`."""
 
 CHUNK_BYTES = 4
-"""Of a chunk beside its bytes and its size in hexadecimal: the ends of its two lines. What is more is an extension."""
+"""The two line ends of a chunk. Bytes beyond these, the data and its size in hexadecimal are a chunk extension."""
 
 LINE_END_BYTES = 4
-"""Of a header beside its name and value: the `: ` and the end of its line."""
+"""The `: ` and the line end of a header."""
 
 LINE_BYTES = 64
-"""Of a request, that count as nothing: its method and version, and the line of a chunk that has not ended."""
+"""Uncounted bytes of a request: its method and version, or the size line of a chunk that has not ended."""
 
 DRAIN_S = 10.0
-"""Seconds that a client gets to send the rest of a body after its answer: it may read the answer only then."""
+"""The time for the rest of a body after its answer: some clients read the answer only when they have sent all."""
 
 Header = tuple[bytes, bytes]
 
 SPARE_CONNECTIONS: Final = 100
-"""Connections above the limit that are told so, or fewer if there are few file descriptors. More are closed without a
-word."""
+"""The most connections above the limit that get a 503 (fewer if there are few file descriptors). More are aborted."""
 
 OTHER_DESCRIPTORS: Final = 200
-"""Of file descriptors: for the spare connections, probes, listeners and files."""
+"""File descriptors for the spare connections, probes, listeners and files."""
 
 LAST_DESCRIPTORS: Final = 16
-"""No connection of a client gets one of these. Without any left, the event loop closes new connections unseen."""
+"""Descriptors that no client's connection gets. Without any left, the event loop would close new connections unseen."""
 
 LINE_INTERVAL_S: Final = 60.0
-"""Between lines in the log about refused connections."""
+"""The least time between log lines about refused connections."""
 
 NOFILE: Final = resource.RLIMIT_NOFILE
 
@@ -57,7 +56,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Of one server; see `ServerConfig`."""
+    """See `ServerConfig`."""
 
     max_headers: int = 128
     max_header_bytes: int = 64 * 1024
@@ -74,32 +73,34 @@ class Part(Enum):
 
 
 class RequestBounds:
-    """The request that a connection reads. A new connection has `header_timeout_s` for its first request.
+    """The limits on the request that a connection reads.
 
-    `deadline_s` is when the part has to be whole; None while a whole request has no answer. Whoever runs the parser
-    adds the bytes of the body, sets the `part` when the request is whole, and the deadline when it has its answer.
-    Methods raise `CallerError` for a request that is over a limit, or that other servers may read in another way.
+    `deadline_s` is when the present `part` has to be whole; None while a whole request has no answer. The owner of the
+    parser adds to `body_bytes`, sets `part` when the request is whole, and the deadline when it is answered. Methods
+    raise `CallerError` for a request over a limit, or one that servers parse differently (request smuggling).
+
+    Chunk extensions are not reported by the parser. They are found as raw bytes that nothing else explains.
     """
 
     def __init__(self, limits: RequestLimits, now_s: float) -> None:
         self.part = Part.NOTHING
         self.deadline_s: float | None = now_s + limits.header_timeout_s
-        self.body_bytes = 0  # of the body so far
+        self.body_bytes = 0  # body bytes so far
         self._limits = limits
-        self._begun = False  # a head, behind empty lines
-        self._raw_bytes = 0  # all of the request, and what was left of earlier ones in the same piece of the network
-        self._headers = 0  # with trailers
-        self._head_bytes = 0  # of target, headers and trailers; 0 until the head has ended
-        self._framing_bytes = 0  # what the body's chunks need beside their bytes
-        self._chunked_bytes = 0  # of the body, in chunks that have ended
-        self._timed_bytes = 0  # of the body, those that the deadline knows of
+        self._begun = False  # whether a head has begun, after empty lines
+        self._raw_bytes = 0  # bytes from the network for this request, and for earlier ones in the same packet
+        self._headers = 0  # number of headers and trailers
+        self._head_bytes = 0  # bytes of target, headers and trailers; 0 until the head has ended
+        self._framing_bytes = 0  # bytes of the chunks' framing
+        self._chunked_bytes = 0  # body bytes in chunks that have ended
+        self._timed_bytes = 0  # body bytes that have extended the deadline
 
     def __repr__(self) -> str:
         return f"RequestBounds({self.part.value}, deadline_s={self.deadline_s})"
 
     def head(self, version: str, target: bytes, headers: Sequence[Header], now_s: float) -> None:
-        """The parser found the end of a head. It is checked as RFC 9112 asks for (3.2, 6.1)."""
-        if self._head_bytes:  # of another request in the same piece of the network
+        """The parser found the end of a head. Checks what RFC 9112 requires (3.2, 6.1)."""
+        if self._head_bytes:  # an earlier request was in the same packet
             self._raw_bytes -= self._head_bytes + self.body_bytes + self._framing_bytes
         self.body_bytes = self._framing_bytes = self._chunked_bytes = self._timed_bytes = 0
         names = list(map(NAME, headers))
@@ -132,9 +133,9 @@ class RequestBounds:
             raise self._too_large()
 
     def parsed(self, size: int, now_s: float, *, begun: bool) -> None:
-        """The parser has taken a piece of the network. A head has `begun` that has not ended.
+        """The parser has read `size` bytes. `begun`: a head has begun and not ended.
 
-        Raises for chunk extensions, and for what has no end yet.
+        Raises for too long chunk extensions and unfinished heads.
         """
         self._raw_bytes += size
         body_bytes = self.body_bytes + self._framing_bytes
@@ -147,7 +148,7 @@ class RequestBounds:
             self.deadline_s = None
             self._raw_bytes = self._head_bytes = 0
         else:
-            if self._head_bytes:  # of a request that is whole
+            if self._head_bytes:  # the request before is whole
                 self._raw_bytes -= self._head_bytes + body_bytes
                 self._head_bytes = 0
             unexplained_bytes = self._raw_bytes
@@ -158,18 +159,18 @@ class RequestBounds:
             raise self._too_large()
 
     def answered(self, now_s: float) -> None:
-        """The request has its answer. What is left of its body is thrown away, but not for long."""
+        """The request is answered. The rest of its body is discarded, for `DRAIN_S` at most."""
         if self.part is Part.BODY and self.deadline_s is not None:
             self.deadline_s = min(self.deadline_s, now_s + DRAIN_S)
 
     def excuse(self, now_s: float) -> float:
-        """The server itself did not read, because an earlier request has no answer yet. Returns the new deadline."""
+        """Extend the deadline, because the server has paused reading. Returns the new deadline."""
         is_body = self.part is Part.BODY
         self.deadline_s = now_s + (self._limits.body_timeout_s if is_body else self._limits.header_timeout_s)
         return self.deadline_s
 
     def overdue(self) -> CallerError | None:
-        """The error at the deadline; None if the client has sent nothing that could be answered."""
+        """The error at the deadline; None if no request has begun."""
         if self.part is Part.NOTHING:
             return None
         what, key_s = ("body", self._limits.body_timeout_s) if self.part is Part.BODY else (
@@ -190,15 +191,14 @@ class RequestBounds:
 
 
 def _encoding(headers: Sequence[Header]) -> bytes:
-    """The transfer encoding of a request that has one."""
     first, *more = (value for name, value in headers if name == b"transfer-encoding")
     return b"several" if more else first.strip().lower()
 
 
 class ConnectionBounds:
-    """The clients' connections of one server: at most `max_connections`. The process may have so many `descriptors`.
+    """The limit of clients' connections. `descriptors` is the process's limit of file descriptors.
 
-    A new descriptor has the lowest number that is free, so one with a high number says that few are left.
+    The kernel gives a new descriptor the lowest free number, so a high number means that few are left.
     """
 
     def __init__(self, max_connections: int, descriptors: float = inf) -> None:
@@ -209,7 +209,7 @@ class ConnectionBounds:
         self._logged_s = -inf
 
     def check(self, connections: int, descriptor: int, now_s: float) -> None:
-        """A connection has come, which is the last of so many. Raises `TooManyConnectionsError`."""
+        """Check a new connection, of `connections` in all. Raises `TooManyConnectionsError`."""
         if connections > self._max_connections:
             self._log("max_connections", connections, now_s)
             raise TooManyConnectionsError(
@@ -225,7 +225,7 @@ class ConnectionBounds:
             )
 
     def is_far_above(self, connections: int) -> bool:
-        """Whether so many are above the limit that another one is not even told."""
+        """Whether to abort a new connection without an answer."""
         return connections > self._max_connections + self._spare
 
     def _log(self, why: str, connections: int, now_s: float) -> None:
@@ -236,10 +236,10 @@ class ConnectionBounds:
 
 
 def bounds_by_descriptors(max_connections: int) -> ConnectionBounds:
-    """Bounds for this process, whose limit of file descriptors is raised as far as that is needed and allowed.
+    """The limit for this process, whose soft limit of file descriptors is raised as far as needed and allowed.
 
-    If it is not enough, clients get fewer connections than `max_connections`, which is logged. The call of each needs
-    another connection, to an engine: without, engines would seem to be down.
+    If that is not enough, clients get fewer connections than `max_connections`, which is logged. Each client's call
+    needs a second connection, to an engine; without a descriptor for it, engines would seem to be down.
     """
     soft, hard = (inf if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(NOFILE))
     needed = 2 * max_connections + OTHER_DESCRIPTORS

@@ -1,4 +1,4 @@
-"""Reads the requests of one client off the bytes that come, with httptools and within bounds."""
+"""Parses the requests of one connection with httptools, within the limits of `RequestBounds`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait.gateway.server.request_bounds import Header, Part, RequestBounds
 from plait.gateway.server.served_request import Line, ServedRequest, Stage
 
 HIGH_WATER_BYTES: Final = 64 * 1024
-"""Nothing more is read while so much of a body waits for the application."""
+"""Backpressure: reading is paused while more of a body than this waits for the application."""
 
 
 class Reading(Line, Protocol):
@@ -21,15 +21,14 @@ class Reading(Line, Protocol):
     def on_request(self, request: ServedRequest) -> None:
         """A head has ended. Raises `CallerError` if too many requests wait."""
 
-    def pause_reading(self) -> None:
-        """Leave what the client sends in the system: much of a body waits for the application."""
+    def pause_reading(self) -> None: ...
 
     def on_whole(self, request: ServedRequest) -> None:
-        """All of a request has come."""
+        """The body of a request has ended."""
 
 
 class RequestReader:
-    """The parser of one `connection`, whose requests have what is in `scope`. `bounds` judge what comes."""
+    """The parser of one `connection`. `scope` has what is the same in the ASGI scopes of all its requests."""
 
     __slots__ = (
         "_asks_upgrade", "_bounds", "_connection", "_headers", "_now_s", "_parser", "_scope", "_url", "in_head",
@@ -39,40 +38,40 @@ class RequestReader:
     def __init__(self, connection: Reading, bounds: RequestBounds, scope: dict[str, Any]) -> None:
         self._bounds = bounds
         self._scope = scope
-        self.latest: ServedRequest | None = None  # whose body is coming
+        self.latest: ServedRequest | None = None  # the request whose body is being read
         self._connection = connection
         self._parser = httptools.HttpRequestParser(self)
         self._now_s = 0.0
         self.in_head = False
-        self._url = b""  # of the head that was read last, with its `_headers`
+        self._url = b""  # of the last head, as `_headers`
         self._headers: list[Header] = []
-        self._asks_upgrade = False  # that head, which is read again without that
+        self._asks_upgrade = False  # the last head asks for an upgrade
 
     def read(self, data: bytes, now_s: float) -> None:
-        """Have the parser read bytes. Raises `PlaitError` for a request that breaks a bound, or is no HTTP.
+        """Parse bytes. Raises `PlaitError` for a request that exceeds a limit, or is no HTTP.
 
-        The parser stops behind a head that asks for another protocol. RFC 9110 (7.8) has a server ignore that, but a
-        parser that has stopped reads no body: the head is read again as one that asks for nothing.
+        The parser stops after a head with `Upgrade`. A server should ignore the header (RFC 9110, 7.8), but the stopped
+        parser would read no body. So the head is parsed again without it.
         """
         self._now_s = now_s
         while data:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as stop:
-                if not self._asks_upgrade:  # a tunnel, which is not made: nothing behind it is a request
-                    if self.in_head:  # its target is no URL
+                if not self._asks_upgrade:  # CONNECT, which is refused; the bytes behind it are no requests
+                    if self.in_head:  # the target is no URL
                         raise _no_http() from None
                     return
                 self._asks_upgrade = False
                 data = self._head_again() + data[stop.args[0] :]
             except httptools.HttpParserError as fault:
-                over_limit = fault.__context__  # raised by a method here, or None
+                over_limit = fault.__context__  # an error that a callback below has raised, or None
                 raise over_limit if isinstance(over_limit, PlaitError) else _no_http() from None
             else:
                 return
 
     def end(self) -> None:
-        """No more comes. Nothing is left here that holds the connection."""
+        """Break the reference cycles with the parser and the connection."""
         del self._parser, self._connection
 
     # Called by the parser.
@@ -84,7 +83,7 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header. Trailers are counted and forgotten."""
+        """Called for headers and for trailers, which are counted and discarded."""
         if self.in_head:
             self._headers.append((name.lower(), value))
         else:
@@ -116,7 +115,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         latest, self.latest = self.latest, None
-        if latest is None:  # it asks for another protocol
+        if latest is None:  # a head with `Upgrade`, which is parsed again
             return
         self._bounds.part = Part.NOTHING
         latest.end_body()
@@ -125,13 +124,13 @@ class RequestReader:
     # Heads.
 
     def _head_again(self) -> bytes:
-        """The head that was read last, without its request for another protocol."""
+        """The last head without `Upgrade`."""
         line = b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
         headers = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
         return b"\r\n".join([line, *headers, b"", b""])
 
     def _scope_of(self, method: bytes, version: str) -> dict[str, Any]:
-        """ASGI's scope of a request. A target may be a whole URL, which need not have a path (RFC 9112, 3.2.2)."""
+        """The ASGI scope. The target may be an absolute URL, which need not have a path (RFC 9112, 3.2.2)."""
         url = httptools.parse_url(self._url)
         raw_path = url.path or b"/"
         return {

@@ -1,8 +1,8 @@
-"""One request of a client: its body as it comes, and its answer as HTTP/1.1 to the client's connection.
+"""One request of a client: its body as it comes, and its answer, written as HTTP/1.1 to the client's connection.
 
-The connection tells a request what comes: a piece of the body, its end, the end of the connection. The application
-answers in one of two ways. A call writes to the request as a `Sink`. Any other application gets ASGI's `receive` and
-`send`. Both lead to the same stages and the same bytes.
+The connection calls a request for each piece of the body, for its end, and when the client has gone. The application
+answers in one of two ways, which lead to the same stages and bytes: a call writes to the request as a `Sink`; any other
+application gets ASGI's `receive` and `send`.
 
 | stage | next | by |
 |---|---|---|
@@ -10,8 +10,8 @@ answers in one of two ways. A call writes to the request as a `Sink`. Any other 
 | served | answering | `start`, `whole`, ASGI's `http.response.start` |
 | answering | complete | `end`, the last byte of `whole`, ASGI's last `http.response.body` |
 
-A request `is_gone` once nobody can get its answer. Then the rest of the answer is dropped, in any stage. While the
-connection closes, an answer begins as ever, and its bytes are dropped.
+A request `is_gone` when its client cannot get the answer any more. In any stage, the rest of the answer is then
+dropped. While the connection closes, an answer still begins, but its bytes are dropped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from plait.backends.http.client import HEADER_LINE
 from plait.gateway.asgi import NAME, PART_BYTES, Client, Headers, WatchedReceive
 
 JOINED_BYTES: Final = 16 * 1024
-"""Longer bytes are written by themselves: copying them takes longer than a system call."""
+"""Longer bytes are not joined with the head, because copying them takes longer than a system call."""
 
 LONG_BYTES: Final = 64 * 1024
-"""A longer body is received as ASGI's messages."""
+"""A longer body is always received as ASGI's messages."""
 
 SHORT_BYTES: Final = 16 * 1024
-"""A body of so many bytes is awaited by the server. The application reads longer ones as they come, and counts them."""
+"""The server waits for a body up to this size. The application reads longer ones as they come, and counts them."""
 
 LINE_END: Final = b"\r\n"
 
@@ -46,7 +46,7 @@ CHUNKED: Final = (b"transfer-encoding", b"chunked")
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 PRINTED: Final = bytes({*range(0x20, 0x100), 0x09} - {0x7F})
-"""What a value of a header may have (RFC 9110, 5.5)."""
+"""The bytes that a header's value may have (RFC 9110, 5.5)."""
 
 NAMED: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 """A header's name in lower case (RFC 9110, 5.6.2)."""
@@ -79,7 +79,7 @@ class Framing(Enum):
 
 
 NEXT_MESSAGE: Final = {Stage.SERVED: "http.response.start", Stage.ANSWERING: "http.response.body"}
-"""What an application may send in a stage."""
+"""By stage: the message that an application has to send."""
 
 
 class Requests(Protocol):
@@ -95,17 +95,16 @@ class Line(Protocol):
 
     @property
     def room(self) -> asyncio.Event | None:
-        """None, or set once the client has read so much that more may be written."""
+        """While the write buffer is full: an event that is set when more may be written."""
 
     @property
     def default_headers(self) -> Headers:
         """The first headers of each answer."""
 
-    def resume_reading(self) -> None:
-        """Read what the client sends."""
+    def resume_reading(self) -> None: ...
 
     def on_answered(self, request: ServedRequest) -> None:
-        """All of the request's answer is written."""
+        """The whole answer of the request is written."""
 
 
 class ServedRequest(Client, eq=False):
@@ -114,28 +113,28 @@ class ServedRequest(Client, eq=False):
     line: Line
     scope: Scope
     keep_alive: bool
-    """Whether the connection may stay open behind the answer."""
+    """Whether the connection may stay open after the answer."""
     stage: Stage = Stage.READ
     body: bytes | bytearray = b""
-    """What has come of it, and was not taken."""
+    """The received part that the application has not taken."""
     more_body: bool = True
-    """Whether more of it is coming."""
+    """Whether more of the body follows."""
     is_asked: bool = False
     """Whether the application has asked for the body."""
     is_received: bool = False
     """Whether the application has received the end of the body."""
     news: asyncio.Event | None = None
-    """Wakes `receive`, while that waits."""
+    """Wakes a waiting `receive`."""
     requests: Requests | None = None
     framing: Framing = Framing.NO_BODY
     head: bytes = b""
-    """Of the answer, until it goes out with the first bytes of its body."""
+    """The answer's head, until it is written with the first bytes of the body."""
     left_bytes: int = 0
-    """Of an answer with a length: what ASGI's messages still have to bring."""
+    """For an answer with a content-length: the bytes that ASGI's messages still owe."""
     rest: memoryview | None = None
-    """Of a long answer, which goes out as the client reads it."""
+    """The unwritten rest of a long answer, which is written as the client reads."""
     answer_headers: Headers | None = None
-    """None until an answer has begun."""
+    """None until the answer has begun."""
     on_room: Callable[[], None] | None = None
 
     @property
@@ -155,9 +154,9 @@ class ServedRequest(Client, eq=False):
     # The body. The connection adds to it; a call takes it whole, any other application receives it.
 
     def add(self, piece: bytes) -> None:
-        """A piece of the body has come. The first one, which is often all, is not copied."""
+        """Add a piece of the body."""
         if not self.body:
-            self.body = piece
+            self.body = piece  # not copied: the first piece is often the only one
         else:
             if isinstance(self.body, bytes):
                 self.body = bytearray(self.body)
@@ -169,25 +168,25 @@ class ServedRequest(Client, eq=False):
         self._wake()
 
     def gone(self) -> None:
-        """The client has gone, or was refused."""
+        """The client has disconnected, or was refused."""
         self._wake()
         super().gone()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the body that is still coming is short, and its client does not wait to be asked for it."""
+        """Whether the rest of the body is short, and the client does not wait for `100 Continue`."""
         length = self._header(b"content-length")
         return length.isdigit() and int(length) <= SHORT_BYTES and not self._waits_to_be_asked
 
     def take_body(self) -> bytes | None:
-        """The body of the request; None if it has not all come, or is long."""
+        """The whole body; None if a part is missing, or the body is long."""
         if self.more_body or len(self.body) > LONG_BYTES:
             return None
         body, self.body = bytes(self.body), b""
         return body
 
     def give_back(self, body: bytes) -> None:
-        """The body is to be received as ASGI's messages all the same."""
+        """Undo `take_body`: the body is received as ASGI's messages after all."""
         self.body = body
 
     async def receive(self) -> Message:
@@ -205,13 +204,13 @@ class ServedRequest(Client, eq=False):
 
     @property
     def _waits_to_be_asked(self) -> bool:
-        """Whether the client sends the body only if it is asked for it (RFC 9110, 10.1.1)."""
+        """Whether the client sends the body only after `100 Continue` (RFC 9110, 10.1.1)."""
         is_unasked = self.more_body and not (self.is_asked or self.body) and self.answer_headers is None
         return is_unasked and self._has_chunks and self._header(b"expect").lower() == b"100-continue"
 
     @property
     def _has_chunks(self) -> bool:
-        """Whether the client knows HTTP/1.1: chunks (RFC 9112, 6.1) and interim answers."""
+        """Whether the client speaks HTTP/1.1: chunks (RFC 9112, 6.1) and interim answers."""
         return bool(self.scope["http_version"] == "1.1")
 
     def _header(self, name: bytes) -> bytes:
@@ -225,7 +224,7 @@ class ServedRequest(Client, eq=False):
     # The sink.
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer. A long one goes out as the client reads it."""
+        """Write a whole answer. A long one is written as the client reads."""
         transport = self.line.transport
         self._begin(status, [*headers, (b"content-length", b"%d" % len(body))], Framing.LENGTH)
         if self._is_lost:
@@ -242,9 +241,9 @@ class ServedRequest(Client, eq=False):
             self._send_rest()
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins whose length is not known. Its head goes out with the first bytes of its body.
+        """Begin an answer of unknown length. Its head is written with the first bytes of its body.
 
-        Its body comes in chunks. HTTP/1.0 has none: there, the end of the connection ends the body.
+        The body is sent in chunks, or for HTTP/1.0 until the end of the connection.
         """
         self._begin(status, headers, Framing.CHUNKS if self._has_chunks else Framing.CLOSE)
 
@@ -258,12 +257,12 @@ class ServedRequest(Client, eq=False):
             self._complete()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Wait `until` then: what is written goes out by itself."""
+        """Wait for `until`. The transport sends what is written by itself."""
         if until is not None:
             await until
 
     def has_room(self) -> None:
-        """The client has read what was written."""
+        """The client has read, and the write buffer is below its low-water mark."""
         self._send_rest()
         if self.on_room is not None and (self.stage is Stage.COMPLETE or not self.is_full):
             self.on_room()
@@ -273,7 +272,7 @@ class ServedRequest(Client, eq=False):
         return self.is_gone or self.line.transport.is_closing()
 
     def _begin(self, status: int, headers: Headers, framing: Framing) -> None:
-        """Make the head of an answer. The answer's own length or connection is among the headers."""
+        """Make the head of an answer. `headers` have the content-length if `framing` is `LENGTH`."""
         if framing is Framing.CLOSE or (self.requests is not None and self.requests.stopping):
             self.keep_alive = False
         given = [*self.line.default_headers, *headers]
@@ -289,7 +288,7 @@ class ServedRequest(Client, eq=False):
         self.head, self.framing, self.stage, self.answer_headers = head, framing, Stage.ANSWERING, headers
 
     def _write(self, body: bytes, end: bytes = b"") -> None:
-        """Write a piece of the body, with the head if that has not gone out, and the `end` of chunks behind it."""
+        """Write a piece of the body, after the head if that is not written yet; `end` is the last chunk."""
         begin, self.head = self.head, b""
         if self.framing is Framing.NO_BODY:
             body = b""
@@ -320,7 +319,7 @@ class ServedRequest(Client, eq=False):
     # ASGI's messages.
 
     async def send(self, message: Message) -> None:
-        """ASGI's send. Raises RuntimeError for a message that is not due, or not as long as the answer's head said."""
+        """ASGI's send. Raises RuntimeError for a message that is not due, or that contradicts the content-length."""
         if self.line.room is not None and not self.is_gone:
             await self.line.room.wait()
         if self.is_gone:
@@ -343,7 +342,7 @@ class ServedRequest(Client, eq=False):
             self._write(b"")
 
     def _begin_sent(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin an answer whose headers may say its length, and that it is the last one of its connection."""
+        """Begin an answer by ASGI. Its headers may have a content-length and `connection: close`."""
         if wrong := [name for name, _ in headers if not NAMED.fullmatch(name)]:
             raise RuntimeError(f"a header of an answer has a name that is none: {wrong[0]!r}")
         said = dict(headers)
@@ -363,7 +362,7 @@ class ServedReceive(WatchedReceive, eq=False):
     client: ServedRequest
 
     def is_own(self, send: Send) -> bool:
-        """Whether what is sent so goes to this client as it is, and nothing changes it on the way to the server."""
+        """Whether `send` is the server's own, so that no middleware changes the answer on its way."""
         return send == self.client.send
 
     @property

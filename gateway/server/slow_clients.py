@@ -1,4 +1,4 @@
-"""Clients that do not read their answers are dropped, so that none holds an engine's place for ever."""
+"""Drops clients that do not read their answers: backpressure would keep their engines' slots occupied for ever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 import structlog
 
 SLOWEST_BYTES: Final = 64 * 1024
-"""A client has to take this much in each time-out while as much waits for it: asyncio's high-water mark.
+"""A client has to read this much in each time-out while its write buffer is above the high-water mark (the same size).
 
-So a client that reads one byte a minute is dropped too.
+So a client that reads one byte a minute is dropped, too.
 """
 
 log = structlog.get_logger(__name__)
@@ -20,14 +20,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlowClients:
-    """Drop a client that takes less than `SLOWEST_BYTES` in `timeout_s`. `on_dropped` is told of each."""
+    """Drop a client that reads less than `SLOWEST_BYTES` in `timeout_s`. `on_dropped` is called for each."""
 
     timeout_s: float
     on_dropped: Callable[[], None]
 
 
 class Patience:
-    """The patience with the client of one connection. It costs nothing while the client reads."""
+    """The timer of one connection, which runs only while the write buffer is full."""
 
     __slots__ = ("_slow_clients", "_timer", "_transport", "_unread_bytes")
 
@@ -38,7 +38,7 @@ class Patience:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """The client has not read so much that nothing more should be written."""
+        """The write buffer is above the high-water mark."""
         self.stop()
         self._unread_bytes = self._transport.get_write_buffer_size()
         self._timer = asyncio.get_running_loop().call_later(self._slow_clients.timeout_s, self._on_time)

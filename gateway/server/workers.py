@@ -1,8 +1,8 @@
 """Worker processes: several gateways on one port, under a parent that starts, watches, restarts and drains them.
 
-Each worker has listening sockets of its own on the port (SO_REUSEPORT), and the system gives each connection to one of
-them, which may hand it on (`balance`). The parent keeps the sockets, too: what comes to a worker that has died waits
-there for its successor. A worker whose event loop gives no sign of life is ended, and has a successor at once.
+Each worker has its own listening sockets on the port (SO_REUSEPORT), and may pass a new connection on (`balance`). The
+parent keeps all sockets open, so that connections to a dead worker wait for its successor. A worker without a heartbeat
+is killed and restarted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import structlog
 from plait.gateway.server.balance import BEAT_S, Balance, Share
 
 EVENTS: Final = frozenset((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""What the parent waits for. All but the first are passed on to the workers."""
+"""The signals that the parent waits for. All but the first are forwarded to the workers."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before a worker is started again. The pause doubles while workers end soon after their start."""
+"""The backoff before a restart. It doubles as long as the worker ends soon after its start."""
 
 STEADY_S: Final = 30.0
-"""A worker that has run so long did not end because of its start."""
+"""A worker that ran for this long resets the backoff."""
 
 MOST_SILENT_LOOKS: Final = 19
-"""A worker that gives no sign of life for 9.5 s is ended: its successor serves 2 s later. Nothing that a worker does
-holds its event loop for so long."""
+"""A worker without a heartbeat for 9.5 s is killed, and its successor serves 2 s later. No work of a healthy worker
+blocks its event loop for so long."""
 
 USER_ERROR: Final = 2
 """The exit status of a process whose configuration cannot be used."""
@@ -40,9 +40,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker: its number from 0 on, and its listening sockets. `parent` is readable once the parent has ended.
+    """One worker: its number (from 0), its listening sockets, and its side of the connection balancing (`share`).
 
-    A process that is alone has no parent, and no `share` of several workers' connections.
+    `parent` is a pipe that becomes readable when the parent has ended. A single process has neither.
     """
 
     number: int
@@ -53,7 +53,7 @@ class Worker:
 
 @dataclass(slots=True)
 class _Slot:
-    """A worker's place. `due_s` is when it is started, unless it runs (`pid`)."""
+    """The state of one worker. `due_s` is when to start it, unless it runs (`pid`)."""
 
     sockets: Sequence[socket]
     pid: int | None = None
@@ -63,9 +63,9 @@ class _Slot:
 
 
 class WorkerProcesses:
-    """Runs `serve` in a process for each of the `sockets`' groups. The process that calls `run` has one thread.
+    """Runs `serve` in a process for each group of `sockets`. The process that calls `run` may have one thread only.
 
-    Connections to the `ports` are spread evenly. `on_hangup` is called at SIGHUP, before the workers hear of it.
+    Connections to the `ports` are balanced. `on_hangup` is called at SIGHUP, before the workers get the signal.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class WorkerProcesses:
         self._serve = serve
         self._on_hangup = on_hangup
         self._is_stopping = False
-        self._begun: set[int] = set()  # workers that have served once: if all have, the configuration can be used
+        self._begun: set[int] = set()  # workers that have served once; if all have, the configuration is valid
         self._look_s = 0.0
         self._parent, self._alive = os.pipe()  # the second end closes with this process
 
     def run(self) -> int:
-        """Keep the workers running until a signal ends them; returns the exit status.
+        """Keep the workers running until a signal ends them. Returns the exit status.
 
-        In a worker this does not return: it raises SystemExit, or what `serve` raises.
+        In a forked worker it does not return: it raises SystemExit, or what `serve` raises.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, EVENTS)
         status = 0
@@ -106,7 +106,7 @@ class WorkerProcesses:
         return max(0.0, min([self._look_s, *due]) - time.monotonic())
 
     def _look(self) -> None:
-        """Look at the workers from time to time, and end those that are silent."""
+        """Each `BEAT_S`, look at the heartbeats of the workers, and kill silent ones."""
         now_s = time.monotonic()
         if now_s < self._look_s:
             return
@@ -131,8 +131,8 @@ class WorkerProcesses:
                     self._be_worker(number)
 
     def _be_worker(self, number: int) -> NoReturn:
-        """Serve, in a new process. A signal from a terminal goes to the parent alone."""
-        os.setpgid(0, 0)
+        """Serve, in a new process."""
+        os.setpgid(0, 0)  # so that Ctrl-C goes to the parent alone
         os.close(self._alive)
         sockets = self._slots[number].sockets
         for slot in self._slots:
@@ -145,7 +145,7 @@ class WorkerProcesses:
         raise SystemExit(0)
 
     def _pass_on(self, signal_number: int) -> None:
-        """Send a signal to all workers. One that asks to stop is the end of restarts; a second ends them at once."""
+        """Forward a signal to all workers. SIGTERM or SIGINT also ends restarts; a second one ends workers at once."""
         if signal_number == signal.SIGHUP:
             self._on_hangup()
         else:
@@ -155,9 +155,9 @@ class WorkerProcesses:
                 os.kill(slot.pid, signal_number)
 
     def _stop(self) -> None:
-        """Start no worker any more, and close the listening sockets here: the workers still have them.
+        """Start no more workers, and close the parent's listening sockets.
 
-        Once a worker has closed its own, no connection waits there in vain.
+        Otherwise connections would still queue on the sockets of a worker that has closed its own.
         """
         self._is_stopping = True
         for slot in self._slots:
@@ -165,7 +165,7 @@ class WorkerProcesses:
                 listening.close()
 
     def _reap(self) -> int:
-        """Note the workers that have ended; returns the exit status if there is nothing to go on with, else 0."""
+        """Collect the workers that have ended. Returns the exit status if the configuration is unusable, else 0."""
         wrong = 0
         for number, slot in enumerate(self._slots):
             if slot.pid is not None:
@@ -177,7 +177,7 @@ class WorkerProcesses:
         return wrong
 
     def _ended(self, number: int, slot: _Slot, status: int) -> int:
-        """A worker has ended: it will be started again, unless its configuration cannot be used."""
+        """Schedule the restart of a worker. Returns the exit status if its configuration is unusable, else 0."""
         now_s, pid, slot.pid = time.monotonic(), slot.pid, None
         self._note_begun(number)
         self._balance.close(number)

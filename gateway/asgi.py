@@ -1,4 +1,4 @@
-"""The HTTP helpers of the plain ASGI routes: headers, whole responses, and sinks of answers."""
+"""HTTP helpers of the plain ASGI routes: headers, whole responses, and sinks (writers of answers with backpressure)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ from plait.gateway.ids import LABEL
 Headers = Sequence[tuple[bytes, bytes]]
 
 RETRY_AFTER_S = {429: 1.0, 503: 1.0}
-"""What a client is asked to wait after these statuses if the error does not say. Nothing predicts a better time."""
+"""The default `Retry-After` of these statuses, in seconds. Nothing predicts a better time."""
 
 MOST_RETRY_AFTER_S: Final = 60.0
-"""No client is told to stay away for longer. The SDKs of OpenAI and Anthropic pay no heed to a longer time, and come
-again within seconds.
-"""
+"""The largest `Retry-After`. The SDKs of OpenAI and Anthropic ignore a longer one, and retry within seconds."""
 
 PART_BYTES = 512 * 1024
-"""A body is gathered in parts. As one it would be copied as it grows. As single pieces it could take 40 times its
-size, if a client sends single bytes.
+"""Bodies are gathered in parts of this size. One buffer would be copied as it grows; single pieces could take 40 times
+the body's size, if a client sends single bytes.
 """
 
 UNBUFFERED: Final = (b"x-accel-buffering", b"no")
-"""A header of each stream: nginx passes events on as they come, and does not keep them until its buffer is full."""
+"""A header of each stream: nginx forwards events as they come, instead of buffering them."""
 
 EVENT_STREAM: Final[Headers] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -50,10 +48,10 @@ EVENT_STREAM: Final[Headers] = (
 """The headers of a stream that begins in the gateway."""
 
 NOT_DURABLE: Final = (b"plait-durable", b"false")
-"""A header of an answer that tells of what is not stored, though it should be."""
+"""A header of an answer that could not be stored, although its session is durable."""
 
 NAME: Final = itemgetter(0)
-"""Of a header."""
+"""The name of a header."""
 
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which clients send their API keys."""
@@ -80,7 +78,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 def presented_keys(headers: Headers) -> list[bytes]:
-    """The API keys of a request, a bearer token first. A client may send one of its environment beside its own."""
+    """The API keys of a request, a bearer token first. SDKs may send a second key, from an environment variable."""
     if KEY_HEADERS.isdisjoint(map(NAME, headers)):
         return []
     found = dict(reversed(headers))  # the first of several
@@ -90,12 +88,12 @@ def presented_keys(headers: Headers) -> list[bytes]:
 
 
 def new_id() -> str:
-    """A name for a request: 128 random bits."""
+    """128 random bits in hexadecimal."""
     return urandom(16).hex()
 
 
 def id_of(scope: Scope) -> str:
-    """The client's name for its request, or a new one if that is no `LABEL`. The request keeps it."""
+    """The request's id: the client's `x-request-id` if it is a `LABEL`, else a new one. Cached in the scope."""
     found: str | None = scope.get(ID)
     if found is None:
         given = dict(reversed(scope["headers"])).get(b"x-request-id", b"").decode("latin-1")  # the first of several
@@ -104,18 +102,17 @@ def id_of(scope: Scope) -> str:
 
 
 OnEnd = Callable[[BaseException | None], None]
-"""Told that what was begun has ended, by an error or without one."""
+"""Called once when the request has ended, with its error or None."""
 
 OnRefused = Callable[[Scope, PlaitError], None]
-"""Told that a request is answered with an error, by who answers it."""
+"""Called by whoever answers a request with an error."""
 
 
 class Sink(Protocol):
-    """Where the answer to a request goes. What is written waits in the sink until the client reads it.
+    """The writer of an answer. It buffers what the client has not read.
 
-    The sink `is_full` while that is much: nothing more should be written until it calls `on_room`, later on and never
-    while something is written. It also calls that
-    when it `is_drained`.
+    Backpressure: while it `is_full`, nothing more should be written. It calls `on_room` when it is not full any more,
+    and again when it `is_drained`, but never from within a write.
     """
 
     on_room: Callable[[], None] | None
@@ -129,27 +126,26 @@ class Sink(Protocol):
         """Whether the client has been sent all that was written."""
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer, which gets its length. A long one is not drained until the client has read it."""
+        """Write a whole answer with its content-length. A long one is not drained until the client has read it."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins whose length is not known. Its head goes out with the first bytes of its body."""
+        """Begin an answer of unknown length. Its head is sent with the first bytes of its body."""
 
-    def write(self, body: bytes) -> None:
-        """A piece of its body."""
+    def write(self, body: bytes) -> None: ...
 
     def end(self, body: bytes = b"") -> None:
-        """The last piece of its body."""
+        """Write the last piece of the body."""
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Send what is written, and what is written `until` then. Raises what the sending raises."""
+        """Send what is written, and go on `until` this is done. Raises what the sending raises."""
 
 
 HIGH_WATER_BYTES: Final = 64 * 1024
-"""A sink is full above this. It is what asyncio's transports take."""
+"""A sink with more buffered bytes is full. The same as asyncio's default for transports."""
 
 
 class MessageSink(ABC):
-    """A sink that makes ASGI's messages, each of which is `put`."""
+    """A sink that turns an answer into ASGI messages, and calls `put` with each."""
 
     def __init__(self) -> None:
         self._on_room: Callable[[], None] | None = None
@@ -165,7 +161,7 @@ class MessageSink(ABC):
 
     @abstractmethod
     def put(self, message: Message) -> None:
-        """Take the next message. Raises `PlaitError` if the rest of the answer is not wanted."""
+        """Take the next message. Raises `PlaitError` to refuse the rest of the answer."""
 
     @property
     def is_full(self) -> bool:
@@ -183,7 +179,6 @@ class MessageSink(ABC):
             self.put(message)
 
     def start(self, status: int, headers: Headers) -> None:
-        """An answer begins whose length is not known."""
         self.put({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     def write(self, body: bytes) -> None:
@@ -193,7 +188,7 @@ class MessageSink(ABC):
         self.put({"type": "http.response.body", "body": body})
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Wait `until` then: each message is taken where it is put."""
+        """Wait for `until`: `put` has taken each message at once."""
         if until is not None:
             await until
 
@@ -219,7 +214,7 @@ class AsgiSink(MessageSink):
         return not self._messages
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer. A long one is parted as it is sent, so that it is held once."""
+        """Write a whole answer. A long one is split when it is sent, so that it is not copied as a whole."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         self.put({"type": "http.response.body", "body": memoryview(body)})
 
@@ -238,7 +233,7 @@ class AsgiSink(MessageSink):
                     whole = message.get("body")
                     for part in _in_parts(whole) if isinstance(whole, memoryview) else (message,):
                         await self._send(part)
-                except PlaitError:  # whoever takes the messages takes no more of them
+                except PlaitError:  # a wrapped `send` refuses the rest
                     self._messages.clear()
                     self._unsent_bytes = 0
                     raise
@@ -257,7 +252,7 @@ class AsgiSink(MessageSink):
 
 
 class PassingSink(MessageSink):
-    """A sink that changes an answer, and puts it into another one, whose room counts."""
+    """A sink that changes an answer and forwards it to another sink, whose backpressure it takes over."""
 
     def __init__(self, to: MessageSink) -> None:
         super().__init__()
@@ -286,16 +281,13 @@ class Nowhere:
     is_drained: bool = True
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """All of an answer."""
+        """Discard the answer, as all methods here."""
 
-    def start(self, status: int, headers: Headers) -> None:
-        """An answer begins."""
+    def start(self, status: int, headers: Headers) -> None: ...
 
-    def write(self, body: bytes) -> None:
-        """A piece of its body."""
+    def write(self, body: bytes) -> None: ...
 
-    def end(self, body: bytes = b"") -> None:
-        """The last piece of its body."""
+    def end(self, body: bytes = b"") -> None: ...
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
         if until is not None:
@@ -303,20 +295,20 @@ class Nowhere:
 
 
 ID: Final = "plait.id"
-"""In the scope of a request whose id was asked for."""
+"""The key of `id_of` in a scope."""
 
 
 class Client(msgspec.Struct, eq=False, kw_only=True):
-    """Who has sent a request. `gone` is called when it goes, and calls `on_gone`."""
+    """The client of a request. The server calls `gone` when it disconnects, which calls `on_gone`."""
 
     is_gone: bool = False
     is_refused: bool = False
-    """Whether the server answers the request with an error, so that its client counts as gone."""
+    """Whether the server itself answers the request with an error, so that the client counts as gone."""
     on_gone: Callable[[], object] | None = None
 
     @property
     def sink(self) -> Sink | None:
-        """The sink that the server offers for the answer; None: it takes ASGI's messages only."""
+        """The server's own sink for the answer; None: the server takes only ASGI messages."""
         return None
 
     def gone(self) -> None:
@@ -332,7 +324,7 @@ class WrittenClient(Sink, Protocol):
 
 
 class WatchedReceive(msgspec.Struct, eq=False):
-    """ASGI's receive of a request. The server watches its `client`; None: nobody does."""
+    """The ASGI receive of a request. `client` is set if the server reports when the client disconnects."""
 
     receive: Receive
     client: Client | None
@@ -341,37 +333,37 @@ class WatchedReceive(msgspec.Struct, eq=False):
         return self.receive()
 
     def is_own(self, _send: Send) -> bool:
-        """Whether what is sent so goes to this client as it is."""
+        """Whether the argument is the server's own `send`, so that no middleware changes the answer."""
         return False
 
     @property
     def has_answer(self) -> bool:
-        """Whether an answer has begun, as far as the server says."""
+        """Whether an answer has begun. False if the server does not say."""
         return False
 
 
 def sink_of(receive: Receive, send: Send) -> Sink:
-    """The sink that the server of a request offers, if `send` goes straight to its client; else one for `send`."""
+    """The server's own sink if `send` leads straight to the client; else a sink that calls `send`."""
     if isinstance(receive, WatchedReceive) and receive.client is not None and receive.is_own(send):
         return receive.client.sink or AsgiSink(send)
     return AsgiSink(send)
 
 
 def check_client(receive: Receive) -> None:
-    """Raises `ClientGoneError` if the client has gone, as far as the server says."""
+    """Raises `ClientGoneError` if the server has reported that the client has gone."""
     if isinstance(receive, WatchedReceive) and receive.client is not None and receive.client.is_gone:
         raise ClientGoneError
 
 
 def is_refused(receive: Receive) -> bool:
-    """Whether the server itself answers the request, with an error."""
+    """Whether the server itself answers the request with an error."""
     return isinstance(receive, WatchedReceive) and receive.client is not None and receive.client.is_refused
 
 
 async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Run `work` in this task. If the client goes, `work` is cancelled and `ClientGoneError` is raised.
+    """Run `work` in this task. If the client disconnects, `work` is cancelled and `ClientGoneError` is raised.
 
-    A task waits for a client whom the server does not watch: it costs as much as a tenth of the call.
+    If the server does not report disconnects, an extra task waits for one, which costs as much as a tenth of the call.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -382,13 +374,13 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
     elif client.is_gone:
         work.close()
         raise ClientGoneError
-    client.on_gone = partial(loop.call_soon, _cancel, task, client)  # what ends in this moment has ended
+    client.on_gone = partial(loop.call_soon, _cancel, task, client)  # not at once: work that ends now is not cancelled
     try:
         return await work
     except asyncio.CancelledError:
         if client.is_gone and task.uncancel() == 0:
             raise ClientGoneError from None
-        raise  # the client has not gone: the gateway is stopping
+        raise  # cancelled by somebody else: the gateway stops
     finally:
         client.on_gone = None
         if watcher is not None:
@@ -396,7 +388,7 @@ async def unless_gone(receive: Receive, work: Coroutine[None, None, T]) -> T:
 
 
 def _cancel(task: asyncio.Task[Any], client: Client) -> None:
-    """Cancel a task unless its work has ended since."""
+    """Cancel a task, unless its work has ended since `on_gone` was called."""
     if client.on_gone is not None:
         task.cancel()
 
@@ -408,10 +400,7 @@ async def _watch(receive: Receive, client: Client) -> None:
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes | bytearray) -> None:
-    """Send a response with its content-length, in one piece unless it is long.
-
-    A long one is sent as the client reads it: the connection would hold it otherwise, and what is held counts.
-    """
+    """Send a response with its content-length. A long one is sent in parts, as the client reads it."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     for message in _in_parts(body):
@@ -446,13 +435,13 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
         headers.append((b"accept-encoding", error.taken.encode()))
     if isinstance(error, SessionWaitingError):
         headers.append((b"plait-session-position", b"%d" % error.position))
-    if not isinstance(error, CallerError) or error.status == 409:  # the SDK would retry these by itself
+    if not isinstance(error, CallerError) or error.status == 409:  # without the header, SDKs retry all of these
         headers.append((b"x-should-retry", b"false" if error.status == 409 else b"true"))
     return headers
 
 
 def _in_parts(body: bytes | bytearray | memoryview) -> Iterator[Message]:
-    """The messages of a whole body: several if it is long, so that not all of it is copied at once."""
+    """The ASGI messages of a whole body, in parts of `PART_BYTES`."""
     if len(body) <= PART_BYTES:
         yield {"type": "http.response.body", "body": bytes(body)}
         return

@@ -1,4 +1,4 @@
-"""Reads the text of a completion from an engine's answer while the answer goes to the client."""
+"""Reads the text of a completion from an engine's answer, which goes to the client at the same time."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 class TextTap(msgspec.Struct, eq=False):
-    """Reads one answer that has one choice. `on_text` receives its text as it comes, once for all that came together.
-
-    `was_cut` is True if the text ended at its length limit. A text that begins with the `space`, one character or none,
-    is received without it.
-    """
+    """Reads one answer with one choice."""
 
     on_text: Callable[[str], None]
+    """Gets the text as it comes, joined for all events of one `feed`."""
     space: str = ""
+    """A space or nothing, which is removed from the beginning of the text."""
     was_cut: bool = False
+    """Whether the text ended at the output limit."""
     is_found: bool = False
+    """Whether the answer has a text, which may be empty."""
     is_unreadable: bool = False
 
     @property

@@ -1,7 +1,7 @@
-"""Completions as the gateway reads them: a whole answer, or a stream of events on its way to the client.
+"""Reads completions on their way to the client: whole answers, and streams of events.
 
-It reads the usage, the endings and the errors. Nothing in an answer is trusted, and the bytes stay the engine's. Pure:
-bytes in, bytes out. The time to read a stream is linear in its bytes, and the memory is bounded by the longest event.
+The gateway needs an answer's usage, finish reasons and errors, and trusts none of them. The client gets the engine's
+bytes. Pure: bytes in, bytes out. Reading a stream takes time linear in its bytes, and memory for its longest event.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from plait.gateway.answers.event_bytes import end_of_last_event, events_of
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24
-"""The most tokens that a call may report where the model's context is not known."""
+"""The most tokens that an engine may report if the model's context is unknown."""
 
 LONG_BYTES = 2**20
-"""Of an answer: the texts of a longer one are not decoded where nobody needs them."""
+"""The texts of a longer answer are not decoded, to save memory."""
 
 FAILED_ENDINGS = frozenset(("abort", "error"))
-"""Finish reasons of a text that its engine gave up."""
+"""The finish reasons of a text that its engine has aborted."""
 
 
 class CompletionBody(msgspec.Struct, frozen=True):
-    """A response, or the data of an event. The fields that matter can hold anything, so that any JSON object fits."""
+    """A response, or the data of an event. Each field may have any type, so that any JSON object can be decoded."""
 
     usage: Any = None
     choices: Any = None
@@ -58,7 +58,7 @@ class _Ending(msgspec.Struct, frozen=True):
 
 
 class _LongBody(msgspec.Struct, frozen=True):
-    """What matters of a long answer. Its texts are skipped: as a value they would take as much memory again."""
+    """A long answer without its texts, which would take as much memory again."""
 
     usage: Any = None
     choices: list[_Ending] | None = None
@@ -80,7 +80,7 @@ class _UsualEnding(msgspec.Struct, frozen=True):
 
 
 class _UsualBody(msgspec.Struct, frozen=True):
-    """What matters of nearly all answers: one choice, and a usage in whole numbers."""
+    """The form of nearly all answers: one choice, and a usage in integers. Typed fields decode faster."""
 
     usage: _Counts
     choices: tuple[_UsualEnding]
@@ -88,7 +88,7 @@ class _UsualBody(msgspec.Struct, frozen=True):
 
 
 class UsageBounds(msgspec.Struct, frozen=True):
-    """The most tokens that a call can have used."""
+    """The most tokens that a call can have used, by its request and the model's context."""
 
     prompt_tokens: int = MOST_TOKENS
     output_tokens: int = MOST_TOKENS
@@ -110,11 +110,11 @@ def decode(data: bytes | bytearray) -> CompletionBody | None:
 
 
 def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
-    """The body of a long response, whose choices have their endings only; None if it is no JSON object."""
+    """The body of a long response, with finish reasons but without texts; None if it is no JSON object."""
     try:
         check_unicode(answer)
         body = _LONG_DECODER.decode(answer)
-    except msgspec.DecodeError:  # another object, or it has what JSON lacks
+    except msgspec.DecodeError:  # another JSON object, or NaN and the like, which JSON lacks
         return decode(answer)
     except (UnicodeDecodeError, RecursionError):
         return None
@@ -124,7 +124,7 @@ def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
 
 
 def endings(body: CompletionBody) -> list[tuple[int, str]]:
-    """The finish reasons in it, each after the index of its choice."""
+    """Pairs of a choice's index and its finish reason."""
     found: list[tuple[int, str]] = []
     for choice in body.choices if isinstance(body.choices, list) else ():
         if isinstance(choice, dict) and (reason := choice.get("finish_reason")) is not None:
@@ -136,7 +136,7 @@ def endings(body: CompletionBody) -> list[tuple[int, str]]:
 
 
 def ending_problem(engine_id: str, ended: Collection[str], choices: int) -> EngineError | None:
-    """The error of an answer that should have `choices` endings and has those in `ended`; None if it is whole."""
+    """The error of an answer with the finish reasons `ended`; None if it is whole: each choice needs one."""
     given_up = FAILED_ENDINGS.intersection(ended)
     if given_up:
         return EngineBrokenError(f"engine {engine_id} gave the call up: its finish reason is '{min(given_up)}'")
@@ -147,7 +147,7 @@ def ending_problem(engine_id: str, ended: Collection[str], choices: int) -> Engi
 
 
 def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bool]:
-    """The usage within its bounds, and whether it had to be corrected. It is None if it does not hold numbers."""
+    """The usage, clamped to its bounds (None if it has no numbers), and whether it was changed."""
     if not isinstance(usage, dict):
         return None, usage is not None
     details = usage.get("prompt_tokens_details")
@@ -164,7 +164,7 @@ def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bo
 
 
 def reported_error(engine_id: str, error: object) -> EngineError | str:
-    """The error that an engine sent inside an answer: its own fault (a code of 500 or above), or the caller's."""
+    """The error that an engine sent inside an answer: a text for a 4xx code (the caller's fault), else an error."""
     fields = error if isinstance(error, dict) else {"message": str(error)}
     message, code = str(fields.get("message") or "an error without a message"), fields.get("code")
     if isinstance(code, int) and 400 <= code < 500:
@@ -173,7 +173,7 @@ def reported_error(engine_id: str, error: object) -> EngineError | str:
 
 
 def caller_fault(engine_id: str, error: object) -> str:
-    """What an error in an answer says. Raises it if the engine is at fault."""
+    """The message of an error in an answer that is the caller's fault. Raises one that is the engine's."""
     reported = reported_error(engine_id, error)
     if isinstance(reported, EngineError):
         raise reported
@@ -208,15 +208,14 @@ MAX_EVENT_BYTES = 16 * 2**20
 _WITHOUT_DATA = re.compile(
     rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))((?::[^\r\n]*\r?\n)*)(?:event:[^\r\n]*\r?\n)?(?:data:[ \t]*\r?\n)+\r?\n"
 )
-"""An event whose data is empty: none, but clients would take it for one. Its comments stay."""
+"""An event with empty data. By the standard it is none, but clients would parse it, so it is removed. Comments stay."""
 
 
 class EventStream(ABC):
-    """One stream, of whatever form of events.
+    """Reads one stream, in any form of events. `may_be_empty`: a stream without events is a whole answer.
 
-    One that `may_be_empty` is an answer also without an event.
-    `usage` is the latest usage that the engine reported, within `bounds`; `usage_corrected` is True if it had to be
-    corrected. `error` is an error that the engine sent as an event. `finish` says why the first choice ended.
+    `usage` is the last usage that the engine reported, clamped to `bounds` (`usage_corrected`: it was out of bounds).
+    `error` is an error that the engine sent as an event. `finish` is the finish reason of the first choice that ended.
     """
 
     may_be_empty: ClassVar[bool] = False
@@ -228,14 +227,15 @@ class EventStream(ABC):
         self.finish: str | None = None
         self._engine_id = engine_id
         self._bounds = bounds or UNKNOWN
-        self._pieces: list[bytes] = []  # of the event that is not whole yet
+        self._pieces: list[bytes] = []  # of the incomplete last event
         self._rest_bytes = 0
-        self._tail = b""  # the end of those pieces, in which an end of event may have begun
+        self._tail = b""  # the last bytes of these pieces: an event's end (blank line) may be split over two chunks
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take a chunk and return the events that are complete now. So a stream can be ended between two events.
+        """Take a chunk, and return the events that are complete now.
 
-        Raises `EngineGarbledError` for an event beyond `MAX_EVENT_BYTES`.
+        Only whole events are forwarded, so that an error event can follow at any time. Raises `EngineGarbledError` for
+        an event above `MAX_EVENT_BYTES`.
         """
         whole = self._completed(chunk) if self._pieces or not chunk.endswith(b"\n\n") else chunk
         if (whole.find(b"\\") >= 0 or not whole.isascii()) and has_half(whole):
@@ -248,7 +248,7 @@ class EventStream(ABC):
         return whole
 
     def end(self) -> bytes:
-        """End the stream; returns the bytes behind its last whole event."""
+        """End the stream. Returns the bytes after its last whole event."""
         rest = events_with_whole_pairs(b"".join(self._pieces))
         self._pieces.clear()
         return self._pass(rest) if rest else b""
@@ -260,18 +260,18 @@ class EventStream(ABC):
 
     @abstractmethod
     def _says_more(self, events: bytes) -> bool:
-        """Whether the events may hold something besides text: most have none of it, and need not be decoded."""
+        """Whether the events may have more than text. Most have not, and are forwarded without being decoded."""
 
     @abstractmethod
     def _pass(self, event: bytes) -> bytes:
-        """Record what an event says; returns the bytes of it that go to the client."""
+        """Decode and record an event. Returns the bytes for the client."""
 
     def _used(self, usage: object) -> None:
         self.usage, corrected = read_usage(usage, self._bounds)
         self.usage_corrected |= corrected
 
     def _with_whole_pairs(self, events: bytes) -> bytes:
-        """Events in which half a surrogate pair is U+FFFD. The last one waits if the next may have the other half."""
+        """Replace lone surrogates by U+FFFD. The last event is kept back if the next one may have the other half."""
         *before, last = events_of(events)
         if may_go_on(last):
             self._pieces.insert(0, last)
@@ -303,9 +303,9 @@ class EventStream(ABC):
 
 
 class CompletionStream(EventStream):
-    """Reads one stream that should have `choices` endings.
+    """Reads one stream of a completion with `choices` choices, each of which needs a finish reason.
 
-    If the gateway asked for the usage and the client did not, `withhold` drops the event that carries only the usage.
+    `withhold` drops the event that has only the usage, for a client that has not asked for it.
     """
 
     def __init__(self, engine_id: str, *, withhold: bool, choices: int = 1, bounds: UsageBounds | None = None) -> None:
@@ -331,9 +331,9 @@ class CompletionStream(EventStream):
         return events.count(_FINISH_KEY) != events.count(_UNFINISHED)
 
     def _pass(self, event: bytes) -> bytes:
-        """Record what an event says; returns the bytes of it that go to the client.
+        """Decode and record an event. Returns the bytes for the client.
 
-        The end of a stream without endings is withheld: clients do not read what comes after it, and it is an error.
+        `[DONE]` is dropped if a finish reason is missing: an error event follows, and clients stop reading at `[DONE]`.
         """
         if event.partition(b"data:")[2].strip() == _DONE:
             self._is_done = True
@@ -341,7 +341,7 @@ class CompletionStream(EventStream):
         body = self._read(event)
         if body is None or not (self._withhold and body.only_usage):
             return event
-        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # blank lines before it belong to the event before
+        return event[: len(event) - len(event.lstrip(b"\r\n"))]  # leading blank lines end the event before
 
     def _read(self, event: bytes) -> CompletionBody | None:
         body = decode(event.partition(b"data:")[2])
@@ -357,9 +357,9 @@ class CompletionStream(EventStream):
 
 
 class WholeAnswer(NamedTuple):
-    """What an answer that is not streamed says. `problem` is what is wrong with it by the caller's fault.
+    """The contents of an unstreamed answer. `problem` is an error in it that is the caller's fault.
 
-    `usage_corrected` is True if the usage was out of bounds. `finish` says why the first choice ended.
+    `usage_corrected`: the usage was out of bounds. `finish` is the first choice's finish reason.
     """
 
     usage: CallUsage | None = None
@@ -369,10 +369,7 @@ class WholeAnswer(NamedTuple):
 
 
 def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
-    """Read an answer of the usual form: one choice, which has ended, and a usage within the bounds. None for others.
-
-    The text, and whatever else is not read, only has to be JSON.
-    """
+    """A fast path for answers with one finished choice and a usage within the bounds; None for any other."""
     try:
         if not answer.isascii():
             check_unicode(answer)
@@ -393,27 +390,27 @@ def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None
 
 
 class AnswerForm(Protocol):
-    """One form of answers. If it has no events, a stream can tell neither of an error nor of a silence."""
+    """How to read and write answers of one API. Without events, a stream can have no error event and no comment."""
 
     has_events: ClassVar[bool]
 
     def streams(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether a good answer with these headers goes to its client as it comes."""
+        """Whether an answer of status 200 with these headers is forwarded as it comes."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer that is not streamed; raises `EngineError` if it is not whole."""
+        """Read an unstreamed answer. Raises `EngineError` if it is not whole."""
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
-        """A reader of a stream that should have `choices` endings. `withhold` drops the usage-only event."""
+        """A reader of a stream. See `CompletionStream` for the arguments."""
 
     def error_body(self, error: PlaitError) -> bytes:
-        """An error in the place of an answer."""
+        """The body of an error answer."""
 
     def error_event(self, error: PlaitError) -> bytes:
         """An error in a stream that has begun."""
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
-        """What a silent stream is told. `has_begun`: it has had an event of the answer."""
+        """A keep-alive comment or event. `has_begun`: the client has had an event of the answer."""
 
 
 class CompletionForm:
@@ -453,7 +450,7 @@ class CompletionForm:
         return b"data: %b\n\n" % error.body()
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:  # noqa: ARG002
-        """A comment. Clients ignore comments, and so do proxies, except that they wait on."""
+        """An SSE comment: clients ignore it, and proxies reset their idle time-outs."""
         return b": %b\n\n" % comment.encode()
 
 

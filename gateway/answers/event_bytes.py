@@ -1,4 +1,4 @@
-"""Server-sent events in bytes: where they end, whatever the line ends of their sender are, and what is in them."""
+"""Server-sent events as bytes: finds their ends, with LF or CRLF, and replaces their data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _END: Final = re.compile(rb"\r?\n\r?\n")
 
 
 def events_of(whole: bytes) -> list[bytes]:
-    """Whole events, each with its end. An extra blank line behind the last one stands by itself."""
+    """Splits whole events, each with its blank line. An extra blank line after the last one is an item of its own."""
     if b"\r" not in whole:
         *events, rest = [event + b"\n\n" for event in whole.split(b"\n\n")]
         return events if rest == b"\n\n" else [*events, rest[:-2]]

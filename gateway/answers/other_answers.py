@@ -1,7 +1,7 @@
-"""The forms of the answers beside completions: OpenAI's responses, Anthropic's messages, and JSON objects of any kind.
+"""Answers other than completions: OpenAI's responses, Anthropic's messages, JSON objects of any kind, and media.
 
-The events of a response's or a message's stream name their types. Each stream ends with an event of its own, without
-which the answer is not whole. Nothing is ever withheld.
+The streams of responses and messages have typed events, and a last event without which the answer is not whole. No
+event is ever withheld.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _SAID = msgspec.json.Decoder(_Said)
 
 
 def said_of_object(answer: bytes | bytearray) -> Json | None:
-    """What a JSON object says of an answer that it is; None for anything else. Texts and vectors are not decoded."""
+    """The top-level fields that matter of a JSON object; None for anything else. Texts and vectors are not decoded."""
     try:
         check_unicode(answer)
         said = _SAID.decode(answer)
@@ -140,7 +140,7 @@ def usage_of_response(usage: object) -> object:
 
 
 def usage_of_message(usage: object) -> object:
-    """The usage of a message with the names that completions have. Its `input_tokens` are those not found cached."""
+    """A message's usage under the names of completions. Anthropic's `input_tokens` leave out the cached ones."""
     if not isinstance(usage, dict):
         return usage
     cached, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
@@ -220,7 +220,7 @@ class ObjectForm(CompletionForm):
 
 
 class PassedBytes(EventStream):
-    """An answer of any type, on its way as it comes. It is whole once its engine has ended it, and may be empty."""
+    """A stream of bytes of any type, not interpreted. It is whole when its engine has ended it, and may be empty."""
 
     may_be_empty = True
     _has_begun = False
@@ -232,7 +232,7 @@ class PassedBytes(EventStream):
         return None if self._has_ended else EngineBrokenError(f"engine {self._engine_id} has not ended its answer")
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes that can go on. Blanks at the beginning wait for more: an answer begins with something."""
+        """The bytes to forward. White space at the beginning is kept back, because it does not begin an answer."""
         self._pieces.append(chunk)
         if not self._has_begun and not chunk.strip():
             return b""

@@ -1,6 +1,6 @@
-"""What engines say when they refuse a call for what they lack: a context that is long enough, or the model.
+"""Recognizes refusals by an engine that lacks the model or a long enough context, which another engine may have.
 
-Another engine of the fleet may have it. Every other refusal is about the call, and would be the same elsewhere.
+Any other refusal is about the call, and would be the same on another engine.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from plait.gateway.answers.error_texts import error_text
 
 
 class Lack(StrEnum):
-    """What an engine lacks for a call. The value is the cause in metrics and in the log."""
+    """What an engine lacks for a call. The value is the retry's cause in metrics and log."""
 
     CONTEXT = "context_length"
     MODEL = "model_not_found"
 
 
 class LackError(Exception):
-    """An engine has refused a call for what it lacks, and another engine may have that. No client sees this error.
+    """An engine lacks what another one may have, so the call moves. No client sees this error.
 
-    `unable` are all engines that lack it, as far as is known.
+    `unable`: all engines that are known to lack it.
     """
 
     def __init__(self, lack: Lack, unable: frozenset[str]) -> None:
@@ -33,7 +33,7 @@ class LackError(Exception):
 
 
 LOOKED_AT_BYTES: Final = 4_096
-"""How much of a refusal is read: behind the message, some engines repeat what the client has sent."""
+"""The part of a refusal that is read. Some engines append the client's input, which could imitate the message."""
 
 _NO_MODEL: Final = re.compile(
     r"(?:the )?model [`'\"](?P<model>.+?)[`'\"] (?:does not exist|not found)"
@@ -49,7 +49,7 @@ _NO_MODEL: Final = re.compile(
 
 
 def lack_of(status: int, answer: bytes, model: str) -> Lack | None:
-    """What the engine lacks that refuses a call for `model` with this answer; None if it is not that."""
+    """What an engine that refuses a call for `model` with this answer lacks; None for any other refusal."""
     if status == 400 and is_overflow(answer[:LOOKED_AT_BYTES].decode("utf-8", "ignore")):
         return Lack.CONTEXT
     refused = _NO_MODEL.match(error_text(answer).message) if status in {400, 404} else None

@@ -1,1 +1,1 @@
-"""Requests as they come in: whose begins next, and their bodies, decoded and counted."""
+"""The intake of requests: fair turns for tenants, and bodies, which are decoded and counted against limits."""

@@ -1,6 +1,6 @@
-"""Bodies that clients compress (RFC 9110, 8.4), decoded as they come.
+"""Decodes compressed bodies (RFC 9110, 8.4) as they come, in pieces.
 
-What comes out of a few bytes may be a thousand times their size, so it comes in pieces, and whoever takes them counts.
+A few bytes may decode to a thousand times as many (a zip bomb), so the caller counts each piece before the next one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ else:
     from backports import zstd
 
 PIECE_BYTES: Final = 64 * 1024
-"""At most so much is decoded at once."""
+"""The largest piece that is decoded at once."""
 
 MOST_MEMBERS: Final = 1_000
-"""A body may have so many members. Each costs some microseconds, also an empty one."""
+"""The most members of a body. Each costs some microseconds, even an empty one."""
 
 MOST_WINDOW_BYTES_LOG2: Final = 23
 """The largest window that a Zstandard frame may need: 8 MiB (RFC 9659)."""
 
 
 class Decompressor(Protocol):
-    """One member of a stream, in the way of the standard library's `BZ2Decompressor`."""
+    """The decompressor of one member, with the interface of the standard library's `BZ2Decompressor`."""
 
     @property
     def eof(self) -> bool:
@@ -37,18 +37,18 @@ class Decompressor(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more comes out of what was given."""
+        """Whether all output of the data so far was returned."""
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind the member's end."""
+        """The bytes after the member's end."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Some of what comes out of this and of what is left."""
+        """At most `max_length` bytes of output, of buffered data and of `data`."""
 
 
 class Deflated:
-    """A zlib, gzip or raw deflate member, in that way."""
+    """The `Decompressor` of a zlib, gzip or raw deflate member."""
 
     def __init__(self, window_bits: int) -> None:
         self._member = zlib.decompressobj(window_bits)
@@ -60,11 +60,10 @@ class Deflated:
 
     @property
     def unused_data(self) -> bytes:
-        """What came behind the member's end."""
         return self._member.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Some of what comes out of this and of what is left. Raises `zlib.error`."""
+        """Raises `zlib.error`."""
         found = self._member.decompress(self._member.unconsumed_tail + data, max_length)
         self.needs_input = len(found) < max_length and not self._member.unconsumed_tail
         return found
@@ -75,7 +74,7 @@ def _gzip(_first: bytes) -> Decompressor:
 
 
 def _deflate(first: bytes) -> Decompressor:
-    """`deflate` is zlib's form, but some clients send the bare one, which does not begin with that method's number."""
+    """`deflate` means zlib's format, but some clients send raw deflate, whose first byte lacks zlib's method number."""
     return Deflated(zlib.MAX_WBITS if first[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
 
 
@@ -84,13 +83,13 @@ def _zstd(_first: bytes) -> Decompressor:
 
 
 NEW: Final[dict[str, Callable[[bytes], Decompressor]]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}
-"""Makes a member's decompressor, by the encoding. The first bytes of the member tell it which form that has."""
+"""By encoding: makes a member's decompressor. The first bytes of the member decide its format."""
 
 TAKEN: Final = ", ".join(NEW)
 
 
 class BodyDecoder:
-    """Decodes one body. Several members of gzip or frames of Zstandard, one behind the other, are one body."""
+    """Decodes one body, which may consist of several gzip members or Zstandard frames."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -99,7 +98,7 @@ class BodyDecoder:
         self._most_members = 1 if encoding == "deflate" else MOST_MEMBERS
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What comes out of these bytes of the body, in pieces. Raises `CallerError` for what is not so encoded."""
+        """Decode the next bytes of the body, and yield the output in pieces. Raises `CallerError` if malformed."""
         while data or not (self._member is None or self._member.needs_input):
             if self._member is None:
                 self._members += 1
@@ -117,7 +116,7 @@ class BodyDecoder:
                 yield found
 
     def end(self) -> None:
-        """The body has come. Raises `CallerError` if it breaks off."""
+        """End the body. Raises `CallerError` if it is incomplete."""
         if self._member is not None:
             raise self._malformed()
 
@@ -126,7 +125,7 @@ class BodyDecoder:
 
 
 def decoder_of(headers: Headers) -> BodyDecoder | None:
-    """What decodes a request's body; None for one that comes as it is. Raises `EncodingNotSupportedError`."""
+    """The decoder of a request's body; None if it is not encoded. Raises `EncodingNotSupportedError`."""
     given = ",".join(value.decode("latin-1") for name, value in headers if name == b"content-encoding")
     named = [name for one in given.split(",") if (name := one.strip().lower()) not in ("", "identity")]
     if not named:

@@ -1,4 +1,4 @@
-"""The fields of a form (`multipart/form-data`, RFC 7578), read as it comes. Files are passed over."""
+"""Finds fields in a form (`multipart/form-data`, RFC 7578) as it comes. Files are skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MOST_PARTS: Final = 1_000
-"""Engines take as many fields at most."""
+"""The same limit as that of engines."""
 
 MOST_VALUE_BYTES: Final = 1_024
 MOST_NAME_BYTES: Final = 1_024
@@ -65,7 +65,7 @@ class FormReader:
             raise _malformed("its boundary is too long") from error
 
     def feed(self, piece: bytes) -> None:
-        """The next piece of the form. Raises `CallerError`."""
+        """Parse the next piece of the form. Raises `CallerError`."""
         self._piece = piece
         try:
             self._parser.write(piece)
@@ -74,7 +74,7 @@ class FormReader:
         self._fed += len(piece)
 
     def end(self) -> None:
-        """All has come. Raises `CallerError` if it breaks off."""
+        """End the form. Raises `CallerError` if it is incomplete."""
         if not self._has_ended:
             raise _malformed("it ends without its last boundary")
 
@@ -98,7 +98,7 @@ class FormReader:
                 raise _malformed("the name of a field is too long")
 
     def _end_header(self) -> None:
-        """A header ends. Of two dispositions, engines might read the other one."""
+        """A header ends. Two dispositions are refused, because an engine might use the other one."""
         self._dispositions += self._header.lower() == b"content-disposition"
         if self._dispositions > 1:
             raise _malformed("a field has two names")
@@ -110,7 +110,7 @@ class FormReader:
         self._field = name if name in self._names and b"filename" not in options else None
 
     def _on_data(self, data: bytes, begin: int, end: int) -> None:
-        """A part of a value. What looked like a boundary at first comes from the parser itself, not from the piece."""
+        """A part of a value. Bytes that looked like a boundary at first come from the parser's own buffer."""
         if self._field is None:
             return
         if self._at is None and data is self._piece:
@@ -121,7 +121,7 @@ class FormReader:
             raise CallerError(f"'{name}' has more than {MOST_VALUE_BYTES} bytes", param=name)
 
     def _end(self) -> None:
-        """A value ends. An empty one is none."""
+        """A value ends. An empty value is ignored."""
         if self._field is None or not self._value:
             return
         name = self._field.decode()
@@ -131,7 +131,7 @@ class FormReader:
             value = self._value.decode()
         except UnicodeDecodeError as error:
             raise CallerError(f"'{name}' must be UTF-8", param=name) from error
-        if self._at is None:  # it looked like a boundary to its end
+        if self._at is None:  # all of the value looked like a boundary, so its place is unknown
             raise CallerError(f"'{name}' is no name of a model", param=name)
         self.found[name] = FormField(value, self._at)
 

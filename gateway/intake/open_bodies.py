@@ -1,7 +1,4 @@
-"""The bodies of requests: decoded, and bounded by tenant and by rate.
-
-Every body is read here, whatever route it is for and whoever has to look at it first.
-"""
+"""Reads the bodies of all requests: decodes them, and limits them by size, by tenant and by rate."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from plait.gateway.intake.turns import LoopTurns
 from plait.gateway.timer import loop_time_s
 
 LARGE_BYTES: Final = 64 * 1024
-"""The first bytes of each body do not wait."""
+"""The rate limit does not apply to the first bytes of a body."""
 
 BYTES_PER_S: Final = 100e6
-"""The pace of a tenant's large bodies while the event loop is late. To receive, join and decode a byte takes some 5 ns,
-so that a tenant's bodies take half of the loop at most then."""
+"""The rate of a tenant's large bodies while the event loop is late. A byte costs some 5 ns to receive, join and decode,
+so that a tenant's bodies then take half of the loop at most."""
 
 ADMIN: Final = "admin"
 """The owner of the bodies that operators send; no tenant has this identity."""
@@ -36,24 +33,24 @@ BODY: Final = "plait.body"
 
 
 class BodyPace:
-    """Spreads each tenant's large bodies over time, so that others get their turns on the event loop."""
+    """A rate limit on each tenant's large bodies, which leaves time of the event loop to others."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
-        self._free_s: dict[str, float] = {}  # when a tenant's line is free
+        self._free_s: dict[str, float] = {}  # by tenant: the end of the last reservation
 
     def wait_s(self, tenant: str, size: int, now_s: float) -> float:
-        """Seconds until so many bytes have their turn, which is behind the turns of the tenant's others."""
+        """Reserve time for `size` bytes behind the tenant's earlier ones. Returns the seconds to wait for it."""
         begins_s = max(now_s, self._free_s.get(tenant, now_s))
         self._free_s[tenant] = begins_s + size / self._bytes_per_s
         return begins_s - now_s
 
 
 class OpenBodies:
-    """Counts each tenant's bytes, from the first one of a body until its request has ended.
+    """Counts each tenant's body bytes, from their arrival to the end of the request.
 
-    `max_bytes` bounds one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all of a tenant's. Bodies are
-    read in their tenants' `turns`. While these are late, those above `short_bytes` are read at their tenant's `pace`.
+    `max_bytes` limits one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all bodies of a tenant. A body
+    waits for its tenant's turn (`turns`). While the loop is late, bodies above `LARGE_BYTES` are slowed down (`pace`).
     """
 
     def __init__(
@@ -68,7 +65,7 @@ class OpenBodies:
         self._bytes: dict[str, int] = {}
 
     def open(self, scope: Scope, tenant: str) -> OpenBody:
-        """The body of a tenant's request: the one that was opened for it before, or a new one."""
+        """The body of a tenant's request. Cached in the scope, so that middleware and route share it."""
         found: OpenBody | None = scope.get(BODY)
         if found is None:
             found = scope[BODY] = OpenBody(self, tenant)
@@ -81,14 +78,17 @@ class OpenBodies:
         return self._bytes.get(tenant, 0)
 
     def begin(self, tenant: str, size: int) -> bool:
-        """Whether the turn of a whole body is now: then it counts until `remove`. Raises `LimitError`."""
+        """Take a turn for a body that has arrived whole, and count it until `remove`. False: no turn is free.
+
+        Raises `LimitError`.
+        """
         if not self.turns.may_begin(tenant):
             return False
         self.add(tenant, size)
         return True
 
     def add(self, tenant: str, size: int) -> None:
-        """So many bytes have come. Raises `LimitError`, and then counts nothing."""
+        """Count `size` bytes. Raises `LimitError` beyond the tenant's limit, and then counts nothing."""
         held = self._bytes.get(tenant, 0) + size
         if held > self._max_tenant_bytes:
             raise LimitError(
@@ -101,7 +101,7 @@ class OpenBodies:
         self._bytes[tenant] = held
 
     def wait_s(self, tenant: str, size: int) -> float:
-        """Seconds until so many bytes of a large body have their turn."""
+        """Seconds to wait after `size` bytes of a large body; 0 unless the loop is late."""
         return self._pace.wait_s(tenant, size, loop_time_s()) if self.turns.is_late() else 0.0
 
     def remove(self, tenant: str, size: int) -> None:
@@ -113,10 +113,9 @@ class OpenBodies:
 
 
 class OpenBody(msgspec.Struct, eq=False):
-    """A body that a tenant begins to send, of which `size` bytes have come. As a context it ends with its request.
+    """A request's body, of which `size` bytes have arrived. It counts until `end`, or until its `with` block ends.
 
-    Whoever has to look at it first opens it by `OpenBodies.open`, and the next one has it from there. So each byte
-    counts once.
+    Get it by `OpenBodies.open`, so that each byte counts once even if middleware reads the body first.
     """
 
     bodies: OpenBodies
@@ -131,15 +130,15 @@ class OpenBody(msgspec.Struct, eq=False):
         self.end()
 
     def end(self) -> None:
-        """Stop counting the body, and let its bytes go."""
+        """Stop counting the body, and free its bytes."""
         size, self.size, self.whole = self.size, 0, None
         self.bodies.remove(self.tenant, size)
 
     async def read(self, receive: Receive, headers: Headers, max_bytes: int | None = None) -> bytes:
-        """The whole body, decoded as its `Content-Encoding` says, of `max_bytes` at most. It may be read again.
+        """The whole body, decoded by its `Content-Encoding`, of at most `max_bytes`. A second call returns it again.
 
-        Raises `BodyTooLargeError` and `LimitError` as soon as it is too much, `LimitError` while the event loop cannot
-        take it, and `CallerError` for an encoding that is not known or not kept.
+        Raises `BodyTooLargeError` and `LimitError` as soon as a limit is exceeded, `LimitError` if the event loop is
+        overloaded, and `CallerError` for an unknown encoding or malformed data.
         """
         most = self.bodies.max_bytes if max_bytes is None else max_bytes
         if self.whole is None:
@@ -152,7 +151,7 @@ class OpenBody(msgspec.Struct, eq=False):
         return self.whole
 
     async def pieces(self, receive: Receive, headers: Headers, max_bytes: int) -> AsyncGenerator[bytes]:
-        """The body as it comes, which is not kept here. Raises as `read` does."""
+        """Yield the body as it comes, without buffering. Raises as `read` does."""
         await self.bodies.turns.begin(self.tenant)
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
@@ -171,7 +170,7 @@ class OpenBody(msgspec.Struct, eq=False):
                     raise _too_large(max_bytes)
                 wait_s = self._add(len(piece))
                 yield piece
-                if wait_s or decoder is not None:  # much may come out of a little
+                if wait_s or decoder is not None:  # few bytes may decode to many: yield to the event loop
                     await asyncio.sleep(wait_s)
         if decoder is not None:
             decoder.end()
@@ -183,7 +182,7 @@ class OpenBody(msgspec.Struct, eq=False):
 
 
 class Gathered:
-    """The pieces of a body. One that comes in a single piece is not copied."""
+    """Joins the pieces of a body. A single piece is not copied."""
 
     __slots__ = ("_last", "_only", "_parts")
 

@@ -1,8 +1,9 @@
-"""Tenants take turns: `Turns` decides whose is next.
+"""Fair queueing: tenants take turns (`Turns`, round robin).
 
-`LoopTurns` lets requests begin in turns while the loop is busy. Without this an event loop that gets more than it can
-do is late by seconds, for every tenant and for `/health`. `TurnThreads` tokenizes in turns: a tenant's long prompts
-delay its own prompts, not another tenant's.
+`LoopTurns` limits how many requests begin in an iteration of the event loop. Without it, an overloaded loop would be
+late by seconds, for every tenant and for `/health`. It controls the number by the duration of iterations (additive
+increase, multiplicative decrease), and refuses requests when the queue has stood for `STANDING_S`. `TurnThreads` runs
+the tokenization of long prompts in turns, so that a tenant's prompts delay only its own.
 """
 
 from __future__ import annotations
@@ -21,30 +22,31 @@ from plait.backends.errors import LimitError
 from plait.policy.admission.fair_shares import ActiveTenants
 
 LONG_PASS_S: Final = 0.01
-"""A pass of the loop above this lets fewer requests begin in the next one, a pass below half of it more.
+"""The target duration of a pass (an iteration of the loop). After a longer pass, half as many requests begin in the
+next one; after one below half of it, one more.
 
-What other processes take of the CPU meanwhile does not count: fewer requests in a pass would not make it shorter.
+Only the process's CPU time counts: if other processes take the CPU, fewer requests would not make a pass shorter.
 """
 
 MEAN_OF_PASSES: Final = 16
-"""The loop is late once the passes of about so many are long in the mean, not after one that was."""
+"""The loop is late if the moving average over about this many passes is above `LONG_PASS_S`."""
 
 FEWEST, MOST = 2, 64
-"""Requests that begin in one pass. Of two, one tenant has one."""
+"""The limits of the number of requests that begin in one pass. Of two, one tenant gets one."""
 
 STANDING_S: Final = 5.0
-"""A burst may wait so long. If requests have waited all this time, more come than the loop can take."""
+"""The longest burst. If the queue has not been empty for longer, more requests come than the loop can take."""
 
 MOST_WAIT_S: Final = 0.25
-"""Then a request is refused that has waited so long. Its client can ask another gateway, or again."""
+"""In such a standing queue, requests that have waited longer are refused. Their clients can try another gateway."""
 
 REFUSED: Final = 0.5
-"""So many are refused for each that begins. To refuse takes a quarter of the time to begin, and who is refused asks
-again at once: if more were refused, the loop would do little else."""
+"""Refusals for each request that begins. A refusal costs a quarter of a beginning, and its client retries at once: with
+more refusals, the loop would do little else."""
 
 MOST_WAITING = 4_000
-"""Requests that wait. Beyond, those of tenants above their share are refused at once: each that waits holds a
-connection."""
+"""The length of the queue beyond which requests of tenants above their share are refused at once, because each waiting
+request keeps a connection open."""
 
 RETRY_AFTER_S: Final = 1.0
 
@@ -52,17 +54,17 @@ JobT = TypeVar("JobT")
 
 
 class Turns(Generic[JobT]):
-    """Jobs by tenant, of which at most `seats` have a turn at the same time.
+    """A queue of jobs by tenant. At most `seats` jobs have a turn at the same time.
 
-    Tenants take turns, and so do a tenant's jobs. With two seats or more, one tenant never has all of them.
+    Tenants take turns, and each tenant's jobs are FIFO. With two seats or more, no tenant can have all of them.
     """
 
     def __init__(self, seats: int) -> None:
         self.seats = seats
-        self.length = 0  # jobs that wait
+        self.length = 0  # the number of waiting jobs
         self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
-        self._seated: dict[str, int] = {}
-        self._taken = 0  # seats, by all tenants
+        self._seated: dict[str, int] = {}  # by tenant: its jobs that have a turn
+        self._taken = 0  # the sum of `_seated`
 
     def waiting(self, tenant: str) -> int:
         return len(self._waiting.get(tenant, ()))
@@ -76,7 +78,7 @@ class Turns(Generic[JobT]):
         self.length += 1
 
     def sit(self, tenant: str) -> bool:
-        """Give the tenant a turn at once, until `done`, unless jobs wait or it may have none."""
+        """Give the tenant a turn at once, until `done`. False if jobs wait, or no seat is free for it."""
         seated = self._seated.get(tenant, 0)
         if self._waiting or self._taken >= self.seats or seated >= max(1, self.seats - 1):
             return False
@@ -85,7 +87,7 @@ class Turns(Generic[JobT]):
         return True
 
     def take(self) -> tuple[str, JobT] | None:
-        """The next job, which has a turn until `done`; None if no job may have one."""
+        """Remove the next job, which has a turn until `done`; None if no job may have one."""
         if not self._waiting or self._taken >= self.seats:
             return None
         most = max(1, self.seats - 1)
@@ -102,7 +104,7 @@ class Turns(Generic[JobT]):
         return tenant, job
 
     def done(self, tenant: str) -> None:
-        """A turn of the tenant's is over. A job that is not finished has to be added again."""
+        """End a turn of the tenant. A job that is not finished has to be added again."""
         self._taken -= 1
         self._seated[tenant] -= 1
         if not self._seated[tenant]:
@@ -113,7 +115,7 @@ class Turns(Generic[JobT]):
         self._taken = 0
 
     def remove(self, tenant: str, job: JobT) -> None:
-        """Forget a job that waits; nothing happens if it has a turn."""
+        """Remove a waiting job. No effect on one that has a turn."""
         jobs = self._waiting.get(tenant)
         if jobs is not None and job in jobs:
             jobs.remove(job)
@@ -122,7 +124,7 @@ class Turns(Generic[JobT]):
                 del self._waiting[tenant]
 
     def expire(self, is_late: Callable[[JobT], bool], most: int) -> list[JobT]:
-        """Forget the first jobs of each tenant that have waited too long, `most` at once, and return them."""
+        """Remove and return at most `most` jobs that have waited too long, the oldest of each tenant first."""
         late: list[JobT] = []
         for tenant, jobs in [*self._waiting.items()]:
             while jobs and len(late) < most and is_late(jobs[0]):
@@ -140,25 +142,22 @@ class _Request:
 
 
 class LoopTurns:
-    """Lets requests begin: some in each pass of the event loop, as many as keep the passes short.
-
-    Tenants take turns. A pass goes from one run of the callbacks that are ready to the next.
-    """
+    """Admits requests to the event loop: in each pass, as many as keep the passes short. Tenants take turns."""
 
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
         self._active = ActiveTenants()
-        self._came_s: dict[str, float] = {}  # when tenants came last that `_active` was not told of, the latest last
+        self._came_s: dict[str, float] = {}  # tenants' last requests, not yet given to `_active`, the latest last
         self._in_pass = False  # a request has begun in this pass
         self._began_s = self._began_cpu_s = 0.0
-        self._free_s = 0.0  # when a request came and nobody waited
-        self._pass_s = 0.0  # of passes of late, in the mean
+        self._free_s = 0.0  # the last time at which the queue was empty
+        self._pass_s = 0.0  # the moving average of the duration of passes
 
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
 
     def may_begin(self, tenant: str) -> bool:
-        """Whether it is the tenant's turn now, which is taken then. Else `begin` waits for it."""
+        """Take a turn of the tenant at once, if it may have one. If False, `begin` waits for one."""
         if not self._turns.sit(tenant):
             return False
         now_s = time.monotonic()
@@ -170,7 +169,7 @@ class LoopTurns:
         return True
 
     def is_late(self) -> bool:
-        """Whether passes are long, so that who has more to do should wait. This pass counts in later ones."""
+        """Whether passes are long, so that large work should wait. Also measures this pass."""
         if not self._in_pass:
             self._begin_pass(time.monotonic())
         return self._pass_s > LONG_PASS_S
@@ -196,7 +195,7 @@ class LoopTurns:
                 self._turns.remove(tenant, request)
 
     def _check(self, tenant: str, now_s: float) -> None:
-        """Raises `LimitError` for a request beyond what may wait."""
+        """Raises `LimitError` if the queue is full and the tenant above its share."""
         for other, came_s in self._came_s.items():
             self._active.came(other, came_s)
         self._came_s.clear()
@@ -207,18 +206,18 @@ class LoopTurns:
     def _let_begin(self) -> None:
         while (taken := self._turns.take()) is not None:
             _, request = taken
-            if not request.turn.done():  # else its client has gone in this moment
+            if not request.turn.done():  # a done one was cancelled with its client
                 request.turn.set_result(None)
             if not self._in_pass:
                 self._begin_pass(time.monotonic())
 
     def _begin_pass(self, now_s: float) -> None:
-        """The first request of a pass has begun, or a piece of a large one has come."""
+        """Start to measure a pass, at its first request or piece of a large body."""
         self._in_pass, self._began_s, self._began_cpu_s = True, now_s, time.process_time()
         asyncio.get_running_loop().call_soon(self._passed)
 
     def _passed(self) -> None:
-        """A pass is over: the requests that began in this pass have done their first part."""
+        """A pass is over: adjust the number of seats, and let the next requests begin."""
         now_s = time.monotonic()
         self._turns.all_done()
         self._in_pass = False
@@ -251,13 +250,13 @@ def _busy() -> LimitError:
 
 
 MAX_WAITING_BYTES = 128 * 2**20
-"""Four of the largest bodies. Each takes some four times its size until it is done: the body, its texts, the rendered
-chat and the ids."""
+"""Four of the largest bodies. Each takes some four times its size in memory: the body, its texts, the rendered chat and
+the ids."""
 
 T = TypeVar("T")
 
 Steps = Generator[Any, None, T]
-"""Work that yields after each turn, and returns its result. What it yields is not looked at here."""
+"""Work that yields after each turn, and returns its result. The yielded values are ignored here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -267,10 +266,9 @@ class _Job:
 
 
 class TurnThreads:
-    """Runs jobs turn by turn on `threads` threads; call it from one event loop.
+    """Runs jobs turn by turn on `threads` threads, for one event loop.
 
-    The jobs that wait or run are made from at most `max_bytes`. A tenant with less than its share is served all the
-    same.
+    The input of all waiting and running jobs may have `max_bytes`. A tenant with less than its share may exceed this.
     """
 
     def __init__(
@@ -282,9 +280,9 @@ class TurnThreads:
         self._max_bytes = max_bytes
 
     async def run(self, tenant: str, steps: Steps[T], size: int) -> T:
-        """The result of a tenant's job, made from `size` bytes. Raises what it raises, and `LimitError`.
+        """Run a tenant's job, whose input has `size` bytes. Raises what the job raises, and `LimitError`.
 
-        A job whose caller is cancelled ends after the turn that it has.
+        A job whose caller is cancelled ends after its current turn.
         """
         self._check(tenant, size)
         job = _Job(steps)
@@ -301,7 +299,7 @@ class TurnThreads:
                 del self._held_bytes[tenant]
 
     def _check(self, tenant: str, size: int) -> None:
-        """Raises `LimitError` for a job beyond the limit, unless its tenant has less than its share."""
+        """Raises `LimitError` beyond the limit, unless the tenant has less than its share."""
         own = self._held_bytes.get(tenant, 0) + size
         share = self._max_bytes / len(self._held_bytes.keys() | {tenant})
         if own > share and self._held_bytes.total() + size > self._max_bytes:
@@ -342,7 +340,7 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
 
 
 def _running(threads: int, name: str) -> Executor:
-    """A pool with all its threads running. By itself, a pool starts them one by one, when jobs happen to overlap."""
+    """A pool whose threads all run already. By itself, a pool starts a thread only when jobs overlap."""
     pool, all_run = ThreadPoolExecutor(threads, thread_name_prefix=name), Barrier(threads)
     for _ in range(threads):
         pool.submit(all_run.wait)

@@ -1,4 +1,4 @@
-"""Bodies with files: in memory while they are short, on disk beyond, and given to engines as they came."""
+"""Bodies with files: in memory while they are short, then on disk. Engines get the same bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from plait.backends.errors import NoRoomForUploadError
 from plait.backends.http.body import SLICE_BYTES
 
 MEMORY_BYTES: Final = 2**20
-"""Of an upload: what is beyond goes to a temporary file, in pieces of this size."""
+"""The part of an upload that stays in memory. The rest goes to a temporary file, in pieces of this size."""
 
 
 class Upload:
-    """A body that is not kept in memory. As a context, it is gone at its end; a temporary file has no name.
+    """A body in memory and on disk. Its `with` block frees it; its temporary file has no name.
 
-    Its `digest` stands for its bytes.
+    `digest` is a hash of its bytes.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Upload:
         return self._sum.digest()
 
     async def add(self, piece: bytes) -> None:
-        """The next piece. Raises `NoRoomForUploadError` if the disk takes no more."""
+        """Append a piece. Raises `NoRoomForUploadError` if the disk is full."""
         self._size += len(piece)
         self._memory += piece
         self._sum.update(piece)
@@ -56,7 +56,7 @@ class Upload:
             await self._write()
 
     def slices(self, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """All of it, or a range. What has come lately is read from the system's memory, not from the disk."""
+        """The bytes of the upload or of a range, in slices. Recent bytes come from the page cache, not the disk."""
         end = self._size if end is None else end
         for at in range(begin, end, SLICE_BYTES):
             yield self._read(at, min(at + SLICE_BYTES, end))
@@ -67,7 +67,7 @@ class Upload:
         return os.pread(self._file.fileno(), end - begin, begin)
 
     async def _write(self) -> None:
-        """In a thread: a disk may be slow."""
+        """Runs in a thread, because a disk may be slow."""
         written, self._memory = self._memory, bytearray()
         try:
             await asyncio.to_thread(self._append, written)

@@ -16,9 +16,9 @@ from plait.gateway.peers.signatures import API_KEYS, CHECKED, Checked
 
 
 class KeyRing:
-    """The API keys of a gateway: those of `tenants`, and `keys` of which each is a tenant. Without any it is open.
+    """The API keys of a gateway: those of `tenants`, and `keys`, each of which is a tenant. Without any it is open.
 
-    A request that another gateway has checked by the ring of this `name` has no key any more.
+    A forwarded request has no key: the gateway that has forwarded it has checked it by its ring of the same `name`.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class KeyRing:
         return not self._keys
 
     def check(self, scope: Scope) -> str:
-        """The tenant's identity by the first key of a request that is right; empty for an open gateway.
+        """The tenant's identity by the first valid key of a request; empty for an open gateway.
 
-        Raises `AuthenticationError` if none is.
+        Raises `AuthenticationError` without a valid key.
         """
         checked: Checked | None = scope.get(CHECKED)
         if checked is not None and checked.ring == self._name:

@@ -1,7 +1,7 @@
-"""A variable that a response waits for: its text so far, what of it was shown, and the answer to its `get`.
+"""The `get` of a variable: waits for its value, or streams its text as it is generated.
 
-A get is answered with the whole value once it is set, or with its text as it is generated. Its criteria are written as
-in Parrot (section 7): an objective, or figures in milliseconds.
+A stream survives a retry of the call if the new text begins with what was sent (`ShownText`). The criteria of a get are
+those of Parrot (section 7): an objective, or limits in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
 class TextChangedError(Exception):
-    """The text differs from the text that was shown."""
+    """A retry has generated a text that differs from what was sent."""
 
 
 _NO_TEXT: Final = GrowingText()
-"""Before any text has come."""
+"""The text before any was generated."""
 
 
 class ShownText:
-    """How much of a text one stream has sent. It holds no copy of the text while the text only grows.
+    """The position of one stream in a growing text. It copies the text only after a retry.
 
-    After a retry the text begins again. It must first repeat what was sent; only its new part is sent then.
+    A retry begins a new text, which must first repeat what was sent. Nothing is sent until it has.
     """
 
     def __init__(self) -> None:
         self._text = _NO_TEXT
-        self._shown = 0  # characters
-        self._repeats = ""  # what the text still has to repeat
-        self._repeated = 0  # characters of the text that were compared
+        self._shown = 0  # the number of characters sent
+        self._repeats = ""  # after a retry: what the new text has to repeat
+        self._repeated = 0  # the number of its characters that were compared
 
     def news(self, text: GrowingText) -> str:
-        """The part of the text so far that has not been shown. Raises `TextChangedError`."""
+        """The part of the text so far that was not sent. Raises `TextChangedError`."""
         if text is not self._text:
             if not self._repeats:
                 self._repeats = str(self._text)[: self._shown]
@@ -72,16 +72,16 @@ class ShownText:
         return news
 
     def rest(self, value: str) -> str:
-        """The part of the whole text `value` that has not been shown. Raises `TextChangedError`."""
+        """The part of the whole text `value` that was not sent. Raises `TextChangedError`."""
         if not value.startswith(self._repeats or str(self._text)[: self._shown]):
             raise TextChangedError
         return value[self._shown :]
 
 
 class AwaitedVariable:
-    """Its `getter` asks for `mark`. `value` or `error` is set once the wait is over. `changed` is set at each change.
+    """One wait for a variable. `value` or `error` is set at its end. The event `changed` is set at each change.
 
-    `streamed` says that the text is wanted as it grows.
+    `mark` is the objective of the get. With `streamed`, `news` returns the text as it grows.
     """
 
     def __init__(self, variable: str, mark: Mark | None, changed: asyncio.Event, *, streamed: bool) -> None:
@@ -95,7 +95,7 @@ class AwaitedVariable:
         self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)
 
     def release(self, executor: Executor, session: Session) -> None:
-        """Wait no more. The getter is dropped, which refers back to this object: nothing is left to the collector."""
+        """End the wait. Deletes the getter, to break the reference cycle with it."""
         executor.variables.release(session, self.getter, loop_time_s())
         del self.getter
 
@@ -104,7 +104,7 @@ class AwaitedVariable:
         return self.value is not None or self.error is not None
 
     def news(self) -> str:
-        """The text that was not returned yet. A text that a retry has changed makes the wait fail."""
+        """The text that was not returned yet. The wait fails if a retry has changed the text."""
         if self._is_shown:
             return ""
         try:
@@ -140,7 +140,7 @@ Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The objectives of a get, in milliseconds: the fields of a call's `plait`. Their short names are older."""
+    """The limits of a get, in milliseconds, named as in a call's `plait`. The short names are older aliases."""
 
     slo_ttft_ms: Milliseconds | None = None
     slo_tpot_ms: Milliseconds | None = None
@@ -171,7 +171,7 @@ Criteria = Objective | Figures
 
 
 def mark_of(criteria: Criteria | None) -> Mark | None:
-    """The objective that a get with these criteria asks for; None if it asks for none."""
+    """The objective of a get with these criteria; None without one."""
     mark = criteria.slo() if isinstance(criteria, Figures) else criteria
     return None if mark == NO_SLO else mark
 

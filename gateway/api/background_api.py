@@ -1,6 +1,6 @@
-"""Responses in the background: they are made whether a client waits or not, and found by their id.
+"""Background responses: generated whether a client waits or not, and found by their id.
 
-One that has not ended is a session with one call (`background_call.py`), one that has ended is a stored response.
+A running one is a session with one call (`background_call.py`); one that has ended is a stored response.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class BackgroundApi:
     chained: ChainedCalls
 
     def begin(self, incoming: Incoming, annotations: Annotations, own: Fields, fields: Fields) -> BackgroundCall:
-        """Begin a response. `fields` have all that was said before, `own` only what this request says.
-
-        Raises `PlaitError` for one that is refused.
-        """
+        """Begin a response. `fields` have the whole conversation, `own` this request's input. Raises `PlaitError`."""
         if fields.get("store") is False:
             message = "A response in the background is stored, so that it can be asked for: leave 'store' out."
             raise CallerError(message, param="store")
@@ -67,7 +64,7 @@ class BackgroundApi:
         return self._added(identity, held, durable=wants_durable(incoming.headers) and annotations.durable is not False)
 
     def find(self, tenant: str, response_id: str) -> BackgroundCall | None:
-        """A response that has not ended; None if there is none. Raises `PlaitError` while that cannot be told."""
+        """A running response; None if there is none. Raises `PlaitError` while the log is being read."""
         if not SESSION_ID.fits(response_id):
             return None
         try:

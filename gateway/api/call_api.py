@@ -1,6 +1,7 @@
-"""The routes whose requests are calls: each request is one call, alone or chained to others.
+"""The routes whose requests are calls: the data path, as plain ASGI. Starlette serves all others (`Gateway.app`).
 
-A plain ASGI callable, since these routes are the data path. Starlette serves all other routes (`Gateway.app`).
+`CallApi` authenticates and reads a request, then one of two answers it: `CompletionApi` chat and text completions,
+alone or as a part of a program; `ForwardingApi` all other routes of engines, forwarded or translated to a chat.
 """
 
 from __future__ import annotations
@@ -70,19 +71,19 @@ from plait.policy.types import CHARACTERS_PER_TOKEN
 Fields = dict[str, Any]
 
 Answer = Callable[[], Awaitable[None]]
-"""Answers a request that was read. It raises `PlaitError` before the first byte, and `ClientGoneError`."""
+"""Answers a request that was read. Raises `PlaitError` only before the first byte, and `ClientGoneError`."""
 
 _RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
-"""Where a body may continue a response."""
+"""The routes whose bodies may continue a stored response."""
 
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionApi:
-    """Serves completions. A call alone goes to an engine at once, one of a program waits for its inputs.
+    """Serves chat and text completions. A call of a program waits for its inputs first.
 
-    A call of a session that another gateway has goes there.
+    A request for a session of another gateway is forwarded to that gateway.
     """
 
     calls: CallReader
@@ -92,7 +93,10 @@ class CompletionApi:
     refusals: Refusals
 
     def read(self, incoming: Incoming) -> Asked | None:
-        """The call of a request that is one alone, if it can be read at once. Raises `PlaitError`."""
+        """The call of a request without annotations; None if it has some, or cannot be tokenized at once.
+
+        Raises `PlaitError`.
+        """
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait)
@@ -110,9 +114,9 @@ class CompletionApi:
     async def prepared(
         self, incoming: Incoming, receive: Receive, send: Send, on_read: Callable[[int], None] | None = None
     ) -> Answer:
-        """What answers a request. Raises `PlaitError` for one that is refused, and `ClientGoneError`: it is no call.
+        """Read a request, and return what answers it. Raises `PlaitError` and `ClientGoneError`: then it is no call.
 
-        `on_read` takes the tokens of the prompt, unless the call waits for its inputs.
+        `on_read` is called with the number of prompt tokens, unless the call waits for its inputs.
         """
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
@@ -139,7 +143,7 @@ class CompletionApi:
     async def _answer_held(
         self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, send: Send
     ) -> None:
-        """Answer one client of a chained call. The call's own line is for the first one."""
+        """Answer one client of a call of a program. The relay logs the call; a repeated request is logged here."""
         try:
             await unless_gone(receive, self.chained.answer(held, send))
         except (PlaitError, ClientGoneError, asyncio.CancelledError) as error:
@@ -153,7 +157,7 @@ class CompletionApi:
             self.chained.left(held)
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
-        """Whether another gateway has the session of the request, and has answered it. That one has the call's line."""
+        """Whether another gateway owns the session. If so, it has answered, and logs the call."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         check_client(receive)
         try:
@@ -164,16 +168,16 @@ class CompletionApi:
 
 @dataclass(frozen=True, slots=True)
 class ForwardingApi:
-    """Serves what is no completion: forwarded as it comes, or translated to completions of the same gateway.
+    """Serves all other calls: forwards them, or translates them to chat completions of this gateway.
 
-    Responses are `stored` as OpenAI does.
+    Responses are `stored`, as OpenAI does.
     """
 
     completions: CompletionApi
     stored: StoredResponses
 
     async def prepared(self, incoming: Incoming, receive: Receive, send: Send) -> Answer:
-        """What answers a request. Raises `PlaitError` for one that is refused, and `ClientGoneError`: it is no call."""
+        """Read a request, and return what answers it. Raises as `CompletionApi.prepared` does."""
         route = ROUTES[incoming.path]
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
@@ -183,7 +187,7 @@ class ForwardingApi:
             holder = await self._holder(incoming, given.get("previous_response_id"))
             if holder is not None:
                 check_client(receive)
-                with suppress(ClientGoneError):  # that one has the call's line
+                with suppress(ClientGoneError):  # the other gateway logs the call
                     await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return _answered
             previous, own = given.get("previous_response_id"), self._referred(incoming, given)
@@ -197,7 +201,7 @@ class ForwardingApi:
                 except InexpressibleError as error:
                     raise error.because(reason) from None
             chat = _chat(route.translation, fields) if route.computes else None
-            if fields is not given:  # no engine knows the responses that this one continues and refers to
+            if fields is not given:  # engines do not have the stored responses, so they get the whole conversation
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
             if fields is not own and route.computes:
@@ -209,7 +213,7 @@ class ForwardingApi:
         return partial(self.completions.deliver, asked, receive, send)
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
-        """The other gateway that has stored the response which a request continues; None if none has."""
+        """The other gateway that has stored the response that a request continues; None if none has."""
         forwarding = self.completions.forwarding
         if incoming.path not in _RESPONSES or not isinstance(previous, str) or forwarding.is_alone:
             return None
@@ -219,11 +223,11 @@ class ForwardingApi:
         return await forwarding.holder(stream, path, incoming.headers)
 
     def _referred(self, incoming: Incoming, given: Fields) -> Fields:
-        """The fields of a response with the stored items that they refer to."""
+        """The fields with references to stored items replaced by the items."""
         return referred(self.stored, incoming.tenant, given) if incoming.path in _RESPONSES else given
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
-        """The fields of a response, with the conversation that it continues, and a `send` that stores the response."""
+        """The fields with the conversation that they continue, and a `send` that stores the response."""
         if incoming.path not in _RESPONSES:
             return given, send
         fields = continued(self.stored, incoming.tenant, given)
@@ -235,7 +239,7 @@ class ForwardingApi:
     def _in_background(
         self, incoming: Incoming, annotations: Annotations, own: Fields, receive: Receive, send: Send
     ) -> Answer:
-        """Begin a response that is made whether its client waits or not."""
+        """Begin a background response, which is generated even if its client does not wait."""
         background, fields = BackgroundApi(self.completions.chained), continued(self.stored, incoming.tenant, own)
         try:
             owner = background.begin(incoming, annotations, own, fields)
@@ -244,7 +248,7 @@ class ForwardingApi:
         return partial(background.answer, owner, incoming, receive, send)
 
     def _reason_to_translate(self, route: CallRoute, request: ForwardedRequest, annotations: Annotations) -> str | None:
-        """Why the engines' own route cannot serve a request, so that it becomes a chat completion; None: it can."""
+        """Why a request has to be translated to a chat completion; None: the engines' own route serves it."""
         calls = self.completions.calls
         models = calls.router.models
         model = models.check(request.model)
@@ -259,7 +263,7 @@ class ForwardingApi:
     async def _translated(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
     ) -> Answer:
-        """What answers a request as a chat completion."""
+        """Read a request as a chat completion, and return what answers it."""
         if not ROUTES[incoming.path].computes:
             prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
             answer = translation.counted(await self.completions.calls.count(incoming, prompt))
@@ -276,11 +280,11 @@ class ForwardingApi:
 
 
 async def _answered() -> None:
-    """Another gateway has answered."""
+    """Nothing is left to do: another gateway has answered."""
 
 
 def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
-    """The request, and what came in, with a body that engines can read."""
+    """The parsed request, and `incoming` with a repaired body if the client's was not valid JSON."""
     try:
         return incoming, parse_request(incoming.body, kind)
     except CallerError:
@@ -293,7 +297,7 @@ def _forwarded(incoming: Incoming) -> Forwarded:
 
 
 def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
-    """The chat that an engine makes of a request, for its tokens; None if it cannot be told here."""
+    """The chat that an engine makes of a request, to compute its tokens; None if it cannot be translated."""
     try:
         return parse_request(msgspec.json.encode(translation.to_chat(fields)), ChatRequest)
     except CallerError:
@@ -302,7 +306,7 @@ def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | 
 
 @dataclass(frozen=True, slots=True)
 class CallApi:
-    """The ASGI application of the routes in `ROUTES`. All others are those of `rest`."""
+    """The ASGI application of the routes in `ROUTES`. All other requests go to `rest`."""
 
     completions: CompletionApi
     others: ForwardingApi
@@ -312,9 +316,9 @@ class CallApi:
     rest: ASGIApp
 
     def begin(self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd) -> PlainCall | None:
-        """Answer a call that is alone, without a task. `on_end` is called once, with a defect or None.
+        """Answer a plain call without a task. `on_end` is called once, with an error that is a bug, or None.
 
-        None for a request that has to wait, or is another one, or may be annotated: `__call__` answers it.
+        None for a request that may have annotations, has to wait, or is no completion: `__call__` answers it.
         """
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
@@ -326,13 +330,13 @@ class CallApi:
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call, asked, tenant, known = PlainCall(self, incoming, client, on_end), None, "", b""
         try:
-            tenant, known = self.keys.check(scope), body  # nothing is read of a body without a right key
+            tenant, known = self.keys.check(scope), body  # the body is not read before the key is checked
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 asked = self.completions.read(incoming)
                 if asked is None:
                     self.bodies.remove(tenant, len(body))
-        except Exception as error:  # noqa: BLE001 - a defect, too, ends the call, and is told to `on_end`
+        except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
             self.refusals.no_call(msgspec.structs.replace(incoming, body=known, tenant=tenant), error)
             call.end(error)
             return call
@@ -346,9 +350,9 @@ class CallApi:
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one POST. Every failure before the first byte becomes an error object of the route's API.
+        """Answer one POST. A failure before the first byte becomes an error object of the route's API.
 
-        Raises `PlaitError` for a failure behind it.
+        Raises `PlaitError` for a later failure.
         """
         path: str = scope.get("path", "")
         if path not in ROUTES or scope["type"] != "http":
@@ -361,26 +365,26 @@ class CallApi:
             return
         except PlaitError as error:
             if isinstance(receive, WatchedReceive) and receive.has_answer:
-                raise  # the server ends the answer, and knows how far it came
+                raise  # the server ends the answer, by its stage
             sink = sink_of(receive, send)
             self.refuse(call.incoming, error, sink)
             await sink.flush()
 
 
 class TaskCall(msgspec.Struct, eq=False):
-    """A request that is answered by a task: its body may come later, and it may have to wait."""
+    """A request that a task answers, because its body is not whole yet or it has to wait."""
 
     api: CallApi
     incoming: Incoming
-    """What is known of it so far."""
+    """The parts of the request that are known so far."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read it, then answer it. What keeps it from being read is recorded here, a call where it ends."""
+        """Read the request, then answer it. A failure to read is logged here; the relay logs calls."""
         with ExitStack() as held:
             try:
                 answer = await self._prepared(held, scope, receive, send)
             except BaseException as error:
-                if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # the connection says why
+                if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # then the connection logs it
                     self.api.refusals.no_call(self.incoming, error)
                 raise
             await answer()
@@ -414,7 +418,7 @@ class PlainCall(msgspec.Struct, eq=False):
     delivery: Delivery | None = None
 
     def end(self, error: BaseException | None) -> None:
-        """The call has ended, perhaps with an error that its client has not been told."""
+        """The call has ended. `error`: one that the client has not got yet, or a bug."""
         self.client.on_gone = None
         self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
         if isinstance(error, PlaitError):
@@ -423,7 +427,7 @@ class PlainCall(msgspec.Struct, eq=False):
         self.on_end(error)
 
     def cancel(self) -> None:
-        """End the call where it is. Its client is told by others."""
+        """End the call without an answer: the caller answers the client."""
         self.client.on_gone = None
         try:
             if self.delivery is not None:

@@ -1,7 +1,6 @@
-"""The answers to errors, in the shape of the API that a client speaks: OpenAI's, unless its path is another API's.
+"""Error answers in the form of the client's API: OpenAI's, unless the path belongs to another API.
 
-The routes beside calls have them as Starlette's exception handlers. A path that is no route is such an error. Metrics
-count the clients that were dropped.
+For routes other than calls, these are Starlette's exception handlers, also for unknown paths.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class _NoResponse(Response):
 
 
 async def _leave_unanswered(_request: Request, _error: Exception) -> Response:
-    """A defect: Starlette raises it again, and the server answers."""
+    """A bug: Starlette raises it again, and the outermost middleware answers."""
     return _NoResponse()
 
 
@@ -91,7 +90,7 @@ ALIKE: Final = 0.8
 
 
 def probably_meant(path: str) -> str | None:
-    """The route that a path without a route is most like; None if it is like none."""
+    """The known path that is most similar to an unknown one; None if none is similar enough."""
     tidy = re.sub(r"/+", "/", path).rstrip("/").lower()
     tidy = re.sub(r"^(/v1)+(?=/|$)", "/v1", tidy)
     for candidate in (tidy, f"/v1{tidy}", re.sub("^/(openai|api)(?=/)", "", tidy)):

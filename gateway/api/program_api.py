@@ -1,6 +1,6 @@
-"""`POST /v1/programs`: a whole program in one request. It is checked and entered as a whole.
+"""`POST /v1/programs`: a whole program in one request, which is checked and entered as a whole.
 
-The answer has its values and failures, at once or as the events of a stream.
+The answer has the values and failures that the client waits for, as one object or as a stream of events.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ProgramApi:
 
 
 class ProgramEvents:
-    """What a stream still has to say of the variables that it waits for, as server-sent events."""
+    """Makes the server-sent events of the variables that a stream waits for."""
 
     def __init__(self, session: Session, awaited: Sequence[AwaitedVariable]) -> None:
         self._session = session
@@ -146,11 +146,11 @@ class ProgramEvents:
 
     @property
     def is_over(self) -> bool:
-        """Whether the value or the failure of each variable has been told."""
+        """Whether each variable has had its last event: its value or its failure."""
         return not self._open
 
     def news(self) -> list[Event]:
-        """All events since the last call. Texts of several pieces are one delta."""
+        """All events since the last call. New text of a variable is joined to one delta."""
         news = [one for awaited in self._open for one in self._of(awaited)]
         self._open = [awaited for awaited in self._open if not awaited.is_answered]
         return news
@@ -166,7 +166,7 @@ class ProgramEvents:
 
 
 class Event(NamedTuple):
-    """A server-sent event. A delta promises nothing: a text that is generated again may be another."""
+    """A server-sent event. A delta need not wait for a commit: a retry may generate another text anyway."""
 
     kind: str
     data: Json
@@ -177,14 +177,14 @@ def event(kind: str, data: object) -> bytes:
 
 
 def unstored_events(events: Sequence[Event]) -> Sequence[Event]:
-    """Events that tell of what is not stored."""
+    """Marks the events that are not stored."""
     return [one if one.kind == DELTA else Event(one.kind, unstored_fields(one.data)) for one in events]
 
 
 class ProgramResponse(Response):
-    """The answer to a program that has entered its session: waits up to `timeout_s` for what it gets (`awaited`).
+    """The answer to a program that has entered: waits up to `timeout_s` for the `awaited` variables.
 
-    `call_ids` are those of its calls. `changed` is set whenever an awaited variable changes.
+    `call_ids` are the program's calls. The event `changed` is set whenever an awaited variable changes.
     """
 
     def __init__(
@@ -262,9 +262,9 @@ class ProgramResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
-        """Send new events until every getter has ended. A slow client gets the events of the meantime at once.
+        """Send new events until every getter has ended. A slow client gets several at once.
 
-        Those that are `due` when this is cancelled were not sent.
+        If this is cancelled, the events in `due` were not sent.
         """
         while not events.is_over:
             due += events.news()
@@ -281,7 +281,7 @@ class ProgramResponse(Response):
         return b"".join(event(*one) for one in news)
 
     async def _stored(self, headers: Headers) -> Headers:
-        """The headers of an answer that tells of the program: once that is stored, or else they say that it is not."""
+        """Wait for the commit of the program. Returns the headers, marked if it could not be stored."""
         return await self._session.record.told(headers, unstored_headers)
 
     def _give_up(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Requests that are answered with an error: those to a call's route end as calls do, all others have a line here."""
+"""Records requests that never became calls: those on a call's route as ended calls, all others in the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class _ModelNamed(msgspec.Struct):
-    """What of a body says which model is meant."""
+    """The part of a body that names the model."""
 
     model: str = ""
 
@@ -42,7 +42,7 @@ _NAMED = msgspec.json.Decoder(_ModelNamed)
 
 
 class Refusals:
-    """Records requests that are no calls, each once. A path may begin with `root_path`."""
+    """Records each such request once. A path may begin with `root_path`."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Refusals:
         self._root_path = root_path
 
     def no_call(self, incoming: Incoming, error: BaseException | None, *, status: int = 200) -> None:
-        """A request to a call's route has ended by an error, or with another request's answer of this status.
+        """Record a request on a call's route: an error, or another request's answer with this `status`.
 
-        One that was wrong counts for its tenant's rate of calls. One is cancelled only where the gateway stops.
+        The caller's errors count against the tenant's rate of calls. Only a stopping gateway cancels requests.
         """
         if isinstance(error, asyncio.CancelledError):
             error = GatewayStoppingError()
@@ -83,7 +83,7 @@ class Refusals:
         )
 
     def unread(self, scope: Scope, error: PlaitError) -> None:
-        """A request is answered with an error before its route has it. Its scope is that of ASGI, or has no path."""
+        """Record an error before routing. The scope has no path if the request could not be parsed."""
         path: str = scope.get("path", "")
         if path.removeprefix(self._root_path) not in ROUTES:
             self.elsewhere(scope, error)
@@ -96,7 +96,7 @@ class Refusals:
         self.no_call(Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), tenant), error)
 
     def elsewhere(self, scope: Scope, error: PlaitError) -> None:
-        """A request to a route that is no call's, or to none, is answered with an error."""
+        """Record an error on any route that is not a call's."""
         path = scope.get("path")
         log.info(
             "request refused",
@@ -109,12 +109,12 @@ class Refusals:
         self._metrics.refused(error)
 
     def outermost(self, scope: Scope, error: PlaitError) -> None:
-        """What serves all routes answers a request with an error. A call has its line by then."""
+        """Record an error of the outermost middleware. Calls are recorded by then."""
         if scope["path"].removeprefix(self._root_path) not in ROUTES:
             self.elsewhere(scope, error)
 
     def _model_in(self, body: bytes) -> str:
-        """The model that a body names; empty if it names none, or none that is served here."""
+        """The served model that a body names; empty if there is none."""
         if not 0 < len(body) <= MOST_READ_BYTES:
             return ""
         try:

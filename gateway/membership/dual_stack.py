@@ -1,8 +1,8 @@
-"""The addresses of a name that are its engines, where it has addresses of both families: one for each engine.
+"""Chooses one address for each engine if a DNS name has IPv4 and IPv6 addresses.
 
-With two, the gateway would count the engine's cache twice, and send it twice its share. Two addresses are one engine if
-the reports at both have the same epoch, which is the id of a process. Engines without the adapter have no such id. They
-are used by the addresses of one family: the one of which more answer, IPv4 if as many do.
+With two addresses, an engine would count as two, and get twice its share of calls. Two addresses belong to one engine
+if the reports at both have the same epoch, which identifies a process. Engines without Plait's adapter have no epoch:
+for them, the addresses of one family are used, the one of which more answer (IPv4 in a tie).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 from plait.backends.http.host import is_ipv6
 
 Identify = Callable[[str], Awaitable[str | None]]
-"""The epoch of the process at an address; empty: it reports none. None: it does not answer."""
+"""The epoch of the process at an address; empty: the engine makes no reports. None: no answer."""
 
 SETTLING_LOOKUPS: Final = 12
-"""So often in a row the other family has to have more addresses before it is used: a minute at the default interval.
-Name servers learn of the two families one after the other, and a lookup may miss one of them.
+"""The number of lookups in a row in which the other family must have more addresses before it is used: a minute at the
+default interval. Name servers learn of the two families one after the other, and a lookup may miss one.
 """
 
 
 class DualStack:
     """Chooses among the addresses of one name, at each lookup.
 
-    `left_out` are those that answer, and are not used because nobody can tell which of the others they are.
+    `left_out`: addresses that answer, but are not used because they may be engines that are used already.
     """
 
     def __init__(self, identify: Identify) -> None:
@@ -38,7 +38,7 @@ class DualStack:
         """Lookups in a row in which the other family had more addresses."""
 
     async def engines(self, found: Collection[str], used: Collection[str]) -> set[str]:
-        """The addresses, among those `found` now and `used` so far, that are the engines."""
+        """The addresses to use, of those `found` by this lookup and those `used` so far."""
         families = {is_ipv6(address) for address in (*found, *used)}
         if len(families) == 1:
             (self._uses_ipv6,) = families
@@ -60,24 +60,24 @@ class DualStack:
         return is_ipv6(address) is self._uses_ipv6
 
     def _missed(self, found: Collection[str], used: Collection[str]) -> set[str]:
-        """The addresses in use of the preferred family, if a lookup has found none of that."""
+        """The used addresses of the preferred family, if this lookup has found none of that family."""
         return set() if any(map(self._is_preferred, found)) else set(filter(self._is_preferred, used))
 
     def _of_one_family(self, alike: set[str]) -> set[str]:
-        """The addresses to use, among `alike` ones whose engines cannot be told apart."""
+        """The addresses to use, of `alike` ones that have no epoch."""
         preferred = set(filter(self._is_preferred, alike))
         self.left_out = alike - preferred if preferred else set()
         return preferred or alike
 
     def _settle(self, answering: Counter[bool], used: Collection[str]) -> None:
-        """Prefer the family of which more addresses answer, once that has lasted."""
+        """Switch to the other family after more of its addresses have answered in `SETTLING_LOOKUPS` lookups."""
         has_more = answering[not self._uses_ipv6] > answering[self._uses_ipv6]
         self._behind = self._behind + 1 if has_more else 0
         if self._behind >= SETTLING_LOOKUPS or (has_more and not used):
             self._uses_ipv6, self._behind = not self._uses_ipv6, 0
 
     async def _ask(self, addresses: Collection[str]) -> dict[str, str | None]:
-        """Who is at each address. An address that has said its epoch is not asked again."""
+        """The epoch at each address. An address whose epoch is known is not asked again."""
         self._epochs = {address: epoch for address, epoch in self._epochs.items() if address in addresses}
         new = [address for address in addresses if address not in self._epochs]
         answers = dict(zip(new, await asyncio.gather(*map(self._identify, new)), strict=True))

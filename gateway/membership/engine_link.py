@@ -1,7 +1,7 @@
-"""The way to reach an engine: its connections, its API key, and the headers that pass.
+"""The link to an engine: its connections, its API key, and the allow-lists of forwarded headers.
 
-What is not listed stays on its side: secrets, addresses of engines, permissions for pages of browsers, and whatever
-somebody invents. `gateway/config/values.py` says what can never be listed.
+A header that is not listed is not forwarded: it may have secrets, addresses of engines, or CORS permissions.
+`gateway/config/values.py` has the headers that can never be listed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ NO_ACCESS = frozenset((401, 403))
 
 @dataclass(frozen=True, slots=True)
 class PassedHeaders:
-    """The names of the headers that pass, in lower case."""
+    """The names of the forwarded headers, in lower case."""
 
     to_engines: frozenset[bytes] = TO_ENGINES
     to_clients: frozenset[bytes] = TO_CLIENTS
 
     @classmethod
     def with_more(cls, to_engines: Iterable[str], to_clients: Iterable[str]) -> PassedHeaders:
-        """Besides those that always pass, these do."""
+        """The default lists with these names added."""
         return cls(
             TO_ENGINES | {name.encode() for name in to_engines}, TO_CLIENTS | {name.encode() for name in to_clients}
         )
@@ -59,7 +59,7 @@ BY_DEFAULT = PassedHeaders()
 
 
 def retry_after_s(headers: Headers) -> float | None:
-    """The seconds that the sender asks to be left alone; None if it does not ask. It may name a date."""
+    """The `Retry-After` in seconds, which may be given as a date; None without a valid one."""
     given = next((value.strip() for name, value in headers if name == b"retry-after"), b"")
     if given.isdigit():
         return float(given[:9])
@@ -71,7 +71,7 @@ def retry_after_s(headers: Headers) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """`authorization` is the value of the header that the engine gets; None if it has no key of its own."""
+    """`authorization` is the header's value for this engine; None if no key is configured for it."""
 
     client: HttpClient
     authorization: bytes | None = None

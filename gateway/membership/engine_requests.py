@@ -1,4 +1,4 @@
-"""The gateway's own requests to an engine: probes, reports, counts, its tokenizer. And what their failures mean."""
+"""The gateway's own requests to engines (probes, reports, counters, tokenizers), and the meaning of their failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 
 MAX_BYTES: Final = 16 * 2**20
-"""Of an answer, if its request says no other limit. An OpenAPI document has some 200 kB."""
+"""The default limit of an answer. An OpenAPI document has some 200 kB."""
 
 Headers = list[tuple[bytes, bytes]]
 Body = bytes | bytearray
@@ -37,9 +37,9 @@ FAILURES: Final = (EngineError, RefusedRequestError, msgspec.DecodeError, Unicod
 
 
 class EngineRequests:
-    """Sends requests to one engine, over connections of their own. Calls never wait for one.
+    """Sends requests to one engine, over separate connections, so that no call waits for them.
 
-    The engine may take `probe_timeout_s` of `upstream` until it answers, and `held_s` more.
+    The engine may take `probe_timeout_s` to answer, plus `held_s` for a long poll.
     """
 
     def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, held_s: float = 0.0) -> None:
@@ -57,7 +57,7 @@ class EngineRequests:
         self._http.close()
 
     def holding(self, held_s: float) -> EngineRequests:
-        """Requests to the same engine, which may hold its answers so much longer."""
+        """Requests to the same engine with a longer time-out."""
         return EngineRequests(self._engine, self._upstream, held_s)
 
     async def get(self, path: str, *, accept: bytes = b"application/json", max_bytes: int = MAX_BYTES) -> Body:
@@ -73,8 +73,8 @@ class EngineRequests:
         return await self._sent("POST", path, headers, msgspec.json.encode(fields), MAX_BYTES)
 
     async def hint(self, error: Exception) -> str | None:
-        """What an operator may have to change after this failure, beyond what it says."""
-        is_odd = isinstance(error, RefusedRequestError) and error.status == 400  # some servers say it so, in clear
+        """A hint for the operator that the error does not give: the engine's port speaks TLS."""
+        is_odd = isinstance(error, RefusedRequestError) and error.status == 400  # some TLS servers answer so in clear
         is_odd |= isinstance(error, EngineError) and not isinstance(error, EngineUnreachableError)
         if is_odd and self._engine.url.startswith("http:") and await self._http.speaks_tls():
             return "its port speaks TLS: its url should begin with https://"
@@ -100,7 +100,7 @@ def is_silence(error: Exception) -> bool:
 
 
 def probe_cause(error: Exception) -> str:
-    """The kind of a failed probe, as the log and metrics show it."""
+    """The cause of a failed probe, for log and metrics."""
     if isinstance(error, RefusedRequestError):
         return "refused_key" if error.status in {401, 403} else f"status_{error.status}"
     return "unreachable" if isinstance(error, EngineError) else "garbled"
@@ -109,20 +109,20 @@ def probe_cause(error: Exception) -> str:
 REPORT_PATH: Final = "/cache_state"
 
 MAX_REPORT_BYTES: Final = 2**27
-"""Of a report. A snapshot of a million tree blocks has 9 MB."""
+"""The largest report. A snapshot of a million tree blocks has 9 MB."""
 
 _DECODER: Final = msgspec.msgpack.Decoder(CacheState)
 
 
 class ReportFeed:
-    """Reads the reports of one engine, for the gateway with this id."""
+    """Long-polls the reports of one engine."""
 
     def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, gateway_id: str) -> None:
         self._requests = EngineRequests(engine, upstream, held_s=upstream.probe_interval_s)
         self._query = urlencode({"wait_ms": round(upstream.probe_interval_s * 1e3), "gateway": gateway_id})
 
     async def next(self, epoch: str | None, cursor: int | None) -> CacheState:
-        """The report since a cursor of `epoch`, once there is news; without them a snapshot.
+        """The next report: the changes since `cursor`, once there are some, or a snapshot without a cursor.
 
         Raises what `EngineRequests.get` raises, and `msgspec.DecodeError`.
         """
@@ -140,7 +140,7 @@ class ReportFeed:
 
 
 class _Epoch(msgspec.Struct):
-    """The part of a report that says which process it is of."""
+    """The part of a report that identifies the process."""
 
     epoch: str
 
@@ -148,11 +148,11 @@ class _Epoch(msgspec.Struct):
 _EPOCH_DECODER: Final = msgspec.msgpack.Decoder(_Epoch)
 
 NO_ROUTE: Final = frozenset((404, 405, UnsupportedError.status))
-"""Statuses of an engine that makes no reports."""
+"""The statuses of an engine without reports."""
 
 
 async def identity(engine: EngineConfig, upstream: UpstreamConfig) -> str | None:
-    """The epoch of the process at an engine's url; empty: it reports none. None: it does not answer."""
+    """The epoch of the process at an engine's url; empty: it makes no reports. None: no answer."""
     with EngineRequests(engine, upstream) as requests:
         try:
             report = await requests.get(REPORT_PATH, accept=b"application/msgpack", max_bytes=MAX_REPORT_BYTES)
@@ -176,7 +176,7 @@ class _Refusal(msgspec.Struct):
 
 
 def report_problem(error: Exception) -> str | None:
-    """Why an engine with our plugin has no usable report; None for an engine without the plugin."""
+    """Why an engine with Plait's adapter has no usable report; None for an engine without the adapter."""
     if not isinstance(error, RefusedRequestError):
         return str(error) or type(error).__name__
     try:

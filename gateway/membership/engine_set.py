@@ -1,8 +1,8 @@
 """The engines of a running gateway: added, drained, changed and removed while calls run.
 
-An engine has a place in the router, a link over which calls go, and the monitor's tasks. This is the one owner of all
-three. An engine that drains hands its prefixes over to the others while it still answers, then gets no more calls. It
-leaves only once it has none.
+`EngineSet` is the one owner of an engine's three parts: its entry in the router, its link (connections), and the
+monitor's tasks. A draining engine first hands over: it still gets calls for prefixes that only it has cached, each of
+which then becomes cached elsewhere. After that it gets no calls, and it is removed when its last call has ended.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import loop_time_s
 
 IDLE_S = 2.0
-"""An engine that got no call for so long has nothing left that is often asked for: its hand-over is over."""
+"""A hand-over ends early if the engine got no call for so long: its remaining prefixes are rarely used."""
 
 LEAVE_CHECK_S = 0.02
-"""The pause before an engine that leaves is looked at again."""
+"""The polling period for an engine that leaves."""
 
 log = structlog.get_logger(__name__)
 
 
 class Drains:
-    """The engines of `router` that drain. Each hands over for at most `hand_over_s`; 0: it gets no calls at once."""
+    """Drains engines. Each hands over for at most `hand_over_s`; 0: it gets no more calls at once."""
 
     def __init__(self, router: Router, supervisor: Supervisor, hand_over_s: float) -> None:
         self._router = router
@@ -51,17 +51,17 @@ class Drains:
         return self._router.engines[name].draining or self.hands_over(name)
 
     def hands_over(self, name: str) -> bool:
-        """Whether the engine may still get calls for what only it has."""
+        """Whether the engine still gets calls for prefixes that only it has cached."""
         return name in self._router.hand_over
 
     def begin(self, name: str) -> None:
-        """The engine hands over if others take its calls, then drains."""
+        """Drain an engine, after a hand-over if other engines serve all of its models."""
         if name in self:
             return
         log.info("engine draining", engine=name)
         if self._hand_over_s and self._is_replaceable(name):
             self._router.hand_over.begin(self._router.engines[name].view, loop_time_s())
-            self._router.models.refresh()  # the calls that wait for it are placed anew
+            self._router.models.refresh()  # places the calls in the engine's queue anew
             self._supervisor.start(f"hand over:{name}", partial(self._hand_over, name))
         else:
             self.at_once(name)
@@ -87,7 +87,7 @@ class Drains:
         self.at_once(name)
 
     def _is_replaceable(self, name: str) -> bool:
-        """Whether another engine that stays takes calls for each of its models."""
+        """Whether, for each model, another engine takes calls that is not itself leaving."""
         router, engine = self._router, self._router.engines[name]
         return all(
             any(
@@ -98,7 +98,7 @@ class Drains:
 
 
 class EngineMember(msgspec.Struct, frozen=True):
-    """An engine as a gateway tells it to another one."""
+    """An engine in the list that one gateway sends to another."""
 
     config: EngineConfig
     draining: bool
@@ -107,7 +107,7 @@ class EngineMember(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Member:
-    """An engine. `leaves` says that it is removed once it has no calls; `is_cut`, that its connections are closed."""
+    """`leaves`: the engine is removed when it has no calls. `is_cut`: its connections are closed."""
 
     config: EngineConfig
     leaves: bool = False
@@ -115,7 +115,7 @@ class _Member:
 
 
 class EngineSet:
-    """The engines of `router`, which has those of `config` already. `links` has the way to each, by name."""
+    """`router` has the engines of `config` already. `links` has the connections to each, by name."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class EngineSet:
         log.info("engine added", engine=engine.name, url=engine.url)
 
     def put(self, engine: EngineConfig) -> None:
-        """Add an engine, or change the one that has its name. One that is leaving stays. Raises as `add` does."""
+        """Add an engine, or change the one with its name. Cancels its removal. Raises as `add` does."""
         known = self._members.get(engine.name)
         if known is None or known.is_cut:
             self.add(engine)
@@ -172,10 +172,9 @@ class EngineSet:
         self.change(engine)
 
     def drain(self, name: str, *, draining: bool) -> None:
-        """Drain an engine, or give it calls again. One that was leaving stays then.
+        """Drain an engine, or (`draining` False) give it calls again, which cancels its removal.
 
-        A draining engine gets no new calls once it has handed over its prefixes. Raises `NotFoundError`;
-        `ConflictError` if its connections are closed already.
+        Raises `NotFoundError`; `ConflictError` if its connections are closed already.
         """
         member = self._member(name)
         if member.is_cut:
@@ -188,7 +187,7 @@ class EngineSet:
             self._drains.cancel(name)
 
     def change(self, engine: EngineConfig) -> None:
-        """Take over an engine's new url, models and API key. Running calls end on the connections that they have.
+        """Change an engine's url, models and API key. Running calls end on their present connections.
 
         Raises `NotFoundError`; ValueError as `add` does.
         """
@@ -210,10 +209,7 @@ class EngineSet:
         log.info("engine changed", engine=engine.name, url=engine.url)
 
     def remove(self, name: str) -> None:
-        """Remove a draining engine that has no calls. One that hands over gets no more.
-
-        Raises `NotFoundError` or `EngineBusyError`.
-        """
+        """Remove a draining engine without calls. Ends its hand-over. Raises `NotFoundError` or `EngineBusyError`."""
         self._member(name)
         if self._drains.hands_over(name):
             self._drains.at_once(name)
@@ -222,9 +218,9 @@ class EngineSet:
         self._forget(name)
 
     def leave(self, name: str, successors: Collection[str] = (), *, hands_over: bool = False) -> None:
-        """Remove an engine once it has no calls. It gets calls until each of `successors` has been tried.
+        """Drain an engine when each of `successors` has been probed, and remove it when it has no calls.
 
-        Then it may hand over its prefixes. Raises `NotFoundError`.
+        With `hands_over`, the drain begins with a hand-over. Raises `NotFoundError`.
         """
         member = self._member(name)
         if not member.leaves:
@@ -232,7 +228,7 @@ class EngineSet:
             self._supervisor.start(f"leave:{name}", partial(self._leave, name, tuple(successors), hands_over))
 
     async def cut(self, name: str) -> None:
-        """Remove an engine now. Its calls are aborted and move, except for streams that have begun.
+        """Remove an engine now. Its calls are aborted; those without a byte of an answer move to other engines.
 
         Raises `NotFoundError`.
         """
@@ -273,10 +269,7 @@ class EngineSet:
         return [EngineMember(one.config, name in self._drains, one.leaves) for name, one in members]
 
     def take_over(self, members: Sequence[EngineMember]) -> None:
-        """Have the engines of another gateway, and no others. This one has not begun to serve.
-
-        Raises as `add` does.
-        """
+        """Replace all engines by those of another gateway, before this one begins to serve. Raises as `add` does."""
         for name in self._members.keys() - {one.config.name for one in members}:
             self._drains.at_once(name)
             self.remove(name)
@@ -304,7 +297,7 @@ class EngineSet:
         self._forget(name)
 
     def _enter(self, engine: EngineConfig) -> None:
-        """Engines without reports cannot be compared, so two on one port of this machine are warned of."""
+        """Add a member. Warns of two names for one port of this machine: one engine would count twice."""
         for other in self._members.values():
             if _place(other.config.url) == _place(engine.url):
                 log.warning(
@@ -328,7 +321,7 @@ class EngineSet:
 
 
 def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
-    """Add an engine to the router, untried. Raises ValueError for a profile that cannot be loaded."""
+    """Add an engine to the router in the state `UNTRIED`. Raises ValueError if its profile cannot be loaded."""
     upstream = config.upstream
     models = engine.models or tuple(model.name for model in config.models) or ("",)
     name = config.model(models[0]).profile
@@ -346,7 +339,7 @@ def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
 
 
 def new_link(config: Config, engine: EngineConfig) -> EngineLink:
-    """A way to an engine, without connections so far."""
+    """A link without open connections."""
     upstream = config.upstream
     timeouts = Timeouts(
         connect_s=upstream.connect_timeout_s,
@@ -363,7 +356,7 @@ _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 def _place(url: str) -> str:
-    """An engine's url, the same for each way to write this machine's loopback interface."""
+    """An engine's url in a form that is the same for all names of the loopback interface."""
     parts = urlsplit(url)
     return f"{parts.scheme}:{parts.port}{parts.path}" if parts.hostname in _LOOPBACK else url
 

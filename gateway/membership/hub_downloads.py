@@ -1,7 +1,7 @@
 """Downloads tokenizers from the Hugging Face hub while the gateway serves.
 
-Until a tokenizer has come, the tokens of its model are estimated, and engines get texts. A prompt is encoded with one
-tokenizer from its begin to its end, so calls under way when it comes stay right. Engines are compared with it anew.
+Until a tokenizer is there, its model's tokens are estimated and engines get texts. A prompt is encoded by one tokenizer
+from begin to end, so that running calls are not affected. Afterwards engines are compared with the tokenizer anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGAIN_S: Final = 60.0
 """The pause after a download that failed."""
 
 LONGEST_S: Final = 600.0
-"""A tokenizer has some 20 MB: even a slow line has brought it by then."""
+"""The longest download: a tokenizer has some 20 MB."""
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 class AwaitedTokenizer(NamedTuple):
-    """A tokenizer that the hub is to give: its name there, and why the last try failed."""
+    """A tokenizer to download: its name on the hub, and the problem of the last try."""
 
     name: str
     problem: str | None = None
@@ -48,23 +48,23 @@ class Tokenizers(Protocol):
         """The tokenizers that are to be downloaded."""
 
     def wait_for(self, model: str, awaited: AwaitedTokenizer) -> None:
-        """The tokens of a model are estimated until this tokenizer has come."""
+        """Estimate the tokens of a model until this tokenizer is downloaded."""
 
     def lacks(self, model: str) -> bool:
-        """Whether a model's tokenizer is to be found, and has not been."""
+        """Whether a model's tokenizer is `auto` and has not been found yet."""
 
     def exact(self, model: str) -> Tokenizer | None:
-        """A model's tokenizer, if its ids are to be the engines'."""
+        """A model's tokenizer, unless it only estimates."""
 
     def chat_template(self, model: str) -> str | None:
         """The text of the configured template; None: the tokenizer's own. Raises ValueError."""
 
     def learn(self, model: str, specification: str, tokenizer: Tokenizer, found: TokenizerFingerprint | None) -> None:
-        """A tokenizer has been found, which can be loaded again by its specification."""
+        """Replace the estimate of a model by a tokenizer. `specification` loads it again."""
 
 
 class HubDownloads:
-    """Downloads what `tokenizers` await. `on_found` is called after each that has come."""
+    """Downloads what `tokenizers` await. `on_found` is called after each download."""
 
     def __init__(self, tokenizers: Tokenizers, supervisor: Supervisor) -> None:
         self.tokenizers = tokenizers
@@ -72,18 +72,18 @@ class HubDownloads:
         self.on_found: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Start to download the tokenizers that are configured and not on this machine."""
+        """Start to download the configured tokenizers that are not on this machine."""
         for model in self.tokenizers.awaited:
             self._start(model)
 
     def want(self, model: str, name: str) -> None:
-        """Start to download the tokenizer of a base model for which nobody has configured one."""
+        """Start to download the tokenizer of a base model without a configured one."""
         if model not in self.tokenizers.awaited:
             self.tokenizers.wait_for(model, AwaitedTokenizer(name))
             self._start(model)
 
     async def try_all(self, within_s: float) -> None:
-        """Try once to get each tokenizer that is awaited. Those that have not come by then are awaited still."""
+        """Try to download each awaited tokenizer once, for `within_s` at most. The others stay awaited."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await asyncio.gather(*map(self._try, self.tokenizers.awaited))
@@ -101,7 +101,7 @@ class HubDownloads:
             await asyncio.sleep(AGAIN_S)
 
     async def _try(self, model: str) -> bool:
-        """Try once to get a tokenizer. Returns whether it is not awaited any more."""
+        """Try once to download a tokenizer. Returns whether it is not awaited any more."""
         name, said = self.tokenizers.awaited[model]
         try:
             async with asyncio.timeout(LONGEST_S):

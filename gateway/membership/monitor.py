@@ -1,10 +1,12 @@
-"""Keeps the router informed of its engines: which models they serve, what their caches hold, whether they answer.
+"""Keeps the router informed of its engines: which models they serve, what their caches have, whether they answer.
 
-Each engine has a task. A probe reads `/v1/models`. While probes succeed, the task long-polls the cache-state report.
-Each report also shows that the engine is alive. An engine without reports is probed instead, its cache is estimated,
-and `stock_engine` reads its kind and what it counts. A second task reads the models of an engine that reports again
-from time to time: it may have loaded an adapter. An engine that has refused a call for a model which it listed is asked
-for its models at once.
+Each engine has three tasks:
+
+- `_watch` probes it (`/v1/models`). While probes succeed, it long-polls the cache-state report, which also shows that
+  the engine is alive. An engine without reports is probed periodically, and its cache is estimated.
+- `_read_again` reads the models of a reporting engine each `MODELS_INTERVAL_S`, because it may have loaded an adapter;
+  at once if the engine has refused a call for a model that it had listed.
+- `follow_stock_engine` reads the kind and the counters of an engine without Plait's adapter.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ AGE_INTERVAL_S = 1.0
 TELL_INTERVAL_S = 60.0
 
 MIN_REPORT_INTERVAL_S = 0.02
-"""The least time from one request for a report to the next: at most 50 a second. A busy engine has news at every
-iteration. After a report that was held back longer, the next is requested at once.
+"""The least time from one request for a report to the next, because a busy engine has changes at every iteration. After
+a long poll that took longer, the next one follows at once.
 """
 
 MODELS_INTERVAL_S = 5.0
-"""The pause before the models of an engine that reports are read again."""
+"""The period of `_read_again`."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,9 +69,9 @@ class _ModelList(msgspec.Struct):
 def _context(
     name: str, listed: Mapping[str, _Model], said: Mapping[str, int | None], configured: Mapping[str, int]
 ) -> int | None:
-    """The most tokens that an engine takes for a model: what it has `said`, or what is configured if that is less.
+    """The context of a model on an engine, in tokens: the smaller of what the engine has `said` and the configured one.
 
-    Engines list no context for an adapter. An adapter has that of its base model.
+    Engines list no context for a LoRA adapter, which has that of its base model.
     """
     model = listed.get(name)
     names = [name] if model is None or model.parent is None else [name, model.parent]
@@ -78,7 +80,7 @@ def _context(
 
 
 async def _listed_routes(requests: EngineRequests) -> OpenApi | None:
-    """What an engine says of its routes; None if it does not. Raises `EngineError`."""
+    """The engine's OpenAPI document; None if it has none. Raises `EngineError`."""
     try:
         return read_openapi(await requests.get("/openapi.json"))
     except (RefusedRequestError, EngineGarbledError, msgspec.DecodeError, UnicodeDecodeError):
@@ -86,9 +88,9 @@ async def _listed_routes(requests: EngineRequests) -> OpenApi | None:
 
 
 class Monitor:
-    """Probes and polls `engines` until closed. A context configured for a model bounds the engines' own.
+    """Probes and polls `engines`. `context_tokens` has the configured contexts, by model.
 
-    `agreements` compares the engines' tokenizers with the gateway's, and `search` finds those that it lacks.
+    `agreements` compares the engines' tokenizers with the gateway's; `search` finds missing tokenizers.
     """
 
     def __init__(
@@ -110,14 +112,14 @@ class Monitor:
         self._agreements = agreements
         self._search = search
         self._offers: dict[str, Offer] = {}
-        self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the engine is asked again
+        self._wrong_offers = defaultdict[str, asyncio.Event](asyncio.Event)  # set until the models are read again
         router.health.on_wrong_offer = self._on_wrong_offer
         search.downloads.on_found = router.comparisons.anew
-        self._routes: dict[str, OpenApi | None] = {}  # of the engines that have not gone since they said so
+        self._routes: dict[str, OpenApi | None] = {}  # read once, until the engine is unreachable
         self._supervisor = supervisor
         self._on_change = on_change
-        self._told: dict[str, tuple[str, float]] = {}
-        self._hints: dict[str, str] = {}  # of the engines that have not answered since they were refused
+        self._told: dict[str, tuple[str, float]] = {}  # the last logged reason of a failed probe, and its time
+        self._hints: dict[str, str] = {}  # looked for once, until the engine answers
 
     def open(self) -> None:
         for engine in self._engines:
@@ -144,7 +146,7 @@ class Monitor:
         self._router.comparisons.forget(engine_id)
 
     async def _watch(self, engine: EngineConfig) -> None:
-        """Probe and poll one engine until cancelled. Sets it aside when it does not answer."""
+        """Probe and poll one engine until cancelled. Reports silence and failures to the router's health."""
         feed = ReportFeed(engine, self._upstream, self._router.gateway_id)
         with feed, EngineRequests(engine, self._upstream) as requests:
             while True:
@@ -159,14 +161,14 @@ class Monitor:
                 await asyncio.sleep(max(0.0, self._router.engines[engine.name].health.probe_after_s - waited_s))
 
     def _on_wrong_offer(self, engine_id: str) -> None:
-        """An engine has refused a model that it listed: no report brings the model back before it is listed again."""
+        """An engine has refused a model that it had listed. No report brings it back before it is listed again."""
         self._offers[engine_id] = self._router.engines[engine_id].offer
         self._wrong_offers[engine_id].set()
 
     async def _read_again(self, engine: EngineConfig) -> None:
-        """Read the models of an engine that reports, until cancelled. Whether it is alive is for `_watch` to say.
+        """Read the models of a reporting engine, until cancelled. Ignores failures, which `_watch` handles.
 
-        The models of an engine with a wrong offer are read at once, but not more often than an engine is probed.
+        After a wrong offer, reads at once, but at most once in a probe interval.
         """
         wrong = self._wrong_offers[engine.name]
         with EngineRequests(engine, self._upstream) as requests:
@@ -185,9 +187,9 @@ class Monitor:
                     await asyncio.sleep(self._upstream.probe_interval_s)
 
     async def _ask_again(self, engine: EngineConfig, requests: EngineRequests) -> float:
-        """The engine missed a probe. One that misses a second is silent: a process that is stopped, or a lost host.
+        """Probe once more after a missed probe. An engine that misses two is silent: a stopped process, a lost host.
 
-        Returns the seconds that the second took: the pause between probes counts from their beginnings.
+        Returns the duration of the second probe: the pause between probes counts from their beginnings.
         """
         asked_s = loop_time_s()
         try:
@@ -202,7 +204,7 @@ class Monitor:
         return loop_time_s() - asked_s
 
     async def _unreachable(self, engine: EngineConfig, error: Exception, requests: EngineRequests) -> None:
-        """A probe was refused. What an operator may have to change is looked for once, when the engine is out."""
+        """A probe was refused or failed. Looks once for a hint for the operator."""
         self._routes.pop(engine.name, None)
         view = self._router.engines[engine.name]
         self._search.lost(engine.name)
@@ -239,7 +241,7 @@ class Monitor:
         self._answered(engine)
 
     async def _read_models(self, engine: EngineConfig, requests: EngineRequests) -> None:
-        """Ask what the engine serves. Raises one of FAILURES."""
+        """Read the engine's models and routes, and make its offer. Raises one of FAILURES."""
         answer = await requests.get("/v1/models")
         listed = {model.id: model for model in msgspec.json.decode(answer, type=_ModelList).data}
         if engine.name not in self._routes:
@@ -268,7 +270,7 @@ class Monitor:
         self._on_change(change)
 
     async def _poll(self, engine: EngineConfig, requests: EngineRequests, feed: ReportFeed) -> bool:
-        """Fetch and apply one report; False if the engine has none that can be used."""
+        """Fetch and apply one report. False if the engine has no usable report."""
         known = self._router.engines[engine.name].cache
         told, known_problem = (known.reports, known.problem), known.problem
         requested_s = loop_time_s()

@@ -1,7 +1,7 @@
-"""Acts on changes of the engines' health: the asyncio shell of `FleetHealth`.
+"""Acts on changes of the engines' health: the asyncio shell of `FleetHealth`, which decides.
 
-The calls of an engine that went out are aborted, so that they move elsewhere. A trial asks a quiet engine whether it
-computes, and an ejected one until it takes calls again.
+When an engine goes out of service, its calls are aborted, so that those without an answer move to other engines. Trials
+(calls of two tokens) find out whether a quiet engine still computes, and when an ejected engine works again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from plait.gateway.timer import loop_time_s
 HANG_CHECK_S = 0.5
 
 ASK_AGAIN_S = 1.0
-"""The pause after a trial of a quiet engine that shows neither that the engine computes nor that it hangs."""
+"""The pause after an inconclusive trial of a quiet engine."""
 
 NOTHING_SAID = f"has sent nothing to any call for {UNHEARD_S:g} s"
 
@@ -37,10 +37,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recovery:
-    """Looks after the engines of `router`, from `open` on.
-
-    A trial of an ejected engine may take `trial_timeout_s`. A quiet engine hangs if a trial takes `hang_timeout_s`.
-    """
+    """A trial of an ejected engine may take `trial_timeout_s`; that of a quiet engine, `hang_timeout_s`."""
 
     def __init__(
         self,
@@ -62,12 +59,12 @@ class Recovery:
         self._asked: set[str] = set()
 
     def open(self) -> None:
-        """Start to look for quiet engines, and at how late the loop is."""
+        """Start the search for quiet engines, and the measurement of the event loop's lag."""
         self._router.health.lag.measure(self._metrics.loop_lag.observe)
         self._supervisor.start("hang-check", self._watch)
 
     def close(self) -> None:
-        """Measure no more how late the loop is. Everything else ends with the supervisor."""
+        """Stop the measurement of the lag. The supervisor ends all tasks."""
         self._router.health.lag.stop()
 
     def on_change(self, change: HealthChange | None) -> None:
@@ -98,7 +95,7 @@ class Recovery:
             for engine in health.quiet(loop_time_s()):
                 engine_id = engine.view.engine_id
                 if engine_id not in self._asked:
-                    self._asked.add(engine_id)  # at once: the task begins later
+                    self._asked.add(engine_id)  # here, because the task first runs later
                     self._supervisor.start(f"question:{engine_id}", partial(self._ask, engine_id))
             for engine in health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
@@ -112,7 +109,7 @@ class Recovery:
             _give_up(health.abandoned(loop_time_s()), EngineTimeoutError, NOTHING_SAID)
 
     async def _ask(self, engine_id: str) -> None:
-        """Try a quiet engine until it computes, or goes on by itself, or is out."""
+        """Try a quiet engine until it computes, sends bytes again by itself, or is out of service."""
         self._asked.add(engine_id)
         health, engine = self._router.health, self._router.engines[engine_id]
         try:
@@ -129,9 +126,9 @@ class Recovery:
             self._asked.discard(engine_id)
 
     async def _try_until_up(self, engine_id: str) -> None:
-        """Try an engine until it is up, or down: then the monitor finds out when it is back.
+        """Try an engine until it is up or down. The monitor's probes bring a down engine back.
 
-        The first trial asks for a whole answer, the next one for a stream.
+        The first trial asks for an unstreamed answer, later ones (in probation) for a stream.
         """
         self._on_trial.add(engine_id)
         health = self._router.engines[engine_id].health
@@ -147,7 +144,10 @@ class Recovery:
             self._on_trial.discard(engine_id)
 
     async def _try(self, engine_id: str, within_s: float, *, streamed: bool) -> tuple[bool, Failure | None]:
-        """Whether the engine has computed two tokens, and how it has failed; neither if it refuses the trial."""
+        """Run a trial. Returns whether the engine has computed two tokens, and its failure.
+
+        False and None if the engine refuses the request.
+        """
         link, offer = self._links[engine_id], self._router.engines[engine_id].offer
         try:
             async with asyncio.timeout(within_s):
@@ -159,7 +159,7 @@ class Recovery:
 
 
 def _give_up(bookings: Iterable[Booking], error: type[EngineError], why: str) -> None:
-    """End the wait for these calls' engines, which do this."""
+    """Fail these calls at their engines, with a message that continues "engine X ..."."""
     for booking in bookings:
         if booking.give_up is not None:
             booking.give_up(error(f"engine {booking.placement.engine_id} {why}"))

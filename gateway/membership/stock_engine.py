@@ -1,7 +1,7 @@
-"""Reads what an engine without Plait's adapter says of itself, while it takes calls: its kind, its sizes, its counts.
+"""Reads the kind, the sizes and the counters of an engine without Plait's adapter, while it takes calls.
 
-The kind is recognised once, by at most a few small requests. Then the engine's sizes and counts are read where its row
-of `dialects` says. A failure here is no failure of the engine: what could not be read is not known, and calls go on.
+The kind is recognized once, by a few small requests. Its row in `dialects` then says where sizes and counters are. A
+failure here is no failure of the engine: the values stay unknown, and calls go on.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from plait.gateway.membership.engine_requests import Body, EngineRequests, Refus
 from plait.gateway.timer import loop_time_s
 
 INTERVAL_S: Final = 0.2
-"""From one look at the metrics to the next."""
+"""The period of reading metrics."""
 
 SLOTS_INTERVAL_S: Final = 1.0
-"""From one look at the slots to the next: each lists the parameters of the calls there."""
+"""The period of reading slots, which is longer because the answer lists the parameters of each call."""
 
 SIZES_INTERVAL_S: Final = 5.0
-"""From one look at the sizes to the next. Ollama's are known once a call has loaded the model."""
+"""The period of reading sizes. Ollama has none until a call has loaded the model."""
 
 WITHOUT_S: Final = 60.0
-"""The pause after answers of an unknown kind, and after one without counts."""
+"""The pause if the engine's kind is unknown, or it has no counters."""
 
 NOT_ASKED_S: Final = 1.0
-"""The pause while an engine reports, or is out, and after a request that failed."""
+"""The pause while an engine makes reports or is out of service, and after a failed request."""
 
 MAX_BYTES: Final = 4 * 2**20
-"""Of an answer. vLLM's metrics have some 100 kB."""
+"""The largest answer that is read. vLLM's metrics have some 100 kB."""
 
 _GONE: Final = frozenset((HealthState.UNTRIED, HealthState.DOWN))
 
@@ -62,7 +62,7 @@ async def follow_stock_engine(router: Router, config: EngineConfig, upstream: Up
 
 
 class StockEngine:
-    """One engine of the router, which may have no adapter. Each of `requests` may take `timeout_s`."""
+    """One engine, which may turn out to have an adapter. Each of `requests` may take `timeout_s`."""
 
     def __init__(self, router: Router, config: EngineConfig, requests: EngineRequests, timeout_s: float) -> None:
         self._router = router
@@ -75,7 +75,7 @@ class StockEngine:
         self._lists_slots = False  # it has counted so, and not in its metrics
 
     async def look(self) -> float:
-        """Ask the engine what is due. Returns the pause before the next look, in seconds."""
+        """Read what is due. Returns the seconds until the next look."""
         engine, asked_s = self._router.engines[self._name], loop_time_s()
         if engine.cache.reports is not False or engine.cache.kind is not None or engine.health.state in _GONE:
             self._forget()
@@ -83,12 +83,12 @@ class StockEngine:
             try:
                 return await self._read(engine, asked_s)
             except (EngineError, TimeoutError):
-                pass  # the probes say whether it is out
+                pass  # probes decide whether the engine is out of service
         self._router.counted(self._name, None, asked_s)
         return NOT_ASKED_S
 
     def _forget(self) -> None:
-        """Another process may answer next."""
+        """Forget the kind, because another process may answer next."""
         if self._dialect is not None:
             self._dialect, self._lists_slots = None, False
             self._router.recognised(self._name, None)
@@ -116,9 +116,9 @@ class StockEngine:
         return min(NOT_ASKED_S, max(INTERVAL_S, self._counts_due_s - now_s))
 
     async def _recognise(self, engine: FleetEngine) -> Dialect | None:
-        """The kind by the owner of its models, its routes, its sizes or its metrics; None if none of them tells.
+        """The kind, by the owner of the listed models, the routes, the sizes or the metrics; None if unknown.
 
-        A route of another kind tells nothing if it does not answer.
+        A route that does not answer is no evidence against its kind.
         """
         listed = await self._get("/v1/models")
         owners, routes = set() if listed is None else read_owners(listed), engine.offer.routes or ()
@@ -160,7 +160,7 @@ class StockEngine:
         return counts._replace(kv_tokens=None) if counts is not None and self._is_told else counts
 
     async def _get(self, path: str) -> Body | None:
-        """The answer of a route; None if the engine refuses it, or it is longer than any. Raises the others."""
+        """The answer of a route; None if the engine refuses the request or the answer is too long."""
         with suppress(RefusedRequestError, EngineGarbledError):
             async with asyncio.timeout(self._timeout_s):
                 return await self._requests.get(path, accept=b"*/*", max_bytes=MAX_BYTES)

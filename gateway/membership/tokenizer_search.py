@@ -1,11 +1,11 @@
-"""Finds the tokenizers of models that nobody has configured, when the first engine of the model answers.
+"""Finds the tokenizer of a model without a configured one, when its first engine answers.
 
-The engine's own comes first, if it has Plait's adapter; then the model's name, or vLLM's `root`, in the cache of the
-Hugging Face hub on this machine. It is downloaded only for names that the operator has given, and nobody waits for
-that: an engine cannot make the gateway load anything.
+Sources, in this order: the engine itself, if it has Plait's adapter; the Hugging Face cache on this machine, by the
+model's name or vLLM's `root`; a download from the hub. A download needs a name that the operator has given, so that an
+engine cannot make the gateway download anything, and runs in the background.
 
-An engine with the adapter reports which tokenizer it has. For any other, the ids of a text and of a chat are compared
-where it has `/tokenize`.
+An engine with the adapter reports its tokenizer's fingerprint. For any other engine with `/tokenize`, the ids of a text
+and a chat are compared.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from plait.gateway.membership.engine_requests import EngineRequests, RefusedRequ
 from plait.gateway.membership.hub_downloads import HubDownloads, Tokenizers, load_from, without_panic
 
 FIND_S = 60.0
-"""For an offer to come and to be loaded."""
+"""The time to fetch and load an engine's tokenizer."""
 MOST_MODELS = 16
-"""So many base models of one engine get a tokenizer: an engine lists what it likes, and each takes some 100 MB."""
+"""The most base models of one engine that get a tokenizer, because an engine may list any number, at 100 MB each."""
 MAX_OFFER_BYTES = MAX_BYTES + 2**20
 
 TOKENIZE: Final = "/tokenize"
@@ -49,9 +49,9 @@ log = structlog.get_logger(__name__)
 
 
 class TokenizerSearch:
-    """Finds tokenizers for `learner`. Offers are kept below `folder`.
+    """Finds tokenizers for `learner`. Engines' tokenizers are cached in `folder`.
 
-    `given` are the names that the operator gave: those may be had by `downloads`.
+    `given` are the names from the configuration, which `downloads` may download.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class TokenizerSearch:
         return cls(learner, cache_folder(), given, downloads, trusts_templates=trusts_templates)
 
     async def prepare(self, engine_id: str, requests: EngineRequests, roots: Mapping[str, str | None]) -> bool:
-        """Find what is lacking for the base models that an engine serves, once until it is `lost`.
+        """Search the missing tokenizers of an engine's base models, once until the engine is `lost`.
 
-        Returns whether a tokenizer was found: what other engines agree on is to be compared anew. `roots` has what the
-        engine says of where it has each of them from. Raises `EngineError`.
+        Returns whether one was found; then all engines have to be compared anew. `roots` has the engine's `root` (hub
+        name or path) by base model. Raises `EngineError`.
         """
         found = False
         for model, root in islice(roots.items(), MOST_MODELS):
@@ -95,11 +95,11 @@ class TokenizerSearch:
         return found
 
     def lost(self, engine_id: str) -> None:
-        """The engine does not answer, or has gone. What comes back may be another process."""
+        """Search anew when the engine answers again, because it may be another process."""
         self._searched = {(searched, model) for searched, model in self._searched if searched != engine_id}
 
     async def mismatch(self, offer: Offer, requests: EngineRequests) -> str | None:
-        """How the tokenizer of an engine that does not report it differs; None if it does not, or does not say.
+        """The difference of a tokenizer that the engine does not report; None if it is equal or cannot be compared.
 
         Raises `EngineError`.
         """
@@ -149,7 +149,7 @@ class TokenizerSearch:
         return True
 
     async def _load(self, offer: TokenizerFiles, template: str | None) -> tuple[FileTokenizer, TokenizerFingerprint]:
-        """The tokenizer of an offer. Models for which the same is offered share it."""
+        """The tokenizer in an engine's files. Models with the same files share it."""
         name = f"{content_name(offer)} {template or ''}"
         if name not in self._loaded:
             trusts = self._trusts_templates
@@ -173,7 +173,7 @@ class TokenizerSearch:
 
 
 async def _offer(requests: EngineRequests) -> TokenizerFiles | None:
-    """What an engine offers; None if it has no such route. Raises `EngineError`, `RefusedRequestError`."""
+    """The engine's tokenizer files; None if it has no such route. Raises `EngineError`, `RefusedRequestError`."""
     try:
         with requests.holding(FIND_S) as patient:
             body = await patient.get(PATH, accept=b"application/msgpack", max_bytes=MAX_OFFER_BYTES)
@@ -189,14 +189,14 @@ class _Tokens(msgspec.Struct):
 
 
 async def tokenizer_mismatch(requests: EngineRequests, model: str, tokenizer: Tokenizer) -> str | None:
-    """How an engine's `/tokenize` differs from the gateway's tokenizer; None if it does not, or does not say.
+    """How an engine's `/tokenize` differs from the gateway's tokenizer; None if it is equal or gives no ids.
 
     Raises `EngineError`.
     """
     asked: dict[str, tuple[dict[str, Any], Sequence[int]]] = {
         "a text": ({"prompt": PROBE_TEXT}, await asyncio.to_thread(tokenizer.encode, PROBE_TEXT)),
     }
-    with suppress(PlaitError):  # the model has no template, or it cannot be rendered now
+    with suppress(PlaitError):  # the model has no chat template, or it cannot be rendered now
         chat = await asyncio.to_thread(tokenizer.encode_chat, PROBE_CHAT)
         asked["a chat"] = ({"messages": PROBE_CHAT, "add_generation_prompt": True}, chat)
     for what, (fields, ours) in asked.items():

@@ -1,4 +1,4 @@
-"""Trials: calls of two tokens that show whether an engine computes, over the connections that calls use."""
+"""Trials: completions of two tokens that show whether an engine computes. They use the connections of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_af
 
 MAX_BYTES: Final = 2**20
 ID: Final = "plait-trial"
-"""The id of a trial's request begins with this. Some engines refuse an id that they have already."""
+"""The prefix of a trial's request id. The rest is random, because some engines refuse an id twice."""
 
 _COMPLETIONS: Final = "/completions"
 _CHAT: Final = "/chat/completions"
@@ -23,9 +23,9 @@ _NO_ROUTE: Final = frozenset((404, 405))
 
 
 async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed: bool) -> bool:
-    """Whether the engine has computed two tokens; False if it refuses the trial as a wrong request.
+    """Whether the engine has computed two tokens; False if it refuses the request.
 
-    Raises the `EngineError` of an engine that fails. An engine that computes nothing may never answer.
+    Raises the `EngineError` of an engine that fails. Has no time-out: an engine that hangs never answers.
     """
     asked: dict[str, Any] = {"model": offer.trial_model, "max_tokens": TRIAL_TOKENS, "stream": streamed}
     prompt, messages = {"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]}

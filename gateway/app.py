@@ -87,15 +87,15 @@ from plait.gateway.timer import at_loop_time, loop_time_s
 from plait.policy.placement.policies import POLICIES
 
 FIRST_LOOK_S: Final = 2.0
-"""One of several gateways takes no requests before an engine has answered it, or this time is over."""
+"""The longest time that one of several gateways waits for a first engine before it takes requests."""
 
 
 class Gateway:
     """The parts of a gateway, and `app`, the ASGI application.
 
-    Tenants are the same as in another process if the `secret` is. What is found of the engines is written to the file
-    `save_to`. `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers, profiles or
-    certificates that cannot be loaded.
+    Processes with the same `secret` derive the same tenant identities. `save_to` is the file for `plait serve --save`.
+    `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers, profiles or certificates
+    that cannot be loaded.
     """
 
     def __init__(
@@ -301,28 +301,28 @@ class Gateway:
         )
 
     def reload(self, load: Callable[[], Config]) -> None:
-        """Read the configuration again and take over what can change. Logs what is wrong; drops no call."""
+        """Read the configuration again, and apply what can change at run time. Logs errors; drops no call."""
         self._reloading.reload(load)
 
     # The gateway stops in three steps.
 
     def begin_stop(self) -> None:
-        """`/ready` answers 503 from now on, so that load balancers send no more. Calls are still taken."""
+        """From now on `/ready` answers 503, so that load balancers stop sending. Calls are still served."""
         self._requests.stopping = True
         if self._durability is not None:
             self._durability.hand_over(self._chained.runner)
 
     def on_closed(self) -> None:
-        """No request comes any more. Those that wait for what nobody can send now get a 503."""
+        """The server takes no more requests. Clients that would wait for one get a 503."""
         self._chained.give_up_stranded()
 
     def cut(self) -> None:
-        """End every request that is left: with a 503, or a stream that has begun with an error event."""
+        """End every remaining request: with a 503, or if its stream has begun, with an error event."""
         self._relay.is_stopping = True
         self._requests.cut()
 
     def _join(self, membership: Membership) -> None:
-        """Be one of the gateways that share a store: limits are divided among those that there are."""
+        """Connect the parts that depend on the other gateways of a shared store, such as divided limits."""
 
         def share() -> None:
             self._terms.share(membership.peers.count, membership.peers.index)
@@ -344,7 +344,7 @@ class Gateway:
         self._supervisor.start("shares", membership.share)
 
     async def _until_an_engine_answers(self) -> None:
-        """Let the other gateways' clients not wait for this one's first look at the engines."""
+        """Wait, for `FIRST_LOOK_S` at most, until an engine has answered: before, every call would be refused."""
         for _ in range(100):
             if self.router.models.names:
                 break
@@ -352,7 +352,7 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look after the engines, and all else that goes on beside requests."""
+        """The background tasks of the gateway run within this context."""
         self.tokenizers.open()
         self._monitor.open()
         self.downloads.open()
@@ -390,19 +390,19 @@ class Gateway:
 
 
 def new_terms(config: Config, tenants: TenantIds, peers: Peers) -> TenantTerms:
-    """What tenants may use here: several gateways share it."""
+    """The tenants' limits in this gateway: several gateways divide them."""
     return TenantTerms(config.admission, tenants, config.tenants, gateways=peers.count, index=peers.index)
 
 
 def new_bodies(config: Config, peers: Peers) -> OpenBodies:
-    """Workers, who share a machine's memory, each have a part of it; a body without files always fits."""
+    """The limits on bodies. Workers on one machine divide its memory, but one body without files always fits."""
     server, workers = config.server, 1 if peers.share else peers.count
     of_tenant = max(server.max_body_bytes, server.max_open_body_bytes // workers)
     return OpenBodies(server.max_body_bytes, of_tenant, max_multipart_bytes=min(server.max_multipart_bytes, of_tenant))
 
 
 def build_router(config: Config) -> Router:
-    """The router for a configuration. Its engines are untried."""
+    """The router for a configuration. Its engines are in the state `UNTRIED`."""
     placement, engines = config.placement, (*config.engines, *config.services)
     policy = placement.new_policy()
     router = Router(

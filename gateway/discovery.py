@@ -1,8 +1,8 @@
 """Engines found by name: one for each address of a DNS name, such as a headless service of Kubernetes.
 
-The name is looked up again and again. An address that is new becomes an engine; the engine of one that is gone leaves
-once it has no calls. If a lookup fails, or finds nothing, what there is stays: losing all engines at once is more often
-a fault of the DNS than the truth. An engine that has an IPv4 and an IPv6 address is used once (`DualStack`).
+The name is looked up periodically. A new address becomes an engine; the engine of a missing address is removed when it
+has no calls. If a lookup fails or finds nothing, all engines stay: losing all at once is more often a fault of the DNS.
+An engine with an IPv4 and an IPv6 address is used once (`DualStack`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = structlog.get_logger(__name__)
 
 
 class Discovery:
-    """Keeps the engines of `services` what their names say, until its tasks are cancelled.
+    """Keeps the engines of `services` in line with DNS, until its tasks are cancelled.
 
-    `identify` asks an engine which process it is.
+    `identify` asks an engine for the epoch of its process.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Discovery:
             await asyncio.sleep(service.interval_s)
 
     async def look_up(self, service: ServiceConfig) -> None:
-        """Look a name up once, and take the change over."""
+        """Look a name up once, and apply the changes."""
         parts = urlsplit(service.url)
         assert parts.hostname is not None
         try:

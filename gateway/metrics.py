@@ -1,7 +1,7 @@
-"""The registry that Prometheus scrapes, and the counters and histograms of calls.
+"""The Prometheus registry, and counters and histograms without locks for the data path.
 
-Each room has its own metrics module, and the app registers them all. Each call updates a dozen of them, and each piece
-of a stream one, so `FastCounter` and `FastHistogram` have no locks.
+Each room has its own metrics module, and the app registers them all. A call updates a dozen metrics and each piece of a
+stream one, all in the event loop's thread, so `FastCounter` and `FastHistogram` need no locks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 SAMPLES_AT_ONCE: Final = 200
-"""Samples that a scrape writes before the event loop has its turn: about two milliseconds."""
+"""A scrape yields to the event loop after this many samples, about two milliseconds."""
 
 MOST_LABEL_SETS: Final = 10_000
-"""The most label sets of a family: there are as many tenants as keys."""
+"""The most label sets of a family, because the number of tenants is unlimited."""
 
 OTHER: Final = "other"
 
@@ -53,9 +53,9 @@ class TaskCollector(Collector):
 
 
 async def scrape(registry: CollectorRegistry) -> bytes:
-    """The registry's metrics in Prometheus' text format, written in turns with what else the event loop has to do.
+    """The metrics in Prometheus' text format. Yields to the event loop between pieces.
 
-    The text of a hundred engines takes a quarter of a second: streams would stop, and probes be late, with each scrape.
+    The text of a hundred engines takes a quarter of a second; in one piece, each scrape would delay streams and probes.
     """
     pieces = []
     for piece in _pieces(registry):
@@ -90,7 +90,7 @@ class _Family(Collector):
 
 
 class Buckets:
-    """One histogram's samples, counted by bucket. Observing costs a bisection: it happens for every piece of a stream.
+    """The counts of one histogram. `observe` costs a bisection, because it runs for every piece of a stream.
 
     prometheus_client's own histogram takes a lock and a linear search for each sample.
     """
@@ -128,9 +128,9 @@ _Counted = TypeVar("_Counted")
 
 
 class _ByLabels(dict[tuple[str, ...], _Counted]):
-    """What is counted for each label set. It is made when it is looked up first, and has no lock.
+    """The counts of each label set, created at the first lookup, without a lock.
 
-    Beyond `MOST_LABEL_SETS`, further ones share the set whose labels are all `OTHER`.
+    Beyond `MOST_LABEL_SETS`, new label sets share the one whose labels are all `OTHER`.
     """
 
     def __init__(self, new: Callable[[], _Counted]) -> None:

@@ -30,10 +30,10 @@ NOT_LIMITS = frozenset(AdmissionConfig.__struct_fields__) - LIMITS
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """The engines that come, go and change, what else changes, and the keys that need a restart.
+    """The difference of two configurations.
 
-    Engines are the same if they have the same name. `removed` has names. `tenants` is True if names, keys or weights of
-    tenants change, and `limits` if what tenants may use does.
+    Engines are identified by name; `removed` has names. `tenants`: names, keys or weights of tenants change. `limits`:
+    the limits of tenants change.
     """
 
     added: tuple[EngineConfig, ...] = ()
@@ -49,7 +49,7 @@ class ConfigChange:
 def config_change(before: Config, after: Config) -> ConfigChange:
     """The change from `before` to `after`.
 
-    Whether clients need a key at all is fixed: tenants would be mixed up. So is an engine's KV cache.
+    Two changes need a restart: whether clients need a key at all (tenants would be mixed up), and an engine's KV cache.
     """
     old = {engine.name: engine for engine in before.engines}
     new = {engine.name: engine for engine in after.engines}
@@ -93,9 +93,9 @@ def _differing(name: str, before: Section, after: Section, taken: Collection[str
 
 
 class Reloading:
-    """Takes over changes of the file. `config` is what is in force of it.
+    """Applies changes of the file. `config` is the configuration in force.
 
-    A reload changes only what the file has changed since: what the admin API did to other engines stays.
+    A reload applies only what has changed in the file since, so that changes by the admin API to other engines stay.
     """
 
     def __init__(
@@ -119,10 +119,7 @@ class Reloading:
         )
 
     def reload(self, load: Callable[[], Config]) -> None:
-        """Read the certificates of engines again, and with `load` the configuration.
-
-        What is not valid of the two is logged, and changes nothing.
-        """
+        """Read the engines' certificates again, and with `load` the configuration. An invalid one changes nothing."""
         try:
             if SYSTEM_TRUST.reload():
                 log.info("certificates reloaded")
@@ -141,7 +138,7 @@ class Reloading:
         self.apply(after)
 
     def apply(self, after: Config) -> ConfigChange:
-        """Take over what can change in a running gateway; returns and logs the change."""
+        """Apply what can change in a running gateway. Returns and logs the change."""
         change = config_change(self.config, after)
         self._apply_tenants(change, after)
         server = self.config.server
@@ -173,7 +170,7 @@ class Reloading:
         return change
 
     def _apply_tenants(self, change: ConfigChange, after: Config) -> None:
-        """A tenant is its name and the secret stays: sessions of a tenant that is gone stay until they expire."""
+        """Replace the keys and tenants. Sessions of a removed tenant stay until they expire."""
         now = self.config
         if change.limits:
             limits = {key: getattr(after.admission, key) for key in LIMITS}
@@ -186,7 +183,7 @@ class Reloading:
         self.config = now
 
     def _apply_engines(self, change: ConfigChange) -> None:
-        """Engines that go take calls until those that come have been tried."""
+        """Add, change and remove engines. Removed ones take calls until the new ones have been probed."""
         successors = [engine.name for engine in change.added]
         for name in change.removed:
             if name in self._engines:

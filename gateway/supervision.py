@@ -1,4 +1,4 @@
-"""Long-lived tasks. One that fails is restarted, logged and counted: a defect in one must not end it for good."""
+"""Supervises long-lived tasks: one that fails is logged, counted and restarted, so that no bug ends it for good."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run `work` as a task. It starts anew whenever it raises, and is over when it returns."""
+        """Run `work` as a task. It is restarted whenever it raises, and ends when it returns."""
         task = asyncio.create_task(self._run(name, work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def cancel(self, name: str) -> None:
-        """End the tasks of this name. A cancelled task does nothing more except to free what it holds."""
+        """Cancel the tasks with this name. Cancelled work only cleans up, and does not run on."""
         for task in self._tasks:
             if task.get_name() == name:
                 task.cancel()

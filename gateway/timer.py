@@ -1,4 +1,4 @@
-"""Time for the synchronous cores in the gateway: the event loop's clock, events by it, and how late it is."""
+"""Time for the synchronous cores: the event loop's clock, timed events, and the loop's lag."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from plait.gateway.timed_events import Event
 loop_time_s: Final = monotonic
 """The event loop's clock, in seconds: the `now_s` that the gateway gives its cores.
 
-asyncio's and uvloop's timers count by this clock. uvloop's own `time` is that of the latest turn of the loop.
+asyncio's and uvloop's timers use the same clock. uvloop's `time()` itself is only updated once an iteration.
 """
 
 
 def at_loop_time(when_s: float, event: Event) -> None:
-    """Schedule an event by the running event loop's clock."""
+    """Schedule an event on the running event loop (an `At`)."""
     loop = asyncio.get_running_loop()
     loop.call_at(when_s, lambda: event(loop_time_s()))
 
 
 LAG_CHECK_S = 0.05
-"""Between two looks at how late the loop is."""
+"""The period of the timer that measures the lag."""
 
 LEAST_LAG_S = 0.25
-"""Less does not count: silences are judged in seconds, and a busy loop is always late by some hundredths of one."""
+"""A smaller lag is ignored: a busy loop is always late by some hundredths of a second."""
 
 LATE_SHARE = 0.25
-"""A wait for so large a part of which the loop was late says nothing of an engine."""
+"""An engine is not blamed for a silence if the loop was late for more than this share of it."""
 
 KEPT_S = 120.0
-"""Longer than any silence that is judged."""
+"""How long lags are remembered: longer than any silence that is judged."""
 
 
 class LoopLag:
-    """When the gateway's own event loop was late, by a timer that runs at known times.
+    """Measures when the gateway's event loop was late, by a timer with known due times.
 
-    What it missed meanwhile is no engine's fault.
+    A late loop misses bytes that engines have sent, so their silence in that time is not their fault.
     """
 
     def __init__(self) -> None:
-        self._lags: deque[tuple[float, float]] = deque()  # (when it went on, by how much it was late)
+        self._lags: deque[tuple[float, float]] = deque()  # (when the loop went on, by how many seconds it was late)
         self._due_s = inf
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,7 +59,7 @@ class LoopLag:
             self._timer.cancel()
 
     def ran(self, now_s: float, due_s: float) -> float:
-        """The timer runs, and runs again when it is `due_s`; returns by how much it was late, in seconds."""
+        """The timer has run, and is due next at `due_s`. Returns its lag in seconds."""
         lag_s, self._due_s = max(0.0, now_s - self._due_s), due_s
         if lag_s >= LEAST_LAG_S:
             self._lags.append((now_s, lag_s))
@@ -68,7 +68,7 @@ class LoopLag:
         return lag_s
 
     def since(self, since_s: float, now_s: float) -> float:
-        """For how long the loop was late between two times, with the lag that may not be over yet."""
+        """The seconds for which the loop was late between two times, with a lag that is not over yet."""
         late_s = 0.0
         for went_on_s, lag_s in reversed(self._lags):
             if went_on_s <= since_s:
@@ -78,5 +78,5 @@ class LoopLag:
         return late_s + (unseen_s if unseen_s >= LEAST_LAG_S else 0.0)
 
     def hides(self, since_s: float, now_s: float) -> bool:
-        """Whether the loop was late for so much of this time that it may have missed what an engine sent."""
+        """Whether the loop was late for so much of this time that it may have missed an engine's bytes."""
         return self.since(since_s, now_s) > LATE_SHARE * (now_s - since_s)

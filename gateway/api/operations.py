@@ -40,10 +40,10 @@ _PAGE = """<!doctype html>
 
 
 class Operations:
-    """Models, health, readiness and metrics. `configured` models have to be served for the gateway to be ready.
+    """Models, health, readiness and metrics.
 
-    It is not ready while it `is_stopping`. The metrics need one of `metrics_keys`, if there is any. `awaited` has the
-    tokenizers that are being downloaded, by model. A gateway that shares its store has a `membership`.
+    The gateway is ready when each of the `configured` models is served, unless it `is_stopping`. Metrics need one of
+    `metrics_keys` if there are any. `awaited` has the tokenizers that are being downloaded, by model.
     """
 
     def __init__(
@@ -113,10 +113,9 @@ class Operations:
     async def _ready(self, _request: Request) -> Response:
         """Whether an engine is up for every model that is configured or that an engine has listed.
 
-        A gateway that stops is not ready, but still takes calls. `out` has the engines that take no calls, and why.
-        `degraded` has those whose plugin does not work, or that differ from what the gateway takes them for, `tiers`
-        those whose adapter does not do all, and what it does.
-        `estimated` has the models whose tokens are estimated because their tokenizers are being downloaded.
+        A stopping gateway is not ready, but still serves calls. In the answer: `out` has the engines that take no
+        calls, and why; `degraded` those whose adapter fails, or that differ from what the gateway assumes; `tiers`
+        those whose adapter does only a part, and which; `estimated` the models whose tokenizers are still downloaded.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}

@@ -1,4 +1,4 @@
-"""Stored responses: they are stored as they go to their clients, continued, read and deleted."""
+"""Stores responses on their way to the client, and inserts stored conversations into requests."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ _LAST_EVENTS: Final = (b"response.completed", b"response.incomplete")
 
 @dataclass(slots=True)
 class KeptResponse:
-    """A response that is stored as it goes to its client, so that later requests can continue it.
+    """Stores a response on its way to the client, so that later requests can continue it.
 
-    Its client has the end of it once it is stored. If it is not, the head says so, or a stream's last event.
+    The end of the answer waits for the commit. If the response cannot be stored, a header or a stream's last event says
+    so.
     """
 
     stored: StoredResponses
     tenant: str
 
     previous: str | None
-    """The response that it continues. It is stored with it."""
+    """The id of the response that this one continues."""
 
     items: list[Any]
-    """The request's own input. It is stored with it."""
+    """The request's own input, which is stored with the response."""
 
     to_client: Send
     _is_stream: bool = False
 
     _head: Message | None = None
-    """The head of a good response that is no stream, until its body is whole."""
+    """The head of an unstreamed answer with status 200, kept back until the body is whole."""
 
     _is_good: bool = False
     """Whether its status is 200: others are not stored."""
 
     _parts: bytearray = field(default_factory=bytearray)
-    """What has come of one that is no stream."""
+    """The body of an unstreamed answer so far."""
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -75,7 +76,7 @@ class KeptResponse:
         await self.to_client({"type": "http.response.body", "body": bytes(self._parts)})
 
     async def _stored_events(self, events: bytes) -> bytes:
-        """Whole events of a stream. One that ends the response waits until that is stored."""
+        """Forward whole events. The event that ends the response waits for the commit."""
         if not any(name in events for name in _LAST_EVENTS):
             return events
         parts = events_of(events)
@@ -104,7 +105,7 @@ class KeptResponse:
 
 
 class ContinuedResponse:
-    """Tells an engine's answer which response it continues, after the engine was given all that was said before it."""
+    """Sets `previous_response_id` in the answer: the engine got the whole conversation instead of the id."""
 
     def __init__(self, previous: str) -> None:
         self._previous = previous
@@ -114,7 +115,7 @@ class ContinuedResponse:
         return answer if response is None else msgspec.json.encode(self._told(response))
 
     def feed(self, events: bytes) -> bytes:
-        """Whole events of its stream, with that in each response object."""
+        """Sets it in each response object of whole events."""
         if _OF_RESPONSE not in events:
             return events
         return b"".join(map(self._event, events_of(events)))
@@ -130,7 +131,7 @@ class ContinuedResponse:
 
 
 def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """The fields of a request with all that was said before it. Raises `CallerError` if that is not stored."""
+    """A request's fields with the conversation that it continues. Raises `CallerError` if that is not stored."""
     if fields.get("conversation") is not None:
         raise CallerError(
             "There are no stored conversations here. Continue a response with 'previous_response_id'.",
@@ -145,9 +146,9 @@ def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
 
 
 def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """The fields with the items that they refer to. A reference to what is not stored here stays.
+    """The fields with references replaced by stored items. References to other items stay.
 
-    Raises `CallerError` for two references to one item: a short request could grow without bound.
+    Raises `CallerError` for two references to one item: a short request could expand without limit.
     """
     given = fields.get("input")
     if not isinstance(given, list):

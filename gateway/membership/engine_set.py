@@ -1,8 +1,8 @@
 """The engines of a running gateway: added, drained, changed and removed while calls run.
 
 `EngineSet` is the one owner of an engine's three parts: its entry in the router, its link (connections), and the
-monitor's tasks. A draining engine first hands over: it still gets calls for prefixes that only it has cached, each of
-which then becomes cached elsewhere. After that it gets no calls, and it is removed when its last call has ended.
+monitor's tasks. A draining engine first hands over: other engines take its prefixes, while it still gets calls for
+those that only it has cached. After that it gets no calls, and it is removed when its last call has ended.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ OnEnd = Callable[[BaseException | None], None]
 """Called once when the request has ended, with its error or None."""
 
 OnRefused = Callable[[Scope, PlaitError], None]
-"""Called by whoever answers a request with an error."""
+"""Called for each request that is answered with an error, by the part that answers it."""
 
 
 class Sink(Protocol):

@@ -62,7 +62,7 @@ class KeyRing:
 
 
 class AdminAccess:
-    """Who may administer the gateway: whoever has a key of `keys`. With a `port`, on the listener with this port."""
+    """Access to the admin API: with one of `keys`, and if `port` is set, only on the listener with this port."""
 
     def __init__(self, keys: KeyRing, port: int | None) -> None:
         self.keys = keys

@@ -34,7 +34,7 @@ def error_event(path: str, error: PlaitError) -> bytes:
 
 
 def _translation(path: str) -> Translation | None:
-    """That of the path's API. Anthropic's clients know paths below that of messages which are no routes here."""
+    """The translation of the path's API. Anthropic's clients use paths below `/v1/messages` that are no routes here."""
     route = ROUTES.get(MESSAGES_PATH if path.startswith(f"{MESSAGES_PATH}/") else path)
     return None if route is None else route.translation
 
@@ -81,7 +81,7 @@ ANSWERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]
     ClientGoneError: _answer_nobody,
     Exception: _leave_unanswered,
 }
-"""By the error's class. `request.app.state.on_refused` gets each scope and error."""
+"""By the error's class. They call `request.app.state.on_refused` with each scope and error."""
 
 
 _KNOWN: Final = (*ROUTES, "/v1/models", "/v1/sessions", "/v1/programs", "/health", "/ready", "/metrics")

@@ -43,7 +43,7 @@ DELTA: Final = "delta"
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/programs`. A value that is not a text becomes its JSON text. Each call is read by itself.
 
-    `external` are variables that others produce, perhaps later.
+    `external` are variables that other requests produce, now or later.
     """
 
     session: SessionId | None = None

@@ -46,7 +46,7 @@ Ends
     it was idle for its time to live, or when its tenant's limits need the room (`sessions.py`).
 
 Ownership
-    Each field of a session or a call is written by one module (`tests/test_one_writer.py`), nearly always `session.py`
+    Each field of a session or a call is written by one module only, nearly always `session.py`
     or `held_call.py`. The graph owns the states of calls and variables.
 """
 

@@ -79,7 +79,7 @@ class Tenant:
 class Session:
     """One session. Only its own methods write its fields, except for `closed`, `objective` and `due_s`.
 
-    Each of these three has one writer elsewhere (`tests/test_one_writer.py`).
+    Each of these three has one writer elsewhere.
     """
 
     __slots__ = (
@@ -118,7 +118,7 @@ class Session:
         self.touched_s = now_s  # the time to live counts from here
         self.due_s = float("inf")  # when to check next whether the session has expired
         self.closed = False  # takes no more calls and values
-        self.ended: PlaitError | None = None  # the error for whoever uses the session after its end
+        self.ended: PlaitError | None = None  # the error of later uses, once the session has ended
         self.is_entered = False  # a program is being entered
         self.has_room = False  # that program passed the tenant's limits as a whole, so its parts are not checked
         # Calls and deductions.

@@ -67,7 +67,7 @@ class OpenRequests:
         return True
 
     def _ended(self, request: ServedRequest, error: BaseException | None) -> None:
-        """A request that was begun without a task has ended, perhaps by a defect."""
+        """A request without a task has ended; `error` is set if a bug ended it."""
         self._open.pop(request, None)
         if error is not None:
             _tell(request, _defect(request.scope, error))

@@ -1,4 +1,4 @@
-"""The kinds of values in the configuration, with what an error message calls them; addresses and headers."""
+"""Types of the configuration's values, each with a description for error messages; checks of URLs and header names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
-# Used in headers and metric labels.
+# For values in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
 SECRET_PATTERN = r"^[!-~]{32,}\Z"  # noqa: S105 - no secret
 Secret = Annotated[
@@ -56,7 +56,7 @@ NEVER_TO_ENGINES = {
         "secrets of clients stay here; an engine's own key is its api_key",
     ),
 }
-"""Headers of requests that are never passed on, and why."""
+"""Headers of clients' requests that are never passed on, and why."""
 
 NEVER_TO_CLIENTS = {
     **_HOP,
@@ -68,7 +68,7 @@ NEVER_TO_CLIENTS = {
         "it is about the engine's address",
     ),
 }
-"""Headers of answers that are never passed on, and why. Their values were made for the gateway alone."""
+"""Headers of engines' answers that are never passed on, and why. Their values are for the gateway alone."""
 
 SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "options", "peer_key", "secret"})
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
@@ -76,7 +76,7 @@ _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,
 
 
 def passable(key: str, names: Iterable[str], never: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of headers under `key`, in lower case. Raises ValueError for one that must not pass."""
+    """The header `names` of the configuration's `key`, in lower case. Raises ValueError for one that must not pass."""
     lowered = [name.lower() for name in names]
     for number, name in enumerate(lowered):
         reason = never.get(name)
@@ -107,7 +107,7 @@ def base_url(url: str) -> tuple[str, str]:
 
 
 def root_url(key: str, url: str) -> str:
-    """A gateway's url without default port and trailing slash; `key` names it in errors."""
+    """A gateway's url without default port and trailing slash. Error messages begin with `key`."""
     try:
         return base_url(url)[0]
     except ValueError as error:

@@ -1,8 +1,7 @@
 """The `plait` command. A subcommand's modules are imported only when it runs.
 
-An engine's environment, where `plait vllm` or `plait sglang` runs, and that of a program with Plait's client have none
-of the gateway's dependencies, which the extra `gateway` brings. What takes long to import is imported once signals are
-heard.
+The gateway's dependencies come with the extra `gateway`. An engine's environment (`plait vllm`, `plait sglang`) and
+that of a program with Plait's client do not have them. Slow modules are imported after the signal handlers are set.
 """
 
 from __future__ import annotations
@@ -35,10 +34,11 @@ COMMANDS = {
 """Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
 
 RENAMED = {"live": "top"}
-"""Commands that were called otherwise."""
+"""Former names of commands, each with the present name."""
 
 SERVERS = frozenset(("serve", "engine"))
-"""Commands that handle SIGINT once they serve. Until then an exception by it might leave threads that never end."""
+"""Commands that handle SIGINT once they serve. Before that, SIGINT ends the process at once: a KeyboardInterrupt might
+leave threads that never end."""
 
 LAUNCHERS = {
     kind: f"start {row.title} with Plait's scheduler and cache-state route: plait {kind} -- <{row.launcher.arguments}>"
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command line; `run` is the command's function, `parser` has all commands.
 
-    Raises ValueError for a command of the gateway where only Plait's base is installed, and for one of another name.
+    Raises ValueError for a command whose dependencies are not installed, and for a command's former name.
     """
     import argparse  # noqa: PLC0415
     from importlib.metadata import version  # noqa: PLC0415

@@ -1,4 +1,7 @@
-"""Vectors, scores, classes, images and audio, in vLLM's and OpenAI's shapes: small stand-ins, without emulated time."""
+"""The embedded engine's routes for embeddings, scores, classes, images and audio, in vLLM's and OpenAI's formats.
+
+Answers are small stand-ins, sent at once: these routes take no emulated GPU time.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ DIMENSIONS: Final = 1024
 """The dimensions of a vector, unless a request asks for fewer: as many as current embedding models have."""
 
 PLACES: Final = 16
-"""How many components of a vector a token changes."""
+"""The number of a vector's components that one token changes."""
 
 RATE: Final = 24_000
-"""Samples of two bytes in a second of speech."""
+"""The sample rate of speech, in Hz. A sample has two bytes."""
 
 CHARACTER_S: Final = 0.06
-"""How long a character is spoken."""
+"""Seconds of speech for one character."""
 
 PIECE_BYTES: Final = 16 * 1024
 MOST_IMAGES: Final = 10
@@ -82,7 +85,7 @@ def embedding(token_ids: Sequence[int], dimensions: int = DIMENSIONS) -> list[fl
 
 @lru_cache(maxsize=100_000)
 def _signs(token: int) -> tuple[tuple[int, int], ...]:
-    """The places of a token, each with its sign."""
+    """`PLACES` pairs of a number and a sign. The number modulo the dimensions is the component that changes."""
     numbers = array("I", blake2b(token.to_bytes(8, "little"), digest_size=4 * PLACES).digest())
     return tuple((number >> 1, 1 if number & 1 else -1) for number in numbers)
 
@@ -132,7 +135,7 @@ class RoutesBesideChat:
         return self._list([{"object": "score", "score": score} for score in _scores(pairs, others)], ones + others)
 
     async def _classify(self, request: Request) -> Response:
-        """Two classes, by the first number of the vector."""
+        """Two classes. The probability of the second grows with the embedding's first component."""
         prompts = self._prompts((await self._asked(request)).input)
         shares = [(1 + embedding(prompt)[0]) / 2 for prompt in prompts]
         classes = [{"label": f"LABEL_{share >= 0.5:d}", "probs": [1 - share, share]} for share in shares]
@@ -175,7 +178,7 @@ class RoutesBesideChat:
         raise CallerError(f"'{name}' must be a file", param=name)
 
     def _prompts(self, given: Any, param: str = "input") -> list[list[int]]:
-        """The token ids of each input. They have the forms of a text completion's prompts."""
+        """The token ids of each input. Inputs have the forms of a text completion's `prompt`: texts or token ids."""
         try:
             inputs = CompletionRequest(prompt=given).prompts()
         except CallerError as error:

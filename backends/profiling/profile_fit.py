@@ -1,9 +1,9 @@
-"""Fits the cost model to measured iteration times: pure, from points to coefficients and their errors.
+"""Fits the cost model to measured iteration times. It takes points, and gives coefficients and each point's error.
 
 The model is linear in coefficients of at least 0. The forward pass has one for its time at the first knot, one for the
 rise from each knot to the next, and one for the slope after the last. Attention has one for each term. So a single
 least squares of relative errors fits all coefficients together, and the times rise with the tokens. Only the knots and
-the threshold have to be searched.
+the threshold of long attention have to be searched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
     Columns are scaled to the same length, as coefficients differ by many orders of magnitude. A column of zeros gets
     x = 0. Needs scipy, which the extra `profile` brings.
     """
-    from scipy.optimize import nnls  # noqa: PLC0415 - every command imports this module
+    from scipy.optimize import nnls  # noqa: PLC0415 - `plait completion` imports this module too
 
     lengths = [sqrt(fsum(value * value for value in column)) or 1.0 for column in zip(*rows, strict=True)]
     scaled = [[value / length for value, length in zip(row, lengths, strict=True)] for row in rows]
@@ -38,7 +38,7 @@ Iteration = tuple[tuple[int, int], ...]
 
 MAX_KNOTS = 8
 TAIL_SIZES = 2
-"""At least this many sizes must determine the slope after the last knot."""
+"""At least this many sizes of iterations (new tokens) must determine the slope after the last knot."""
 
 NOISE = 1e-3
 """Measurements have at least this relative error, so a smaller error of the fit is no improvement."""
@@ -99,10 +99,10 @@ class FittedModel:
 def fit_cost_model(points: Sequence[Point]) -> FittedModel:
     """The model with the least squared relative error over the points that are not held out.
 
-    Prompts as small as decode batches separate a request's own time from its iteration's. Terms that measurements
-    cannot separate share a coefficient: attention's constant and floor are in the first knot's time, and without a
-    threshold, `long_attention.new_s` is in the slope and `prompt_token_s` in the term for the sequence length. Raises
-    ValueError for too few points.
+    Points with prompts as small as decode batches are needed to separate a request's own time from its iteration's.
+    Terms that measurements cannot separate share a coefficient: attention's constant and floor are in the first knot's
+    time, and without a threshold, `long_attention.new_s` is in the slope and `prompt_token_s` in the term for the
+    sequence length. Raises ValueError for too few points.
     """
     points = [point for point in points if not point.held_out]
     sizes = sorted({_new_tokens(iteration) for point in points for iteration in point.iterations})
@@ -114,7 +114,10 @@ def fit_cost_model(points: Sequence[Point]) -> FittedModel:
 
 
 def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
-    """The threshold of long attention: 0, or a power of two that fits far better (2^20 in published regressions)."""
+    """The threshold of long attention, in new tokens times sequence tokens: 0, or a power of two that fits far better.
+
+    Published regressions have 2^20.
+    """
     products = {
         new * (new + context)
         for point in points

@@ -1,8 +1,8 @@
 """Follows a SGLang scheduler's requests and batches, for the planner and for the cache-state reports.
 
 SGLang's scheduler calls, in each step: `tick` on the leading rank and `ticked` on all, `queued` for each request,
-`step` around the prefill pass, `begins` before a batch's forward pass, and `ended` with its result. A batch's duration
-reaches the planner with the next tick, because all ranks must plan by the leading rank's measurement.
+`step` around the prefill pass, `begins` before a batch's forward pass, and `ended` with its result. A tick has the
+leading rank's time and the durations of the batches since its last tick: all ranks must plan by the same measurements.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from plait.policy.scheduling.plan import IterationWork, LocalScheduler
 
 
 class SglangDriver:
-    """Follows one rank. `planner` is None in the tier `reports`. `lower` are the tiers below the accelerator.
+    """Follows one rank. `tier` is the adapter's level (`Tier`): `planner` is None at `reports`.
 
-    `release` is SGLang's `release_req`, which frees a request's resources; used in the tier `chunks` only.
+    `release` is SGLang's `release_req`, which frees a request's resources; called only at `chunks`. `lower` has the
+    journals of the KV cache below the accelerator (CPU memory, disk).
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SglangDriver:
         self.epoch = uuid.uuid4().hex
         self.observer = observer
         self.cuts = tier == "chunks"
-        """Whether plans limit each call's tokens, and preempt."""
+        """Whether plans set each call's tokens in a step, and preempt calls."""
         self.preemptions = 0
         self._scheduler = scheduler
         self._events = events
@@ -82,7 +83,7 @@ class SglangDriver:
         return self.clock.tick(idle=not busy)
 
     def ticked(self, ticks: Sequence[Tick]) -> None:
-        """A step begins, with the leading rank's tick; without a tick, the engine was idle."""
+        """A step begins, with the leading rank's ticks that came with it; without any, the engine was idle."""
         if not ticks:
             self.clock.rested()
         for duration_s in (duration_s for tick in ticks for duration_s in self.clock.ticked(tick)):
@@ -91,7 +92,7 @@ class SglangDriver:
                 self.planner.measured(duration_s, work)
 
     def queued(self, request: Any) -> None:
-        """A request begins to wait: it is new, or, if it has a call already, was preempted."""
+        """A request joins the queue: a new one, or a preempted one, which has its `SglangCall` already."""
         call: SglangCall | None = getattr(request, "plait_call", None)
         if call is None:
             self._received(request)
@@ -109,7 +110,7 @@ class SglangDriver:
         self._reporter.received(call.call_id, call, annotations.handle, annotations.gateway, lambda: tree_blocks)
 
     def change_objectives(self, body: bytes) -> int:
-        """Change objectives of calls. Returns for how many of the changes there is a call. Raises `CallerError`."""
+        """Change objectives of calls. Returns the number of changes that found a call. Raises `CallerError`."""
         return self._reporter.refinable.refine(read_changes(body, self.annotations))
 
     def step(self, running_batch: Any, schedule: Callable[[], Any]) -> Any:
@@ -147,7 +148,7 @@ class SglangDriver:
                 reporter.ended(call.call_id, now_s)
 
     def given_up(self) -> None:
-        """Requests were ended from outside. For those that had not begun, SGLang calls no other hook."""
+        """SGLang has aborted requests. For waiting requests that are aborted, it calls no other hook."""
         scheduler = self._scheduler
         begun = running_requests(scheduler)
         present = {request.rid for request in (*scheduler.waiting_queue, *begun)}
@@ -164,7 +165,7 @@ class SglangDriver:
     ) -> CacheState:
         """The cache-state report since a cursor of `epoch`, without the calls of the `gateway` that asks.
 
-        Requests `beginning` are of a batch about to run.
+        `beginning` has the requests of a batch that is about to run.
         """
         self._events.drain()
         waiting = self._scheduler.waiting_queue
@@ -181,7 +182,7 @@ class SglangDriver:
 
     @property
     def _budget_tokens(self) -> int:
-        """The latest plan's token budget. Without plans it is SGLang's chunk size, or 0 if SGLang has none."""
+        """The latest plan's token budget. Without plans: SGLang's chunk size, or 0 if SGLang has none."""
         if self.planner is not None:
             return self.planner.budget_tokens
         return int(getattr(self._scheduler, "chunked_prefill_size", None) or 0)

@@ -1,4 +1,5 @@
-"""Chat templates in Jinja: renders them as transformers does, and finds the options and the message form of each.
+"""Renders chat templates (Jinja) as transformers does. Finds the options that a template reads, and whether it expects
+a message's content as text or as a list of parts.
 
 Transformers copies all messages and tools for each rendering, and Jinja's sandbox checks each attribute that a template
 reads. `render` needs no copy, because a request's JSON is plain data, and skips the checks of attributes that are known
@@ -39,7 +40,7 @@ OF_TRANSFORMERS: Final = frozenset(
         "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
     }
 )  # fmt: skip
-"""Options that transformers takes for itself, so that a template may not get what a client gives by this name."""
+"""Names that are parameters of transformers. A client's option of such a name may not reach the template."""
 
 # Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
 TEMPLATE_ERRORS: Final = (
@@ -98,7 +99,7 @@ _SAFE: Final[Mapping[type, frozenset[str]]] = {
         {"first", "last", "index", "index0", "length", "revindex", "revindex0", "depth", "depth0"}
     ),
 }  # fmt: skip
-"""Attributes that the sandbox allows for any object of a type. `format` and `format_map` it replaces by its own."""
+"""By type: attributes that need no check by the sandbox, which has its own `format` and `format_map`."""
 _NONE: Final[frozenset[str]] = frozenset()
 _PLAIN: Final = frozenset({str, int, float, bool, list, dict, type(None)})
 
@@ -167,7 +168,7 @@ def render(
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
 ) -> str:
-    """The text of a chat, as transformers renders the same JSON. Raises what a template raises."""
+    """The text of a chat, as transformers renders the same JSON. Raises one of `TEMPLATE_ERRORS`."""
     for at, message in enumerate(messages):
         reasoning = message.get("reasoning_content")
         if reasoning is not None or None in message.values():
@@ -180,7 +181,7 @@ def render(
 
 
 def _as_transformers_gives_it(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without keys of None, and with its `reasoning_content` as `thinking` too."""
+    """A message without keys whose value is None, and with its `reasoning_content` also as `thinking`."""
     given = {key: value for key, value in message.items() if value is not None}
     reasoning = given.get("reasoning_content")
     return given if reasoning is None else {"thinking": reasoning, **given}
@@ -277,7 +278,7 @@ def _assignments(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
 
 
 def _parameters_given_content(tree: nodes.Template, macro: nodes.Macro, message_names: set[str]) -> set[str]:
-    """The parameters of a macro that get a message's content in some call."""
+    """The parameters of a macro that get a message's content where the template calls the macro."""
     names: set[str] = set()
     for call in tree.find_all(nodes.Call):
         if _dotted(call.node) != macro.name:
@@ -289,7 +290,7 @@ def _parameters_given_content(tree: nodes.Template, macro: nodes.Macro, message_
 
 
 def _reads(node: nodes.Node | None, names: set[str], key: str | None = None) -> bool:
-    """Whether an expression is one of the variables (or its item `key`), possibly filtered, tested or sliced."""
+    """Whether an expression is a variable in `names` (with `key`: its item), possibly filtered, tested or sliced."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -322,7 +323,7 @@ def has_transformers() -> bool:
 def import_transformers() -> None:
     """Import transformers, without its advice to install PyTorch, which tokenizers do not need.
 
-    It takes half a second, and processes without a tokenizer do not need it.
+    The import takes half a second, and processes without a tokenizer do not need it.
     """
 
     def is_no_advice(record: logging.LogRecord) -> bool:

@@ -1,8 +1,9 @@
 """Chooses one address for each engine if a DNS name has IPv4 and IPv6 addresses.
 
 With two addresses, an engine would count as two, and get twice its share of calls. Two addresses belong to one engine
-if the reports at both have the same epoch, which identifies a process. Engines without Plait's adapter have no epoch:
-for them, the addresses of one family are used, the one of which more answer (IPv4 in a tie).
+if cache-state reports from both have the same epoch, which identifies a process. Engines without Plait's adapter have
+no epoch. For them, only one address family is used: the family with more addresses that answer. A tie keeps the family
+that is in use, at first IPv4.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Final
 from plait.backends.http.host import is_ipv6
 
 Identify = Callable[[str], Awaitable[str | None]]
-"""The epoch of the process at an address; empty: the engine makes no reports. None: no answer."""
+"""The epoch of the process at an address. Empty: an engine without reports. None: no answer."""
 
 SETTLING_LOOKUPS: Final = 12
-"""The number of lookups in a row in which the other family must have more addresses before it is used: a minute at the
-default interval. Name servers learn of the two families one after the other, and a lookup may miss one.
+"""Switch families after this many lookups in a row in which the unused family had more addresses that answer: a minute
+at the default interval. Name servers learn of the two families one after the other, and a lookup may miss one.
 """
 
 
 class DualStack:
     """Chooses among the addresses of one name, at each lookup.
 
-    `left_out`: addresses that answer, but are not used because they may be engines that are used already.
+    `left_out`: addresses that answer, but are not used, because they may be second addresses of used engines.
     """
 
     def __init__(self, identify: Identify) -> None:
@@ -35,7 +36,7 @@ class DualStack:
         self._epochs: dict[str, str] = {}
         self._uses_ipv6 = False
         self._behind = 0
-        """Lookups in a row in which the other family had more addresses."""
+        """Lookups in a row in which the unused family had more addresses that answer."""
 
     async def engines(self, found: Collection[str], used: Collection[str]) -> set[str]:
         """The addresses to use, of those `found` by this lookup and those `used` so far."""
@@ -64,13 +65,16 @@ class DualStack:
         return set() if any(map(self._is_preferred, found)) else set(filter(self._is_preferred, used))
 
     def _of_one_family(self, alike: set[str]) -> set[str]:
-        """The addresses to use, of `alike` ones that have no epoch."""
+        """The addresses to use of engines without an epoch, which nothing tells apart (`alike`)."""
         preferred = set(filter(self._is_preferred, alike))
         self.left_out = alike - preferred if preferred else set()
         return preferred or alike
 
     def _settle(self, answering: Counter[bool], used: Collection[str]) -> None:
-        """Switch to the other family after more of its addresses have answered in `SETTLING_LOOKUPS` lookups."""
+        """Switch families after `SETTLING_LOOKUPS` lookups in a row in which the unused family has more answers.
+
+        While no address is used, switch at the first such lookup.
+        """
         has_more = answering[not self._uses_ipv6] > answering[self._uses_ipv6]
         self._behind = self._behind + 1 if has_more else 0
         if self._behind >= SETTLING_LOOKUPS or (has_more and not used):

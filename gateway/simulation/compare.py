@@ -1,6 +1,6 @@
-"""The same calls on shared prefixes through several policies, on equal engines: single calls, or sessions.
+"""Compares placement policies on equal engines. Each gets the same calls with shared prefixes: single, or in sessions.
 
-The real router and the real engine cores run in virtual time. `live` sends the calls to real servers.
+The real router and the real engine cores run in virtual time. `plait demo --real-time` runs the calls on real servers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MODEL = "demo"
 OURS: Final = "plait"
 
 WARM_UP: Final = 0.25
-"""The part of a run that fills the caches. These first calls are in no figure."""
+"""The share of a run's calls that fill the caches. These first calls are in no figure."""
 
 CACHE_BYTES: Final = 256 * 2**20
 """The size of the encoder's prefix cache."""
@@ -90,12 +90,12 @@ class Experiment:
     """The engines' local scheduler."""
     window_s: float = DEFAULT_WINDOW_S
     admission: bool = True
-    """False: calls are sent as they arrive."""
+    """False: gateways do not queue calls, but send them as they arrive."""
     gateways: int = 1
     """Calls go to the gateways in turn."""
     report_interval_s: float = REPORT_INTERVAL_S
     report_delay_s: float = 0.0
-    """How late reports reach the gateways."""
+    """Seconds from when an engine makes a report until it reaches the gateways."""
     blind: bool = False
     """Gateways ignore each other's calls in reports."""
     ends_by_reports: bool = False
@@ -268,7 +268,7 @@ class _Fleet:
     policy: str | Policy
 
     def router(self, number: int) -> Router:
-        """The router of a gateway. All blind gateways have one id, so that no report has others' calls for them."""
+        """The router of a gateway. Blind gateways share one id, and a report leaves out calls of the asking id."""
         experiment, cost_model = self.experiment, load_profile(self.experiment.profile).cost_model()
         gateway_id = "gateway" if experiment.blind else f"gateway-{number}"
         block_tokens = tree_block_tokens(experiment.block_tokens)
@@ -349,7 +349,7 @@ class Report:
     real_time: bool
 
     def claims(self) -> Iterator[Claim]:
-        """The targets of the default policy, relative to the others of the same run."""
+        """Figures of the default policy with their targets, most of them relative to another policy of the run."""
         by_policy = {outcome.policy: outcome for outcome in self.outcomes}
         ours, base = by_policy.pop(OURS, None), by_policy.get(BASELINE)
         if ours is None:

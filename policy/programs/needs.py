@@ -1,8 +1,8 @@
-"""The need of each call of a session: a stage, throughput, or none (Parrot, 5.2).
+"""Deduces the need of each call of a session: a stage (latency), throughput, or none (Parrot, section 5.2).
 
-In: the objectives that clients state, as `Marks` on the variables that they get, and as annotations of calls (Parrot,
-4.1). Out: `Needs`, from which `Stages` are filled. A stage of two or more calls is a task group. A consumer offers its
-need to its producers, so a change moves upstream: `objectives.py` renews consumers before producers.
+Clients state objectives in `get` requests for variables (`Marks`) and in annotations of calls (Parrot, 4.1). `Needs`
+deduces each call's need from them, and `Stages` has the calls of each stage. A stage of two or more calls is a task
+group. A consumer offers its need to its producers, so a change moves upstream: `objectives.py` renews consumers first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from plait.policy.types import Objective, Slo
 class Stage(NamedTuple):
     """The calls whose longest path to the call with the id `awaited` has the same length, `distance` calls.
 
-    Native steps do not count: the producers of an awaited native step have the distance 0, so the step itself has -1.
+    Native steps, which the client computes without an engine, do not count: the producers of an awaited native step
+    have the distance 0, so the step itself has -1.
     """
 
     awaited: str
@@ -51,8 +52,8 @@ class Stages:
         return len(self._members.get(stage, ())) > 1
 
     def move(self, call_id: str, stage: Stage | None) -> tuple[str, ...]:
-        """Put a call into a stage; None takes it out. Returns the other calls that enter or leave a task group by that:
-        the one left alone in the old stage, and the one no longer alone in the new stage.
+        """Put a call into a stage; None takes it out. Returns the other calls that leave or enter a task group: the one
+        left alone in the old stage, and the one no longer alone in the new stage.
         """
         before = self._stages.get(call_id)
         if stage == before:
@@ -80,7 +81,7 @@ class Stages:
 
 
 Mark = Objective | Slo
-"""The objective of a `get`, or its explicit times (Parrot, section 4.1)."""
+"""The objective of a `get` request, or its limits of TTFT, TPOT and JCT (Parrot, section 4.1)."""
 
 
 class Marks:
@@ -144,7 +145,7 @@ class Marks:
         return [mark for variable in unset for mark in self._by_variable.get(variable.name, ())]
 
     def asked(self, call_id: str) -> Slo | None:
-        """The explicit times in the marks on a call's outputs: the tightest of each kind; None without such a mark."""
+        """The SLO that the marks on a call's outputs state: the tightest of each limit; None if none states one."""
         slos = [mark for mark in self.on(call_id) if isinstance(mark, Slo)]
         if not slos:
             return None
@@ -164,13 +165,14 @@ def _tightest(seconds: Iterable[float | None]) -> float | None:
 
 
 Need = Stage | Literal[Objective.THROUGHPUT]
-"""A call's need: a stage, or throughput."""
+"""The stage in which a call has to be fast, or throughput. No need is None."""
 
 
 class Offers:
     """The needs of one call's consumers, counted once for each link.
 
-    A change takes O(1). `need` takes logarithmic time in the awaited calls, and linear time in the distances of one.
+    A change takes O(1). `need` takes logarithmic time in the awaited calls, and linear time in the distances of one
+    awaited call.
     """
 
     __slots__ = ("_changed", "_heap", "_links", "_throughput_links")
@@ -203,9 +205,10 @@ class Offers:
         self._changed.append(awaited)
 
     def need(self) -> Need | None:
-        """The call's need: the smallest stage that its consumers offer, otherwise throughput; None without offers.
+        """The call's need: a stage, otherwise throughput; None without offers.
 
-        Among several stages of one awaited call, the largest counts.
+        Each awaited call counts with the largest distance that consumers offer for it (the longest path). The awaited
+        call with the smallest of these is taken, and this call is one farther.
         """
         for awaited in self._links.keys() & self._changed:
             heappush(self._heap, (max(self._links[awaited]), awaited))
@@ -236,7 +239,7 @@ class Needs:
         return bool(self._needs)
 
     def reach(self, call_id: str) -> bool:
-        """Whether a get or an annotation reaches the call. A native step has no objective, so nothing reaches it."""
+        """Whether the call has a need. False for a native step, which has no objective."""
         return call_id in self._needs and not self._graph.calls[call_id].is_native
 
     def stage(self, call_id: str) -> Stage | None:
@@ -247,7 +250,7 @@ class Needs:
         return None if self._marks.annotation(call_id) is Objective.THROUGHPUT else need
 
     def link(self, link: Link, count: int) -> None:
-        """A link has come (1) or gone (-1)."""
+        """A consumer's link to a producer was added (`count` 1) or removed (-1)."""
         need = self._needs.get(link.consumer)
         if need is not None:
             self._offer(link.producer, need, count)

@@ -1,7 +1,7 @@
 """Engines found by name: one for each address of a DNS name, such as a headless service of Kubernetes.
 
 The name is looked up periodically. A new address becomes an engine; the engine of a missing address is removed when it
-has no calls. If a lookup fails or finds nothing, all engines stay: losing all at once is more often a fault of the DNS.
+has no calls. If a lookup fails or finds nothing, all engines stay: the DNS fails more often than all engines at once.
 An engine with an IPv4 and an IPv6 address is used once (`DualStack`).
 """
 
@@ -26,7 +26,7 @@ Lookup = Callable[[str, int], Awaitable[Collection[str]]]
 """The addresses of a host. Raises OSError."""
 
 Identify = Callable[[EngineConfig], Awaitable[str | None]]
-"""As that of `DualStack`, for an engine."""
+"""The epoch of the engine's process. Empty: an engine without reports. None: no answer."""
 
 LEFT_OUT = "engines without the adapter do not say which IPv4 and which IPv6 address are the same engine"
 
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 class Discovery:
     """Keeps the engines of `services` in line with DNS, until its tasks are cancelled.
 
-    `identify` asks an engine for the epoch of its process.
+    `identify` shows which addresses belong to one engine: they have the same epoch, the id of its process.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Discovery:
             log.warning("name not found, its engines stay", service=service.name, url=service.url, problem=problem)
 
     def _say_what_is_left_out(self, service: ServiceConfig, left_out: Collection[str]) -> None:
-        """Log once that addresses are not used, until all are."""
+        """Log once that addresses are left out. Logs again only after a lookup that left out none."""
         if not left_out:
             self._said.pop(service.name, None)
         elif self._said.get(service.name) != LEFT_OUT:

@@ -2,8 +2,8 @@
 
 Calls come by `add` and leave with their last token, or by `remove` or `abort`. `step(now)` ends the iteration in
 flight, returns its tokens and begins the next one: the local scheduler plans it from the engine's facts, blocks are
-found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps that long
-(`clock`); the simulator advances its virtual clock. At most one iteration is in flight.
+found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps for
+that time (`backends/embedded/clock.py`); the simulator advances its virtual clock. At most one iteration is in flight.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class EmbeddedFacts:
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a waiting call some tier has now. The engine always computes the last token."""
+        """How many tokens of a waiting call some tier has now, without the last token, which is always computed."""
         assert isinstance(call, EmbeddedCall)
         blocks = self._matched(call) + self._loadable(call) if self._has_lower else self._matched(call)
         return blocks * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """How many free blocks `new_tokens` more of a call take. Cached blocks that no call uses yet count as free."""
+        """How many free blocks `new_tokens` more of a call take. A hit on an unused cached block takes one too."""
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
@@ -74,7 +74,7 @@ class EmbeddedFacts:
         return call.computed_tokens
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
-        """The hash of the block after the call's first `tokens`; None if it is no whole block."""
+        """The hash of the block after the call's first `tokens`; None if the call has no whole block there."""
         assert isinstance(call, EmbeddedCall)
         hashes, index = call.chain.hashes, tokens // self._block_tokens
         return hashes[index] if index < len(hashes) else None
@@ -93,7 +93,7 @@ class EngineSettings:
     name: str
     model: str
     kv_tokens: int
-    """The KV cache's size."""
+    """Tokens that fit into the accelerator's KV cache."""
     block_tokens: int = 16
     max_batch_tokens: int = 2048
     """The most new tokens of an iteration."""
@@ -132,7 +132,7 @@ class Counters:
 
 
 class Engine:
-    """One emulated engine. `scheduler` replaces the scheduler in the settings. `tokenizer` is for its reports.
+    """One embedded engine. `scheduler` replaces the settings' scheduler. Cache-state reports name `tokenizer`.
 
     A caller may replace `cost_model`, which makes the emulated accelerator faster or slower from then on.
     """
@@ -219,7 +219,7 @@ class Engine:
         return True
 
     def step(self, now_s: float) -> Step:
-        """If the iteration in flight is over by now, end it and begin the next one."""
+        """End the iteration in flight and begin the next. No effect before the end of an iteration in flight."""
         if self._computes and self._ends_s is not None and now_s < self._ends_s:
             return Step((), self._ends_s)
         if self._measuring is not None and self._work.new_tokens:
@@ -233,11 +233,11 @@ class Engine:
         return Step(outputs, self._ends_s)
 
     def has_news(self, since: int, gateway: str | None = None) -> bool:
-        """Whether a report since a cursor would have a change for the `gateway` that asks."""
+        """Whether cached blocks or other gateways' calls changed since the report with cursor `since`."""
         return self._reporter.has_news(since, None, gateway)
 
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
-        """The cache-state report (docs/design/residency.md), without the calls of the `gateway` that asks."""
+        """The cache-state report (docs/design/residency.md). Its calls leave out those of the asking `gateway`."""
         return self._reporter.report(
             since,
             self.epoch,
@@ -310,7 +310,7 @@ class Engine:
         self.counters.loaded_tokens += tokens
 
     def _load_ahead(self, plan: Plan, now_s: float) -> None:
-        """Begin loads for the calls after the plan's, while the cache has room beside the decodes."""
+        """Begin loads for the plan's backfill, if the cache keeps `WATERMARK_BLOCKS` free for each running call."""
         if self._blocks.lower and not plan.preempt:
             spare = WATERMARK_BLOCKS * len(self.running)
             for call in plan.backfill:

@@ -56,7 +56,7 @@ async def _certificate_problem(
 
 
 async def _certified_names(address: str, port: int, name: str, trust: Trust) -> str:
-    """The names in the engine's certificate, for people."""
+    """The names in the engine's certificate, as text for an error message."""
     try:
         certificate = await _look(address, port, name, trust.any_name)
     except (OSError, TrustError):  # the engine or the trusted files have changed since the first handshake
@@ -65,7 +65,7 @@ async def _certified_names(address: str, port: int, name: str, trust: Trust) -> 
 
 
 async def speaks_tls(host: str, port: int, within_s: float) -> bool:
-    """Whether an engine completes a TLS handshake in this time. Its certificate is not checked."""
+    """Whether an engine completes a TLS handshake within `within_s` seconds. Its certificate is not checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -1,4 +1,4 @@
-"""Translates a request to `/v1/messages`, whose messages are made of content blocks, to one to chat completions."""
+"""Translates the body of a `/v1/messages` request, with its content blocks, into a chat-completions body."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _REFUSED: Final = {"container": "a container"}
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body. Raises CallerError for fields that it cannot express."""
+    """The fields of a chat-completions body. Raises CallerError for fields without a counterpart in such a body."""
     if fields.get("max_tokens") is None:
         raise wrong("max_tokens", "is required: the most tokens that the answer may have")
     return {
@@ -138,7 +138,7 @@ def chat_request(fields: Mapping[str, Any]) -> Json:
 
 
 def prompt_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body that its prompt depends on, and those that Anthropic's API lacks.
+    """The chat-completions fields that the prompt depends on, and fields unknown to Anthropic's API, unchanged.
 
     A body of `/v1/messages/count_tokens` has no other fields. Raises CallerError.
     """

@@ -1,4 +1,4 @@
-"""The tools of a message. Tools that Anthropic's servers run are left out. All others become functions."""
+"""The tools of a `/v1/messages` request. Tools that Anthropic's servers run are left out. Others become functions."""
 
 from __future__ import annotations
 

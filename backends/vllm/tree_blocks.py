@@ -1,9 +1,10 @@
-"""Translates engine blocks, which vLLM names by chained keys, into tree blocks.
+"""Translates engine blocks, which vLLM names by chained keys, into blocks of the gateway's prefix tree.
 
-A tree block is a run of consecutive engine blocks. vLLM may have several copies of an engine block, and tree blocks
-that branch in the middle share their first engine blocks. `inserted` and `removed` count copies. `composed` says which
-engine blocks make up a tree block; keys are chained, so its last one identifies the run, which is forgotten with the
-last copy of that block. The journal has a tree block exactly while each engine block of one of its runs has a copy.
+A run is the consecutive engine blocks that make up one tree block. Usually a tree block has one run. vLLM may have
+several copies of an engine block; `inserted` and `removed` count copies. Tree blocks that branch in the middle share
+their first engine blocks. `composed` adds a run. Keys are chained, so the key of the last engine block identifies a
+run. A run is forgotten when its last engine block has no copy left. The journal has a tree block exactly while each
+engine block of one of the tree block's runs has a copy.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class TreeBlocks:
         self._runs: dict[bytes, _Run] = {}
         """By the key of a run's last block."""
         self._run_of_part: dict[bytes, _Run] = {}
-        """A run with this key before its end. Most keys are in one run."""
+        """A run in which the key is not the last. Most keys are in one run."""
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
-        """The other runs with this key before their ends."""
+        """The other runs in which the key is not the last."""
         self._whole: dict[int, int] = {}
         """How many runs of a tree block have all their engine blocks in the cache."""
 
@@ -114,7 +115,7 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # One tree block has several runs if the engine's keys depend on tokens after the block too.
+        # If the engine's keys depend on tokens after the tree block too, the tree block has several runs.
         whole = self._whole.get(run.tree_block, 0)
         self._whole[run.tree_block] = whole + 1
         if whole == 0:

@@ -37,7 +37,7 @@ class HeldBytes(Protocol):
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """One call as the client wants it. A retried call of a program delivers the same record again."""
+    """One call as the client wants it. A program (calls linked by variables) retries a call with the same record."""
 
     call: Call
     """The call as policies see it, with the objectives that it arrived with."""
@@ -50,10 +50,10 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     body: EngineBody
 
     session: str | None = None
-    """Id of a program's session. A header of the answer repeats it."""
+    """Id of the session whose variables a program's calls share. A header of the answer repeats the id."""
 
     text: TextTap | None = None
-    """Reads the completion's text on its way, for the output variable."""
+    """Reads the completion's text while it passes to the client, for the variable `output`."""
 
     answer_bytes: HeldBytes | None = None
     """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
@@ -73,12 +73,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """The most tokens that the engine may report."""
 
     handle: str | None = None
-    """Names the call at its engine if its objectives may change while it runs."""
+    """Names the call in messages to the engine that change the call's objectives. None: they cannot change."""
 
     form: AnswerForm = COMPLETION
 
     route: str | None = None
-    """Only engines that have this route may get the call. None: any engine of the model."""
+    """The HTTP route that an engine must have to get the call. None: any engine of the model."""
 
     wants_receipt: bool = False
     """Whether the answer includes the reasons for the placement."""
@@ -145,7 +145,7 @@ class OpenExchange(Protocol):
         """
 
     def close(self) -> None:
-        """Finish. Aborts the request if the engine's answer has not ended."""
+        """Detach from the response and the sink. Aborts the request if the engine's answer has not ended."""
 
     def keep(self) -> None:
         """Copy the usage and the finish reason of a stream so far into the `Answer`."""
@@ -172,7 +172,7 @@ class Attempt(msgspec.Struct, eq=False):
     """Whether the booking is not yet settled, released or failed."""
 
     margin: Margin | None = None
-    """Set by `find_margin`."""
+    """How much dearer the next-cheapest engine is. None until `find_margin` has been called."""
 
     @property
     def engine_id(self) -> str:
@@ -184,7 +184,7 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class Ending(msgspec.Struct, frozen=True, eq=False):
-    """How a call ended, or a request on a call's route that was refused before it became a call."""
+    """How a call ended, or a request that was refused before it became a call."""
 
     outcome: Outcome
 
@@ -202,7 +202,7 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
 
     problem: EngineError | str | None = None
     """An `EngineError`: the engine is at fault, and another one may succeed. A text: the caller is at fault. None: the
-    engine sent a whole answer, which has a text if `Asked.text` reads one."""
+    engine sent a whole answer, and `Asked.text`, if set, found the text in it."""
 
     request_id: str = ""
 
@@ -218,7 +218,7 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     """The error's code. None if the client got an engine's answer, or disconnected."""
 
     message: str | None = None
-    """The error's message for the log. None without one, or if it may quote a request or an answer."""
+    """The error's message for the log. None without an error, or if the message may quote a request or an answer."""
 
     arrived_s: float = 0.0
     """The call's zero (see `Asked.arrived_s`), in seconds of the event loop's clock, as is `ended_s`."""

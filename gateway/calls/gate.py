@@ -23,7 +23,7 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.costs.situation import COMPARED
 
 EXPECTED_OUTPUT_TOKENS = 128
-"""The output that a tenant's rate is charged while a call runs, if its output limit is larger or absent."""
+"""Charged to the tenant's rate for each completion while the call runs, unless the call's output limit is smaller."""
 
 Resume = Callable[[BaseException | None], None]
 
@@ -61,7 +61,8 @@ class Gate:
 
         If `waiting.is_sent`, the call may be sent now. Otherwise `resume` is called later, once. With `may_leave`, the
         call fails after `hold_s` and the client may come back. `prefer` is the engine with the context that the call
-        continues. The caller must call `left` when a sent call has ended, and `gone` if the client leaves before.
+        continues. The caller must call `left` when a sent call has ended, and `gone` if the client disconnects before
+        the call is sent.
         """
         call = asked.call
         limit = call.output_limit
@@ -134,7 +135,7 @@ class Gate:
             self.admission.left(entry.waiting, used_tokens, loop_time_s())
 
     def gone(self, entry: Entry) -> None:
-        """The client has disconnected before the call was sent, or while it was being let through."""
+        """The client has disconnected before the call was sent, or after admission's decision but before `resume`."""
         waiting, leasing = entry.waiting, entry.leasing
         entry.leasing = None
         if entry.timer is not None:
@@ -149,7 +150,7 @@ class Gate:
         """Admission has decided about a waiting call."""
         if entry.timer is not None:
             entry.timer.cancel()
-        # Not at once: admission is in the middle of the event of another call, which `resume` would reenter.
+        # Not at once: admission may be handling another call, and `resume` would reenter it.
         entry.timer = asyncio.get_running_loop().call_soon(_resume, entry, None)
 
     def _leave(self, entry: Entry) -> None:

@@ -93,14 +93,17 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
         _reported(lambda r: r.scheduler.preemptions),
     ),
 }
-"""`plait_engine_*`, by engine."""
+"""Name without the prefix `plait_engine_` -> (help text, how to read the value of an engine)."""
 
 
 KNOWLEDGE = ("exact", "counts", "estimated")
 
 
 def knowledge_of(engine: FleetEngine) -> str:
-    """`exact`: the engine reports its cache. `counts`: it counts its calls. `estimated`: neither, only by bookings."""
+    """The source of what the gateway knows about an engine's cache and load.
+
+    `exact`: cache reports. `counts`: the engine's own counts of its calls. `estimated`: only the gateway's bookings.
+    """
     if engine.cache.reports:
         return "exact"
     return "estimated" if engine.counts is None else "counts"

@@ -1,11 +1,12 @@
 """The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups.
 
 In: before each iteration, the engine's waiting and running calls (`plan`); after it, its duration and work (`observe`).
-Out: a `Plan`. Between plans the scheduler remembers only speeds, and which calls started, were preempted or ended. A
-plan may be made again for the same moment, so `_remember` notes what the plan intends, and `_follow` what came of it.
+Out: a `Plan`. Between plans the scheduler remembers measured iterations, whether the last plan left out decodes, and
+facts about calls that started, were preempted or ended. An engine may drop a plan and ask again for the same moment. So
+`_remember` notes what a plan intends, and the next plan's `_follow` notes which calls the engine started.
 
-While no call has an SLO and no TTFT slack is remembered, the scheduler plans as `hit_ratio` does. Experiments may
-replace phases of a plan (`Phases`).
+While no call has an SLO and no call with TTFT slack has started recently, the scheduler plans as `hit_ratio` does.
+Experiments may replace phases of a plan (`Phases`).
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ class Phases:
     select: Select = select_by_distance
     """Adds calls that are not urgent."""
     release_long: Callable[[Moment, Batch, Sorted], Sequence[Candidate]] = release_long
-    """Starts a held long prompt in compute that would be idle."""
+    """Starts a long prompt that `sort_waiting` held back, in compute that would be idle."""
 
 
 PHASES = Phases()
-"""The phases that ship."""
+"""The defaults."""
 
 
 class SloScheduler:
@@ -131,7 +132,8 @@ class SloScheduler:
         lead_in_flight(moment, batch)
         # 3. Calls that can still meet their SLO come next.
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
-        lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}  # before they inherit a T_r
+        # Found before `with_heirs`, which may lower a prompt's `remaining_s`.
+        lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}
         moment = with_heirs(moment, found.startable())
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
         others = [one for one in begun if one.call in lose_nothing]
@@ -147,7 +149,7 @@ class SloScheduler:
         turns = self._hit_ratio.turns(found.best_effort, moment.facts)
         left = add_best_effort(moment, batch, others, found.missed, turns)
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
-        # 5. Return the unused reserve.
+        # 5. Other calls get the reserve that step 4 left.
         batch.budget.limit_s = limit_s
         if reserve and batch.left_tokens:
             return_reserve(moment, batch, [*on_time, *found.startable()], phases.select)
@@ -195,7 +197,7 @@ class SloScheduler:
         )
 
     def _remember(self, moment: Moment, batch: Batch) -> None:
-        """Note which calls the iteration starts, and whether it leaves out decodes, so that the next does not."""
+        """Note which calls the plan starts, and whether it leaves out decodes: two iterations in a row may not."""
         started = batch.started
         self._long_calls += [one.call for one in started if one.is_long and one.remaining_s < inf]
         self._ttft_slack.expect(slacks_s(started, self._objectives, self.model.costs))

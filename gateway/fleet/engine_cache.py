@@ -231,7 +231,7 @@ class EngineCache:
             stored.update(block for run in tier.stored for block in run.hashes)
             resident.cover(above, ends)
             fresh = [part for run in tier.stored for part in _without(run, left)]
-            ends += resident.apply(removed - stored, fresh, left)
+            ends += resident.apply(removed - stored, _parents_first(fresh), left)
             above = resident
             view.total_tokens = tier.total_blocks * state.block_tokens
             free_tokens += inf if tier.free_blocks is None else tier.free_blocks * state.block_tokens
@@ -280,6 +280,24 @@ def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:
         parent, part = block, []
     if part:
         yield parent, part
+
+
+def _parents_first(runs: Sequence[Run]) -> Sequence[Run]:
+    """Each run behind the one with its parent. Engines evict a prompt's end first, so a lower tier has it earlier."""
+    if len(runs) < 2:
+        return runs
+    run_of = {block: index for index, (_, hashes) in enumerate(runs) for block in hashes}
+    ordered, seen = list[Run](), set[int]()
+    for index in range(len(runs)):
+        path = list[int]()
+        at: int | None = index
+        while at is not None and at not in seen:
+            seen.add(at)
+            path.append(at)
+            parent = runs[at][0]
+            at = None if parent is None else run_of.get(parent)
+        ordered += (runs[one] for one in reversed(path))
+    return ordered
 
 
 class EstimatedAnswers:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.backends.embedded.call import EmbeddedCall
@@ -76,6 +76,7 @@ def draw_calls(seed: int, count: int, rate: float) -> list[SimulatedCall]:
 
 @settings(max_examples=25, deadline=None)
 @pytest.mark.no_cover
+@example(676, 4_096, [(HOST, 2_048), (DISK, 32_768)])  # blocks that reach host memory between two reports
 @given(
     st.integers(0, 1000),
     st.sampled_from((4_096, 8_192)),
@@ -92,6 +93,11 @@ def test_each_tier_is_known_as_it_is(seed: int, kv_tokens: int, tiers: list[tupl
         known = [blocks_of(one, router) for one in (view.residency, *view.residency.tiers)]
         assert known == told(engine)
         assert view.tiers.total_tokens == sum(tokens for _, tokens in tiers)
+        later = Router("plait", block_tokens=TREE_BLOCK)  # a gateway that comes later gets a snapshot
+        later.add_engine(name, COSTS)
+        later.report(name, engine.cache_state(), simulation.now_s + 1.0)
+        found = later.engines[name].view.residency
+        assert [blocks_of(one, later) for one in (found, *found.tiers)] == known
     router.check()
     assert len(records) == 60
 

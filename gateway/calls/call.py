@@ -50,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     body: EngineBody
 
     session: str | None = None
-    """Id of the session whose variables a program's calls share. A header of the answer repeats the id."""
+    """Session id of the annotations; a program's calls share its variables. A header of the answer repeats it."""
 
     text: TextTap | None = None
     """Reads the completion's text while it passes to the client, for the variable `output`."""

@@ -161,13 +161,14 @@ class Room:
         """Whether the engine has enough of a tenant's prompts on time, for a further one with the deadline `due_s`.
 
         Prompts of the rest do not count prompts on time. Without this bound, an engine would get a whole flood of calls
-        whose deadlines can be met, and calls without a deadline would wait in the engine for all of it.
+        whose deadlines can be met, and calls without a deadline would wait in the engine for all of it. Each gateway
+        knows its own tenants' prompts only, and sends its part.
         """
         if due_s == -inf:
             return False
-        queue = view.queue
-        own_s = _prompts_s(view, queue.on_time_before(due_s, tenant))
-        return own_s >= OWN_S or _prompts_s(view, queue.on_time_before(inf, tenant)) >= self._ahead_s
+        before_s = view.gateways * _prompts_s(view, view.queue.own_on_time(tenant, due_s))
+        all_s = view.gateways * _prompts_s(view, view.queue.own_on_time(tenant))
+        return before_s >= OWN_S or all_s >= self._ahead_s
 
     def _before_s(
         self,

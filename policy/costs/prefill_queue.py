@@ -238,9 +238,14 @@ class PrefillQueue:
         computed = next(iter(self._rest))
         return self.sent_tokens - computed.tokens, self.sent_attention_s - computed.attention_s
 
-    def on_time_before(self, due_s: float, tenant: str | None = None) -> int:
-        """The tokens of sent prompts on time with a deadline up to `due_s`; `tenant` None: of all tenants."""
-        return sum(one.tokens for one in self._on_time if one.due_s <= due_s and tenant in {None, one.tenant})
+    def on_time_before(self, due_s: float) -> int:
+        """Tokens of the sent prompts on time that are due by `due_s`. Other gateways' deadlines count as later."""
+        return sum(one.tokens for one in self._on_time if one.due_s <= due_s)
+
+    def own_on_time(self, tenant: str, due_s: float = inf) -> int:
+        """Tokens of a tenant's prompts on time that this gateway has sent and that are due by `due_s`."""
+        own = (one for one in self._on_time if one.is_own and one.tenant == tenant)
+        return sum(one.tokens for one in own if one.due_s <= due_s)
 
     def _expect(self, prefill: Prefill) -> None:
         self.on_time_tokens += prefill.tokens

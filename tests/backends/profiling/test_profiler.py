@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.backends.embedded.engine import EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
@@ -17,10 +18,26 @@ from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Lim
 from plait.backends.profiling.profiler import Measured, Profiler, typical
 from plait.backends.profiling.timed_stream import TimedStream
 from plait.policy.costs.cost_model import CostModel
+from tests.backends.profiling.embedded_engine import EmbeddedEngine
 
 LIMITS = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=100_000)
 CIRCUMSTANCES = Circumstances(date="2026-01-02", version="1.2.3")
 MODEL = load_profile("h100-llama-70b-tp2").cost_model()
+GRID = (
+    [(1, 100)],
+    [(1, 3_000)],
+    [(1, 500)] * 3,
+    [(1, 2_000)] * 8,
+    [(100, 0)],
+    [(300, 0)],
+    [(700, 0)],
+    [(1_800, 0)],
+    [(64, 2_000)],
+    [(200, 2_500)],
+    [(700, 6_000)],
+    [(512, 0), *[(1, 1_000)] * 6],
+)
+"""Iterations between the points that are measured: decodes, prompts, prompts behind a cached prefix, and both."""
 BLOCK_TOKENS = 64
 OVERHEAD_S = 0.004
 
@@ -114,6 +131,25 @@ def test_the_engines_own_model_comes_back(effort: Effort) -> None:
     assert fitted.pivot is not None
     assert fitted.pivot.tokens == pytest.approx(pivot.tokens, rel=0.1)
     assert fitted.pivot.time_ms == pytest.approx(pivot.time_s * 1e3, rel=0.1)
+
+
+def test_an_embedded_engines_profile_comes_back() -> None:
+    """The real engine, whose cache and iterations are those of `plait engine`."""
+    own = load_profile("a6000-mistral-7b").cost_model()
+    engine = EmbeddedEngine(EngineSettings(name="e", model="m", kv_tokens=198_516), own)
+    limits = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=198_516)
+    measured = asyncio.run(Profiler(engine, limits, QUICK, random.Random(7), lambda _: None).measure())
+    assert measured.omitted == []
+    fitted = fit(measured, limits).profile
+    assert fitted.fit is not None
+    assert fitted.fit.points == len(measured.points) > 20
+    assert fitted.fit.max_relative_error < 0.02
+    model = fitted.cost_model()
+    for work in GRID:
+        assert model.iteration_time_s(work) == pytest.approx(own.iteration_time_s(work), rel=0.05), work
+    assert fitted.pivot is not None
+    saturation = own.forward.slope_s * fitted.pivot.tokens / own.forward.at(fitted.pivot.tokens)
+    assert 0.85 < saturation < 0.97
 
 
 def test_what_is_sent_fits_the_engine_and_is_new_each_time() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.embedded.engine import EngineSettings
 from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import Link, load_profile
 from plait.backends.profiling import tier_loads
@@ -22,7 +21,7 @@ from plait.backends.profiling.profiler import Measured
 from plait.backends.profiling.tier_loads import LinkProfiler, Loaded, fit_link, load_lengths
 from plait.backends.profiling.timed_stream import TimedStream
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from tests.backends.profiling.embedded_engine import EmbeddedEngine
 
 LIMITS = Limits(context_tokens=4096, budget_tokens=2048, kv_tokens=32_000)
 COSTS = load_profile("a6000-mistral-7b").cost_model()
@@ -37,39 +36,24 @@ POINTS = [
 MEASURED = Measured(POINTS, len(POINTS), None)
 
 
-class TieredEngine:
-    """An embedded engine whose calls run one after another, on a clock of its own."""
+class TieredEngine(EmbeddedEngine):
+    """One that has lower tiers, and tells what it loaded as late as it is said here."""
 
     def __init__(self, *lower: tuple[TierLink, int]) -> None:
         tiers = tuple(TierSettings(link, tokens) for link, tokens in lower)
-        self.engine = Engine(EngineSettings(name="e", model="m", kv_tokens=32_000, lower=tiers), COSTS)
+        super().__init__(EngineSettings(name="e", model="m", kv_tokens=32_000, lower=tiers), COSTS)
         self.prompts: list[Sequence[int]] = []
         self.out_of_time_at = 1_000
         self.late_reports = 0
-        self._now_s = 5.0
         self._told: dict[str, Loaded] = {}
         self._unread = 0
 
-    @property
-    def clock(self) -> Callable[[], float]:
-        return lambda: self._now_s
-
-    async def check_idle(self) -> None:
-        assert not self.engine.running
-
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        [prompt] = prompts
         if len(self.prompts) == self.out_of_time_at:
             raise TimeoutError
-        self.prompts.append(prompt)
-        chain, tree = (HashChain(tokens, root_hash("m"), prompt) for tokens in (16, 64))
-        self.engine.add(
-            EmbeddedCall("c", self._now_s, len(prompt), chain=chain, tree_chain=tree, final_output_tokens=output_tokens)
-        )
-        while (ends_s := self.engine.step(self._now_s).ends_s) is not None:
-            self._now_s = ends_s
+        self.prompts += prompts
         self._unread = self.late_reports
-        return []
+        return await super().complete(prompts, output_tokens)
 
     async def loaded(self) -> dict[str, Loaded]:
         if not self._unread:

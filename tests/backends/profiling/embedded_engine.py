@@ -1,0 +1,47 @@
+"""An embedded engine in virtual time, as the profiler reaches engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from plait.backends.embedded.call import EmbeddedCall
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.profiling.timed_stream import TimedStream
+from plait.policy.costs.cost_model import CostModel
+from plait.policy.prefix.block_hash import HashChain, root_hash
+
+
+class EmbeddedEngine:
+    """Computes on a clock of its own, and nothing but computing takes time."""
+
+    def __init__(self, settings: EngineSettings, costs: CostModel) -> None:
+        self.engine = Engine(settings, costs)
+        self.now_s = 5.0
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return lambda: self.now_s
+
+    async def check_idle(self) -> None:
+        assert not self.engine.running
+
+    async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
+        streams = {self._add(prompt, output_tokens): TimedStream(self.now_s, [], len(prompt)) for prompt in prompts}
+        step = self.engine.step(self.now_s)
+        while step.ends_s is not None:
+            self.now_s = step.ends_s
+            step = self.engine.step(self.now_s)
+            for output in step.outputs:
+                arrivals = streams[output.call].arrivals
+                arrivals.append((self.now_s, len(arrivals) + 1))
+        for call, stream in streams.items():
+            stream.cached_tokens = call.cached_tokens
+        return list(streams.values())
+
+    def _add(self, prompt: Sequence[int], output_tokens: int) -> EmbeddedCall:
+        chain, tree = (HashChain(tokens, root_hash("m"), prompt) for tokens in (16, 64))
+        call = EmbeddedCall(
+            "c", self.now_s, len(prompt), chain=chain, tree_chain=tree, final_output_tokens=output_tokens
+        )
+        self.engine.add(call)
+        return call

@@ -7,7 +7,6 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -41,7 +40,6 @@ EXAMPLES: Final[Mapping[str, object]] = {
     "server.cors_origins": ["https://app.example.com"],
     "server.advertise_url": "http://10.0.0.1:8000",
     "server.peer_key": "${PLAIT_PEER_KEY}",
-    "server.unsigned_peers_until": datetime(2030, 1, 31, 18, tzinfo=UTC),
     "tenants.name": "blue",
     "tenants.api_keys": ["${BLUE_API_KEY}"],
     "tenants.calls_per_s": 10.0,
@@ -95,8 +93,6 @@ def _default(key: msgspec.structs.FieldInfo) -> Any:
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
     return f"{value:_}" if isinstance(value, int) and value >= 10_000 else json.dumps(value)
 
 

@@ -8,7 +8,6 @@ from plait.gateway.config.section import Section
 from plait.gateway.config.values import (
     HOST,
     ListenerPort,
-    Moment,
     NotNegative,
     Origin,
     Port,
@@ -145,10 +144,6 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     peer_key: Secret | None = None
     """The secret by which gateways that share a store know each other: 32 or more characters, the same in all. Needed
     with `url` in [store]."""
-
-    unsigned_peers_until: Moment | None = None
-    """Until this time, gateways in the store that do not sign with the peer_key are trusted too, and get clients'
-    requests with their API keys. Set it only to update gateways from before 0.2.0 one by one."""
 
     def __post_init__(self) -> None:
         if self.advertise_url is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -35,7 +34,6 @@ Rate = Annotated[float, Meta(ge=0, le=1e9, description="a number, 0 or more")]
 Weight = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 
 Options = Annotated[dict[str, Any], Meta(description="a table")]
-Moment = Annotated[datetime, Meta(tz=True, description="a time with its zone, such as 2030-01-31T18:00:00Z")]
 
 
 _HOP = dict.fromkeys(

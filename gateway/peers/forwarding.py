@@ -115,11 +115,8 @@ class Forwarding:
     def _headers(self, name: str, request: Forwarded) -> Headers:
         """The headers of a request to another gateway. The client's API key stays here: a signature replaces it."""
         key, has_engines_key = self.peers.key, request.checked == OF_ANYBODY
-        is_signed = name not in self.peers.unsigned
-        left_out = _OF_A_HOP | KEY_HEADERS if is_signed and not has_engines_key else _OF_A_HOP
+        left_out = _OF_A_HOP if has_engines_key else _OF_A_HOP | KEY_HEADERS
         kept = [item for item in request.headers if item[0] not in left_out]
-        if not is_signed:
-            return [*kept, key.plain_header(request.port)]
         return [*kept, key.sign_request(request._replace(headers=kept), name, time.time())]
 
     def _client(self, name: str) -> HttpClient:

@@ -43,7 +43,7 @@ class PeerFront:
             await send_error(send, error, id_of(scope))
             return
         if said is not None:
-            if said.checked is not None and said.checked.ring == PEER_KEY:
+            if said.checked.ring == PEER_KEY:
                 await send_whole(send, 200, (), self._forwarding.peers.key.answer(header))
                 return
             scope, receive = _of_peer(scope, said), _signed(receive, said)
@@ -57,12 +57,8 @@ class PeerFront:
         """The signed statements about a forwarded request; None for a request of a client."""
         if not header:
             return None
-        peers, now_unix_s = self._forwarding.peers, time.time()
-        said = peers.key.read_request(header, scope, peers.own, now_unix_s)
-        if said is None and now_unix_s < peers.unsigned_until_unix_s:
-            port = peers.key.plain_port(header)
-            return None if port is None else Said(port)
-        return said
+        peers = self._forwarding.peers
+        return peers.key.read_request(header, scope, peers.own, time.time())
 
 
 def is_of_peer(scope: Scope) -> bool:
@@ -75,10 +71,7 @@ def _of_peer(scope: Scope, said: Said) -> Scope:
     id_of(scope)  # sets the request id, which the copy below then shares
     headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
     server = (scope["server"][0], said.port) if said.port else scope["server"]
-    scope = {**scope, "headers": headers, "server": server, _IS_OF_PEER: True}
-    if said.checked is not None:
-        scope[CHECKED] = said.checked
-    return scope
+    return {**scope, "headers": headers, "server": server, _IS_OF_PEER: True, CHECKED: said.checked}
 
 
 class ChangedBodyError(CallerError, code="changed_body", quotes=False):
@@ -116,8 +109,6 @@ class SignedBody(WatchedReceive, eq=False, kw_only=True):
 
 
 def _signed(receive: Receive, said: Said) -> Receive:
-    """A receive that verifies the body, if the forwarding gateway has signed it."""
-    if said.body_sha256 is None:
-        return receive
+    """A receive that verifies the body."""
     client = receive.client if isinstance(receive, WatchedReceive) else None
     return SignedBody(receive=receive, client=client, body_sha256=said.body_sha256)

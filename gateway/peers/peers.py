@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
@@ -23,17 +23,13 @@ class Peers:
     key: PeerKey
     share: bool = False
     """Whether they share a store: then `urls` changes, and the store decides the owners of sessions, not a hash."""
-    unsigned_until_unix_s: float = 0.0
-    """Until then, gateways of the release before, which sign nothing, are accepted."""
-    unsigned: Collection[str] = ()
-    """The names of such gateways. They check clients' API keys themselves."""
 
     @classmethod
     def sharing(cls, server: ServerConfig) -> Peers:
         """The peers of a gateway with a shared store, before it has read the store."""
-        own, key, until = server.advertise_url, server.peer_key, server.unsigned_peers_until
+        own, key = server.advertise_url, server.peer_key
         assert own is not None and key is not None, "the configuration was checked"  # noqa: PT018
-        return cls({own: own}, own, PeerKey(key), True, 0.0 if until is None else until.timestamp())
+        return cls({own: own}, own, PeerKey(key), share=True)
 
     @property
     def is_alone(self) -> bool:

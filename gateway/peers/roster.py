@@ -4,7 +4,6 @@
 |---|---|---|
 | right and new | a gateway's | requests |
 | right and older than `LIFE_S` | of a gateway that has ended, or whose clock differs | nothing: it is stale |
-| none, before `Peers.unsigned_until_unix_s` | of a gateway of the release before | requests with the client's key |
 | wrong, or none | anybody's | nothing: a stranger's |
 """
 
@@ -53,8 +52,8 @@ class Roster:
         return strangers | {member.url: "stale" if member.is_stale else "live" for member in self.members}
 
     def read(self, rows: Sequence[Member], now_unix_s: float) -> None:
-        """Replace the rows, and set `Peers.unsigned`. Logs each odd row once."""
-        members, strangers, unsigned = list[Member](), list[Member](), set[str]()
+        """Replace the rows. Logs each odd row once."""
+        members, strangers = list[Member](), list[Member]()
         noted = {row.epoch for row in rows} & self._noted
         for row in rows:
             signed_s = self._peers.key.row_signed_s(row.signature, row.epoch, row.url, row.release)
@@ -64,17 +63,12 @@ class Roster:
                     log.warning(STALE, url=row.url, seconds=round(now_unix_s - signed_s))
                     noted.add(row.epoch)
                 members.append(row._replace(is_stale=row.is_stale or is_old))
-            elif not row.signature and now_unix_s < self._peers.unsigned_until_unix_s:
-                members.append(row)
-                unsigned.add(row.url)
             else:
                 strangers.append(row)
                 if row.epoch not in noted:
                     log.error(STRANGER, url=row.url, epoch=row.epoch, is_signed=bool(row.signature))
                     noted.add(row.epoch)
-        signed = {member.url for member in members if member.signature}
         self.members, self.strangers, self._noted = members, strangers, noted
-        self._peers.unsigned = unsigned - signed
         self._miss(now_unix_s)
 
     def _miss(self, now_unix_s: float) -> None:
@@ -85,6 +79,5 @@ class Roster:
         self._renewed = {
             url: before[url] if url in before and before[url][0] == signature else (signature, now_unix_s)
             for url, signature in here.items()
-            if signature  # unsigned rows never change, so that their age says nothing
         }
         self._read_s = now_unix_s

@@ -65,14 +65,11 @@ class Forwarded(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The signed statements about a forwarded request. `port` is the one that the client connected to, or 0.
-
-    A gateway of the release before signs neither `checked` nor the body.
-    """
+    """The signed statements about a forwarded request. `port` is the one that the client connected to, or 0."""
 
     port: int
-    checked: Checked | None = None
-    body_sha256: str | None = None
+    checked: Checked
+    body_sha256: str
 
 
 class SignedForAnotherTimeError(PeerUnavailableError, code="clocks_differ"):
@@ -130,15 +127,6 @@ class PeerKey:
     def answer(self, header: bytes) -> bytes:
         """The answer to a request with this header, which only a gateway with the same key can make."""
         return self._mac("answer", header.decode("latin-1")).encode()
-
-    def plain_header(self, port: int | None) -> tuple[bytes, bytes]:
-        """The header for a gateway of the release before, which knows no signatures: it has the secret itself."""
-        return PEER_HEADER, b"%b %b" % (self._secret, str(port or "").encode())
-
-    def plain_port(self, header: bytes) -> int | None:
-        """The port (or 0) in a header from a gateway of the release before; None if the secret is wrong."""
-        secret, _, port = header.partition(b" ")
-        return int(port or 0) if self._secret and compare_digest(secret, self._secret) else None
 
     def _mac(self, *values: object) -> str:
         return digest(self._secret, msgspec.json.encode(values), "sha256").hex()

@@ -86,15 +86,6 @@ async def test_a_key_that_is_for_engines_passes_and_no_other() -> None:
     assert has_key == [True, False, False, False], "an open gateway checks none"
 
 
-async def test_a_gateway_of_the_release_before_gets_what_it_understands() -> None:
-    async with forwarding(WHOLE) as (made, peer):
-        made.peers.unsigned = {"1"}
-        await sent(made, REQUEST._replace(port=8000))
-    (head,) = peer.heads
-    assert b"authorization: Bearer k\r\n" in head
-    assert b"plait-peer: the-secret-of-all-gateways 8000\r\n" in head
-
-
 async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     async with forwarding(BROKEN_STREAM) as (made, _):
         _, *rest = await sent(made)

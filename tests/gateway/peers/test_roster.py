@@ -19,13 +19,12 @@ def row(epoch: int, url: str, signature: str | None = None, *, is_stale: bool = 
     return Member(epoch, url, "1", is_stale, made)
 
 
-def roster(unsigned_until_s: float = 0.0) -> tuple[Roster, Peers]:
-    peers = Peers({"http://a": "http://a"}, "http://a", KEY, share=True, unsigned_until_unix_s=unsigned_until_s)
-    return Roster(peers), peers
+def roster() -> Roster:
+    return Roster(Peers({"http://a": "http://a"}, "http://a", KEY, share=True))
 
 
 def test_only_signed_rows_are_of_gateways_and_others_are_logged_once() -> None:
-    made, peers = roster()
+    made = roster()
     moved = row(3, "http://c")._replace(url="http://intruder")
     rows = [row(1, "http://a"), row(2, "http://b", is_stale=True), moved, row(4, "http://old", "")]
     with capture_logs() as logs:
@@ -39,18 +38,17 @@ def test_only_signed_rows_are_of_gateways_and_others_are_logged_once() -> None:
         (STRANGER, "http://intruder"),
         (STRANGER, "http://old"),
     ]
-    assert not peers.unsigned
 
 
 def test_a_stranger_does_not_hide_the_gateway_at_its_address() -> None:
-    made, _ = roster()
+    made = roster()
     made.read([row(1, "http://a"), row(2, "http://b"), row(3, "http://b", "forged")], NOW_S)
     assert made.described() == {"http://a": "live", "http://b": "live"}
 
 
 @pytest.mark.parametrize("at_s", [NOW_S - LIFE_S - 1, NOW_S + LIFE_S + 1])
 def test_a_row_that_was_signed_at_another_time_is_stale(at_s: float) -> None:
-    made, _ = roster()
+    made = roster()
     with capture_logs() as logs:
         for _ in range(3):
             made.read([row(1, "http://a"), row(2, "http://b", at_s=at_s)], NOW_S)
@@ -59,19 +57,8 @@ def test_a_row_that_was_signed_at_another_time_is_stale(at_s: float) -> None:
     assert made.described() == {"http://c": "stale"}
 
 
-def test_gateways_of_the_release_before_are_taken_until_the_time_that_is_given() -> None:
-    made, peers = roster(unsigned_until_s=NOW_S + 10)
-    rows = [row(1, "http://a"), row(2, "http://old", ""), row(3, "http://forged", "1 2"), row(4, "http://a", "")]
-    made.read(rows, NOW_S)
-    assert [member.epoch for member in made.members] == [1, 2, 4]
-    assert peers.unsigned == {"http://old"}, "who signs needs no client's key"
-    made.read(rows, NOW_S + 10)
-    assert [member.epoch for member in made.members] == [1]
-    assert not peers.unsigned
-
-
 def test_a_gateway_that_has_died_is_missed_until_it_is_back_and_one_that_ended_is_not() -> None:
-    made, _ = roster()
+    made = roster()
     for second in range(10):  # b renews its row until it ends, c dies after two seconds
         now_s = NOW_S + second
         rows = [row(1, "http://a", at_s=now_s), row(3, "http://c", at_s=min(now_s, NOW_S + 2))]
@@ -83,20 +70,10 @@ def test_a_gateway_that_has_died_is_missed_until_it_is_back_and_one_that_ended_i
 
 
 def test_a_gateway_is_missed_for_ten_minutes_and_not_by_one_that_was_late_itself() -> None:
-    made, _ = roster()
+    made = roster()
     for now_s in (NOW_S, NOW_S + 4, NOW_S + 5, NOW_S + 5 + MISSED_S - 1, NOW_S + 5 + MISSED_S):
         made.read([row(2, "http://b")] if now_s < NOW_S + 5 else [], now_s)
         assert bool(made.missed) == (NOW_S + 5 <= now_s < NOW_S + 5 + MISSED_S)
     made.read([row(3, "http://c")], NOW_S)
     made.read([], NOW_S + 30)
-    assert not made.missed
-
-
-def test_a_gateway_of_the_release_before_is_not_missed() -> None:
-    made, _ = roster(unsigned_until_s=NOW_S + 1_000)
-    for second in range(10):
-        made.read(
-            [row(1, "http://a", at_s=NOW_S + second), row(2, "http://old", "")][: 2 if second < 8 else 1],
-            NOW_S + second,
-        )
     assert not made.missed

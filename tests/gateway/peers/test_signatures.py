@@ -147,10 +147,3 @@ def test_a_key_shows_nothing_of_itself() -> None:
     signed = KEY.sign_request(Forwarded("GET", "/", (), Checked("api_keys", "t")), "http://b", NOW_S)[1]
     assert b"the-key" not in signed
     assert KEY.answer(signed) not in {b"", signed, PeerKey("another").answer(signed)}
-
-
-@pytest.mark.parametrize(("port", "read"), [(8000, 8000), (None, 0)])
-def test_a_gateway_of_the_release_before_is_known_by_the_key(port: int | None, read: int) -> None:
-    _, value = KEY.plain_header(port)
-    assert KEY.plain_port(value) == read
-    assert PeerKey("another").plain_port(value) is None

@@ -39,7 +39,7 @@ BodyT = TypeVar("BodyT", GivenEngine, StateBody)
 
 
 class AdminApi:
-    """The routes under `/admin/engines`, for those with `access`."""
+    """The routes under `/admin/engines`. `access` says where they are offered, and checks the operator's key."""
 
     def __init__(self, engines: EngineSet, access: AdminAccess, bodies: OpenBodies) -> None:
         self._engines = engines

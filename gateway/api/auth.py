@@ -16,9 +16,10 @@ from plait.gateway.peers.signatures import API_KEYS, CHECKED, Checked
 
 
 class KeyRing:
-    """The API keys of a gateway: those of `tenants`, and `keys`, each of which is a tenant. Without any it is open.
+    """The API keys of one setting, each with its tenant. A ring without keys is open: every request may pass.
 
-    A forwarded request has no key: the gateway that has forwarded it has checked it by its ring of the same `name`.
+    Each of `keys` is a tenant of its own. A tenant of `tenants` may have several keys. A request that another gateway
+    has forwarded has no key: that gateway has checked the key by its ring of the same `name`.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class KeyRing:
         return not self._keys
 
     def check(self, scope: Scope) -> str:
-        """The tenant's identity by the first valid key of a request; empty for an open gateway.
+        """The identity of the tenant that has the request's first valid key; empty if the ring is open.
 
-        Raises `AuthenticationError` without a valid key.
+        Raises `AuthenticationError` for a request without a valid key.
         """
         checked: Checked | None = scope.get(CHECKED)
         if checked is not None and checked.ring == self._name:
@@ -62,7 +63,10 @@ class KeyRing:
 
 
 class AdminAccess:
-    """Access to the admin API: with one of `keys`, and if `port` is set, only on the listener with this port."""
+    """Access to the admin API: a request needs one of `keys`. If `port` is set, only the listener on it offers the API.
+
+    Without `keys`, no listener offers the API.
+    """
 
     def __init__(self, keys: KeyRing, port: int | None) -> None:
         self.keys = keys
@@ -73,11 +77,11 @@ class AdminAccess:
         return not self.keys.is_open and self._port in (None, port)
 
     def offered(self, request: Request) -> None:
-        """Raise `NotFoundError` where there is no admin API."""
+        """Raise `NotFoundError` unless the request's listener offers the admin API."""
         if not self.is_offered(request):
             raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
 
     def check(self, request: Request) -> None:
-        """Raises `NotFoundError` where there is no admin API, and `AuthenticationError` for a wrong key."""
+        """Raise `NotFoundError` as `offered` does, and `AuthenticationError` without a valid key."""
         self.offered(request)
         self.keys.check(request.scope)

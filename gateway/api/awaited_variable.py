@@ -1,7 +1,7 @@
 """The `get` of a variable: waits for its value, or streams its text as it is generated.
 
-A stream survives a retry of the call if the new text begins with what was sent (`ShownText`). The criteria of a get are
-those of Parrot (section 7): an objective, or limits in milliseconds.
+A stream survives a retry of the call if the new text begins with the text that was sent (`ShownText`). The criteria of
+a get are those of Parrot (section 7): an objective, or limits in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 
 class TextChangedError(Exception):
-    """A retry has generated a text that differs from what was sent."""
+    """A retry has generated a text that does not begin with the text that the client was sent."""
 
 
 _NO_TEXT: Final = GrowingText()
-"""The text before any was generated."""
+"""The empty text of a variable whose call has generated none yet."""
 
 
 class ShownText:
-    """The position of one stream in a growing text. It copies the text only after a retry.
+    """The position of one stream in a growing text. The text is copied only after a retry.
 
-    A retry begins a new text, which must first repeat what was sent. Nothing is sent until it has.
+    A retry generates a new text, which has to begin with the text that was sent. The stream sends nothing until the new
+    text is longer than the sent one.
     """
 
     def __init__(self) -> None:
         self._text = _NO_TEXT
         self._shown = 0  # the number of characters sent
-        self._repeats = ""  # after a retry: what the new text has to repeat
-        self._repeated = 0  # the number of its characters that were compared
+        self._repeats = ""  # after a retry: the sent text, which the new text has to repeat
+        self._repeated = 0  # how many characters of `_repeats` the new text has repeated
 
     def news(self, text: GrowingText) -> str:
-        """The part of the text so far that was not sent. Raises `TextChangedError`."""
+        """The characters of a growing text that were not sent yet. Raises `TextChangedError`."""
         if text is not self._text:
             if not self._repeats:
                 self._repeats = str(self._text)[: self._shown]
@@ -72,16 +73,17 @@ class ShownText:
         return news
 
     def rest(self, value: str) -> str:
-        """The part of the whole text `value` that was not sent. Raises `TextChangedError`."""
+        """The characters of the whole text `value` that were not sent yet. Raises `TextChangedError`."""
         if not value.startswith(self._repeats or str(self._text)[: self._shown]):
             raise TextChangedError
         return value[self._shown :]
 
 
 class AwaitedVariable:
-    """One wait for a variable. `value` or `error` is set at its end. The event `changed` is set at each change.
+    """One wait for a variable. At its end, `value` or `error` is set.
 
-    `mark` is the objective of the get. With `streamed`, `news` returns the text as it grows.
+    The event `changed` is set when the text has grown, and at the end. `mark` is the objective or SLO that the get asks
+    for. With `streamed`, `news` returns the text as it grows.
     """
 
     def __init__(self, variable: str, mark: Mark | None, changed: asyncio.Event, *, streamed: bool) -> None:
@@ -90,7 +92,7 @@ class AwaitedVariable:
         self._changed = changed
         self._text = _NO_TEXT
         self._shown = ShownText()
-        self._is_shown = False  # the whole value
+        self._is_shown = False  # `news` has returned the rest of the value
         self.name = variable
         self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)
 
@@ -104,7 +106,7 @@ class AwaitedVariable:
         return self.value is not None or self.error is not None
 
     def news(self) -> str:
-        """The text that was not returned yet. The wait fails if a retry has changed the text."""
+        """The text that was not returned yet. Sets `error` if a retry has changed the returned text."""
         if self._is_shown:
             return ""
         try:
@@ -140,7 +142,7 @@ Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of a get, in milliseconds, named as in a call's `plait`. The short names are older aliases."""
+    """The limits of a get in milliseconds, named as in a call's `plait`. Names without `slo_` are older aliases."""
 
     slo_ttft_ms: Milliseconds | None = None
     slo_tpot_ms: Milliseconds | None = None
@@ -171,13 +173,13 @@ Criteria = Objective | Figures
 
 
 def mark_of(criteria: Criteria | None) -> Mark | None:
-    """The objective of a get with these criteria; None without one."""
+    """The objective or SLO that the criteria of a get state; None if they state none."""
     mark = criteria.slo() if isinstance(criteria, Figures) else criteria
     return None if mark == NO_SLO else mark
 
 
 class VariableResponse(Response):
-    """Waits up to `timeout_s` for a variable of a session. `mark` is the objective that the get asks for."""
+    """The answer to a get: waits up to `timeout_s` for the variable. `mark` is the objective or SLO of the get."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class VariableResponse(Response):
             self._awaited.give_up(self._session, self._timeout_s)
         error = self._awaited.error
         if isinstance(error, GatewayStoppingError):
-            raise error  # it says nothing of the variable
+            raise error  # not the variable's error, so there is no commit to wait for
         if error is not None:
             raise await self._session.record.told(error, unstored_error)
         body = msgspec.json.encode(self._set())
@@ -233,7 +235,7 @@ class VariableResponse(Response):
         await send({"type": "http.response.body", "body": await self._ending()})
 
     async def _ending(self) -> bytes:
-        """The last events of the stream, once what they tell of is stored."""
+        """The last events of the stream, after the commit of the value or the failure that they report."""
         rest = self._delta(self._awaited.news())
         error = self._awaited.error
         news = self._set() if error is None else {"error": error.error_object}
@@ -244,16 +246,16 @@ class VariableResponse(Response):
         return rest + _event(msgspec.json.encode(news)) + (b"data: [DONE]\n\n" if error is None else b"")
 
     async def _send_deltas(self, send: Send) -> None:
-        """Send the text as it is generated, until the variable has its value.
+        """Send the text as it is generated, until the variable has its value or has failed.
 
-        A client that reads slowly gets all that has come meanwhile at once. Nothing is queued for it.
+        Nothing is queued for a client that reads slowly: its next delta has all the text since the last one.
         """
         while not self._awaited.is_answered:
             await next_change(self._changed, send, self._keep_alive_s)
             await self._send_delta(send)
 
     async def _send_delta(self, send: Send) -> None:
-        """Send the new part of a text that still grows; that of a value comes with the ending."""
+        """Send the new text while the variable has no value. `_ending` sends the rest, after the commit."""
         if not self._awaited.is_answered and (delta := self._delta(self._awaited.news())):
             await send({"type": "http.response.body", "body": delta, "more_body": True})
 
@@ -269,7 +271,7 @@ class VariableResponse(Response):
 
 
 async def next_change(changed: asyncio.Event, send: Send, keep_alive_s: float | None) -> None:
-    """Wait until `changed` is set, and clear it. Sends a comment to the stream after each `keep_alive_s`."""
+    """Wait until `changed` is set, and clear it. Sends an SSE comment every `keep_alive_s` (None: no comments)."""
     while not changed.is_set():
         try:
             async with asyncio.timeout(keep_alive_s):
@@ -288,9 +290,9 @@ def described(
     *,
     was_cut: bool = False,
 ) -> Json:
-    """A variable as the API shows it.
+    """The API's object for a variable.
 
-    `cause` is the cause of its failure, if it has failed. `was_cut` says that its text ended at its length limit.
+    `cause`: why the variable failed; None if it has not. `was_cut`: its text ended at the output limit.
     """
     return {
         "object": "semantic_variable",

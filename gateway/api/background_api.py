@@ -1,6 +1,6 @@
-"""Background responses: generated whether a client waits or not, and found by their id.
+"""Background responses (`background: true`): generated even if no client waits, and found by their id.
 
-A running one is a session with one call (`background_call.py`); one that has ended is a stored response.
+A running response is a session with one call (`background_call.py`). An ended response is in `StoredResponses`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ BECOMES_CHAT: Final = "a response in the background becomes a chat completion"
 
 @dataclass(frozen=True, slots=True)
 class BackgroundApi:
-    """Begins responses in the background, and finds those that have not ended."""
+    """Begins background responses, and finds the running ones."""
 
     chained: ChainedCalls
 
     def begin(self, incoming: Incoming, annotations: Annotations, own: Fields, fields: Fields) -> BackgroundCall:
-        """Begin a response. `fields` have the whole conversation, `own` this request's input. Raises `PlaitError`."""
+        """Begin a response. Raises `PlaitError`.
+
+        `own` are the request's fields. `fields` are the same, but their `input` has the whole conversation.
+        """
         if fields.get("store") is False:
             message = "A response in the background is stored, so that it can be asked for: leave 'store' out."
             raise CallerError(message, param="store")
@@ -64,7 +67,7 @@ class BackgroundApi:
         return self._added(identity, held, durable=wants_durable(incoming.headers) and annotations.durable is not False)
 
     def find(self, tenant: str, response_id: str) -> BackgroundCall | None:
-        """A running response; None if there is none. Raises `PlaitError` while the log is being read."""
+        """The running response with this id; None if there is none. Raises `PlaitError` while the log is being read."""
         if not SESSION_ID.fits(response_id):
             return None
         try:
@@ -82,7 +85,7 @@ class BackgroundApi:
         return self.chained.runner.stored.stream(tenant, response_id)
 
     async def answer(self, owner: BackgroundCall, incoming: Incoming, receive: Receive, send: Send) -> None:
-        """Answer the request that has begun a response, once that is stored."""
+        """Answer the request that began a response, after the commit of its session."""
         fields, queued = owner.fields, owner.answer.response
         headers: Headers = [
             (b"x-request-id", incoming.request_id.encode("latin-1")),
@@ -95,6 +98,7 @@ class BackgroundApi:
             await send_whole(send, 200, [*headers, (b"content-type", b"application/json")], queued)
 
     def _new_identity(self, tenant: str) -> Identity:
+        """A new id of a session that this gateway may create: without a shared store, each gateway owns some ids."""
         while True:
             identity = new_identity()
             if self.chained.executor.sessions.is_own(tenant, f"{PREFIX}{identity.key}"):

@@ -1,4 +1,4 @@
-"""What is in front of all routes, if it is configured: a root path, and CORS for browsers."""
+"""Two optional layers in front of all routes: removal of a proxy's path prefix, and CORS for browsers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHOWN_HEADERS = (
     "x-request-id", "retry-after", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-loaded-tokens",
     "plait-waited-s", "plait-slo", "plait-session", "plait-session-position", "plait-ignored",
 )  # fmt: skip
-"""The headers that a page may read."""
+"""The headers of an answer that the script of a page may read (CORS)."""
 
 
 def behind_a_proxy(app: App, root_path: str, cors_origins: Sequence[str]) -> App:
-    """The application, which takes requests with and without `root_path`, and answers pages of `cors_origins`."""
+    """Wrap `app`: paths may begin with `root_path` or lack it, and pages of `cors_origins` may send requests."""
     if root_path:
         app = _without_prefix(app, root_path)
     if cors_origins:

@@ -1,7 +1,8 @@
-"""The routes whose requests are calls: the data path, as plain ASGI. Starlette serves all others (`Gateway.app`).
+"""The routes whose requests are LLM calls, as plain ASGI. Starlette serves all other routes (`Gateway.app`).
 
-`CallApi` authenticates and reads a request, then one of two answers it: `CompletionApi` chat and text completions,
-alone or as a part of a program; `ForwardingApi` all other routes of engines, forwarded or translated to a chat.
+`CallApi` authenticates and reads a request. `CompletionApi` then answers a chat or text completion, which may be a call
+of a program. `ForwardingApi` answers a request on another route of the engines: it forwards the request, or translates
+it to a chat completion. Forms with files are forwarded without these two.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from plait.policy.types import CHARACTERS_PER_TOKEN
 Fields = dict[str, Any]
 
 Answer = Callable[[], Awaitable[None]]
-"""Answers a request that was read. Raises `PlaitError` only before the first byte, and `ClientGoneError`."""
+"""Answers a request that was read. Raises `ClientGoneError`, and before the first byte of the answer `PlaitError`."""
 
 _RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
 """The routes whose bodies may continue a stored response."""
@@ -93,7 +94,7 @@ class CompletionApi:
     refusals: Refusals
 
     def read(self, incoming: Incoming) -> Asked | None:
-        """The call of a request without annotations; None if it has some, or cannot be tokenized at once.
+        """The call of a request; None if the request has annotations, or if threads have to tokenize its prompt.
 
         Raises `PlaitError`.
         """
@@ -114,9 +115,10 @@ class CompletionApi:
     async def prepared(
         self, incoming: Incoming, receive: Receive, send: Send, on_read: Callable[[int], None] | None = None
     ) -> Answer:
-        """Read a request, and return what answers it. Raises `PlaitError` and `ClientGoneError`: then it is no call.
+        """Read a request, and return the function that answers it.
 
-        `on_read` is called with the number of prompt tokens, unless the call waits for its inputs.
+        `on_read` is called with the number of prompt tokens, unless the call waits for its inputs. Raises `PlaitError`
+        or `ClientGoneError` if the request does not become a call.
         """
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
@@ -143,7 +145,7 @@ class CompletionApi:
     async def _answer_held(
         self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, send: Send
     ) -> None:
-        """Answer one client of a call of a program. The relay logs the call; a repeated request is logged here."""
+        """Send a call's answer to one of its clients. The relay logs the call; a repeated request is logged here."""
         try:
             await unless_gone(receive, self.chained.answer(held, send))
         except (PlaitError, ClientGoneError, asyncio.CancelledError) as error:
@@ -157,7 +159,7 @@ class CompletionApi:
             self.chained.left(held)
 
     async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
-        """Whether another gateway owns the session. If so, it has answered, and logs the call."""
+        """Whether another gateway owns the session. If so, that gateway has answered the request, and logs the call."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         check_client(receive)
         try:
@@ -168,16 +170,16 @@ class CompletionApi:
 
 @dataclass(frozen=True, slots=True)
 class ForwardingApi:
-    """Serves all other calls: forwards them, or translates them to chat completions of this gateway.
+    """Serves all other calls without files: forwards them, or translates them to chat completions of this gateway.
 
-    Responses are `stored`, as OpenAI does.
+    `stored` keeps the responses of `/v1/responses`, as OpenAI does, so that later requests can continue them.
     """
 
     completions: CompletionApi
     stored: StoredResponses
 
     async def prepared(self, incoming: Incoming, receive: Receive, send: Send) -> Answer:
-        """Read a request, and return what answers it. Raises as `CompletionApi.prepared` does."""
+        """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
         route = ROUTES[incoming.path]
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
@@ -205,7 +207,7 @@ class ForwardingApi:
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
             if fields is not own and route.computes:
-                send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send
+                send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send  # the engine did not get the id
         else:
             route.check(annotations)
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
@@ -213,7 +215,7 @@ class ForwardingApi:
         return partial(self.completions.deliver, asked, receive, send)
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
-        """The other gateway that has stored the response that a request continues; None if none has."""
+        """The other gateway that has the response that a request continues; None if this or no gateway has it."""
         forwarding = self.completions.forwarding
         if incoming.path not in _RESPONSES or not isinstance(previous, str) or forwarding.is_alone:
             return None
@@ -223,11 +225,14 @@ class ForwardingApi:
         return await forwarding.holder(stream, path, incoming.headers)
 
     def _referred(self, incoming: Incoming, given: Fields) -> Fields:
-        """The fields with references to stored items replaced by the items."""
+        """The fields, with each reference to a stored item replaced by the item."""
         return referred(self.stored, incoming.tenant, given) if incoming.path in _RESPONSES else given
 
     def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
-        """The fields with the conversation that they continue, and a `send` that stores the response."""
+        """The fields with the whole conversation as `input`, and a `send` that stores the response.
+
+        Without a conversation, the fields are unchanged. With `store` false, `send` is unchanged.
+        """
         if incoming.path not in _RESPONSES:
             return given, send
         fields = continued(self.stored, incoming.tenant, given)
@@ -263,7 +268,7 @@ class ForwardingApi:
     async def _translated(
         self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
     ) -> Answer:
-        """Read a request as a chat completion, and return what answers it."""
+        """Translate a request to a chat completion, read that, and return the function that answers the request."""
         if not ROUTES[incoming.path].computes:
             prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
             answer = translation.counted(await self.completions.calls.count(incoming, prompt))
@@ -297,7 +302,7 @@ def _forwarded(incoming: Incoming) -> Forwarded:
 
 
 def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
-    """The chat that an engine makes of a request, to compute its tokens; None if it cannot be translated."""
+    """The chat that an engine would make of a request, to compute its tokens here; None if there is no translation."""
     try:
         return parse_request(msgspec.json.encode(translation.to_chat(fields)), ChatRequest)
     except CallerError:
@@ -316,21 +321,21 @@ class CallApi:
     rest: ASGIApp
 
     def begin(self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd) -> PlainCall | None:
-        """Answer a plain call without a task. `on_end` is called once, with an error that is a bug, or None.
+        """Answer a plain call without an asyncio task. At its end, `on_end` gets None, or an error that is a bug.
 
-        None for a request that may have annotations, has to wait, or is no completion: `__call__` answers it.
+        Returns None for a request that may have annotations, has to wait, or is no completion: `__call__` answers it.
         """
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
             return None
         if b"content-encoding" in map(NAME, headers):
             return None
-        if body.find(b'"plait"') >= 0:  # `in` would raise a TypeError and catch it first
+        if body.find(b'"plait"') >= 0:  # faster than `in`, which first raises and catches a TypeError
             return None
         incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
         call, asked, tenant, known = PlainCall(self, incoming, client, on_end), None, "", b""
         try:
-            tenant, known = self.keys.check(scope), body  # the body is not read before the key is checked
+            tenant, known = self.keys.check(scope), body  # without a valid key, not even the log reads the body
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
                 asked = self.completions.read(incoming)
@@ -365,26 +370,26 @@ class CallApi:
             return
         except PlaitError as error:
             if isinstance(receive, WatchedReceive) and receive.has_answer:
-                raise  # the server ends the answer, by its stage
+                raise  # the answer has begun: only the server can end it
             sink = sink_of(receive, send)
             self.refuse(call.incoming, error, sink)
             await sink.flush()
 
 
 class TaskCall(msgspec.Struct, eq=False):
-    """A request that a task answers, because its body is not whole yet or it has to wait."""
+    """A request that an asyncio task answers, because its body is not whole yet or it has to wait."""
 
     api: CallApi
     incoming: Incoming
     """The parts of the request that are known so far."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the request, then answer it. A failure to read is logged here; the relay logs calls."""
+        """Read the request, then answer it. A request that becomes no call is logged here; the relay logs calls."""
         with ExitStack() as held:
             try:
                 answer = await self._prepared(held, scope, receive, send)
             except BaseException as error:
-                if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # then the connection logs it
+                if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # the connection logs refusals
                     self.api.refusals.no_call(self.incoming, error)
                 raise
             await answer()
@@ -409,7 +414,7 @@ class TaskCall(msgspec.Struct, eq=False):
 
 
 class PlainCall(msgspec.Struct, eq=False):
-    """A call that is answered without a task, from its request to the end of its answer."""
+    """A call that callbacks answer, without an asyncio task, from its request to the end of its answer."""
 
     api: CallApi
     incoming: Incoming
@@ -418,7 +423,7 @@ class PlainCall(msgspec.Struct, eq=False):
     delivery: Delivery | None = None
 
     def end(self, error: BaseException | None) -> None:
-        """The call has ended. `error`: one that the client has not got yet, or a bug."""
+        """The call has ended. `error`: a `PlaitError` that the client has to be sent, or a bug, or None."""
         self.client.on_gone = None
         self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
         if isinstance(error, PlaitError):
@@ -427,7 +432,7 @@ class PlainCall(msgspec.Struct, eq=False):
         self.on_end(error)
 
     def cancel(self) -> None:
-        """End the call without an answer: the caller answers the client."""
+        """Cancel the call, and send the client nothing."""
         self.client.on_gone = None
         try:
             if self.delivery is not None:

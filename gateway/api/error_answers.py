@@ -1,6 +1,6 @@
 """Error answers in the form of the client's API: OpenAI's, unless the path belongs to another API.
 
-For routes other than calls, these are Starlette's exception handlers, also for unknown paths.
+`ANSWERS` are Starlette's exception handlers. They answer errors on unknown paths and on all routes other than calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def error_event(path: str, error: PlaitError) -> bytes:
 
 
 def _translation(path: str) -> Translation | None:
-    """The translation of the path's API. Anthropic's clients use paths below `/v1/messages` that are no routes here."""
+    """The translation of the path's API; None for OpenAI's errors. Any path below `/v1/messages` is Anthropic's."""
     route = ROUTES.get(MESSAGES_PATH if path.startswith(f"{MESSAGES_PATH}/") else path)
     return None if route is None else route.translation
 
@@ -48,7 +48,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors: a method that the path does not take."""
+    """Answer an error that Starlette raised itself, such as 405 for a method that the path does not take."""
     assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("allow")
     ours = CallerError(
@@ -62,6 +62,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    """The client has disconnected: nobody reads the response that Starlette needs."""
     return Response()
 
 
@@ -71,7 +72,7 @@ class _NoResponse(Response):
 
 
 async def _leave_unanswered(_request: Request, _error: Exception) -> Response:
-    """A bug: Starlette raises it again, and the outermost middleware answers."""
+    """Send nothing for a bug: Starlette raises the exception again, and the outermost middleware answers."""
     return _NoResponse()
 
 
@@ -81,12 +82,12 @@ ANSWERS: Final[Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]]
     ClientGoneError: _answer_nobody,
     Exception: _leave_unanswered,
 }
-"""By the error's class. They call `request.app.state.on_refused` with each scope and error."""
+"""By class of error: its handler. `PlaitError` and `HTTPException` are reported to `request.app.state.on_refused`."""
 
 
 _KNOWN: Final = (*ROUTES, "/v1/models", "/v1/sessions", "/v1/programs", "/health", "/ready", "/metrics")
 ALIKE: Final = 0.8
-"""The least likeness of two paths, as `difflib` measures it."""
+"""The least similarity for a hint: the ratio of `difflib`, from 0 to 1."""
 
 
 def probably_meant(path: str) -> str | None:
@@ -107,11 +108,11 @@ async def _answer_unknown_path(request: Request) -> Response:
 
 
 UNKNOWN_PATH: Final = Route("/{path:path}", _answer_unknown_path, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-"""Comes after all other routes."""
+"""Matches every path, so it has to come after all other routes."""
 
 
 class SlowClientMetrics:
-    """Counts clients that were disconnected because they did not read."""
+    """Counts clients that the server disconnected because they did not read their answers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._dropped = Counter(

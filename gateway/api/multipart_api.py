@@ -1,4 +1,7 @@
-"""Routes whose bodies are forms with files: read as they come, and given to an engine as they came."""
+"""Calls whose bodies are forms with files (`multipart/form-data`).
+
+The gateway reads only the model's name. The engine gets the same bytes, with an alias replaced by its model.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from plait.gateway.intake.open_bodies import OpenBody
 from plait.gateway.intake.uploads import Upload
 
 _READ: Final = frozenset((b"model",))
-"""The fields that the gateway reads."""
+"""The fields of a form that the gateway reads."""
 
 
 async def read_form(calls: CallReader, incoming: Incoming, body: OpenBody, receive: Receive, upload: Upload) -> Asked:
-    """The call of a request whose form comes from `receive`, into the `upload`. Raises `PlaitError`."""
+    """Read a form from `receive` into `upload`, and return the call. Raises `PlaitError`."""
     route = ROUTES[incoming.path]
     annotations = read_annotations(incoming.headers, None)
     route.check(annotations)

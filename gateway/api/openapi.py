@@ -1,6 +1,6 @@
-"""The gateway's routes as an OpenAPI document, with what it says of headers and its examples.
+"""The gateway's routes as an OpenAPI document, with the descriptions of headers and the example bodies.
 
-Bodies of calls are open: the schemas say what the gateway itself reads, and engines judge every other field.
+A schema of a call's body lists the fields that the gateway reads. Further fields are allowed, and engines check them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REQUEST_HEADERS: Final[dict[str, tuple[str, Json]]] = {
     ),
     "plait-when": ("The condition on which the call runs", {"type": "string"}),
 }
-"""Each header of calls by its name: what it says, and the schema of its value."""
+"""By header of a call: its description, and the schema of its value."""
 
 RESPONSE_HEADERS: Final[dict[str, str]] = {
     "x-request-id": "The request's id in the gateway's log",
@@ -60,7 +60,7 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-session": "The call's session",
     "plait-ignored": "What of a translated request was left out, each with its place",
 }
-"""Headers of calls' answers."""
+"""By header of the answer to a call: its description."""
 
 _MESSAGES: Final = [{"role": "user", "content": "Say hello."}]
 
@@ -115,7 +115,7 @@ EXAMPLES: Final[dict[str, Json]] = {
         "gets": {"text": None},
     },
 }
-"""A body for each POST that takes one."""
+"""By path: an example body for a POST."""
 
 
 _BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
@@ -128,14 +128,14 @@ _BODIES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "/v1/get": GetBody,
     "/v1/variables": VariableBody,
 }
-"""What the gateway reads of the body of each POST."""
+"""By path of a POST: the type of its JSON body, with the fields that the gateway reads."""
 
 _FILES: Final = {
     "/v1/images/edits": "image",
     "/v1/audio/transcriptions": "file",
     "/v1/audio/translations": "file",
 }
-"""The file in the form of each POST that takes one."""
+"""By path of a POST whose body is a form: the field with the file."""
 
 _POSTS: Final = {
     "/ping": "Whether the gateway runs",
@@ -145,7 +145,7 @@ _POSTS: Final = {
     "/admin/engines/{name}": "Drain an engine, or give it calls again",
     "/admin/explain": "What would be decided now for a call",
 }
-"""POSTs without a body that the gateway's users would write. Those of the admin API need its key."""
+"""By path of a POST whose body is empty or not described here: its summary."""
 
 _SUMMARIES: Final = {
     **{path: route.summary for path, route in ROUTES.items()},
@@ -198,7 +198,7 @@ def document(version: str) -> bytes:
     _, schemas = msgspec.json.schema_components(set(_BODIES.values()), ref_template="#/components/schemas/{name}")
     for schema in schemas.values():
         if schema.get("type") == "object":
-            schema.setdefault("additionalProperties", True)  # the default, but tools for clients want it said
+            schema.setdefault("additionalProperties", True)  # the default, but generators of clients need it stated
     paths: dict[str, Json] = {}
     for path, body in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
@@ -229,7 +229,7 @@ def document(version: str) -> bytes:
 
 
 def _call(path: str, summary: str) -> Json:
-    """A call's operation, with the headers of calls."""
+    """The operation of a call: `_operation` with the headers of request and answer."""
     operation = _operation(path, summary)
     operation["parameters"] = [
         {"name": name, "in": "header", "required": False, "description": text, "schema": schema}

@@ -1,4 +1,4 @@
-"""The routes beside calls and programs: what operators, tools and people ask a server about itself."""
+"""Routes about the server itself, for operators, tools and people: models, health, metrics, version and load."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _PAGE = """<!doctype html>
 class Operations:
     """Models, health, readiness and metrics.
 
-    The gateway is ready when each of the `configured` models is served, unless it `is_stopping`. Metrics need one of
-    `metrics_keys` if there are any. `awaited` has the tokenizers that are being downloaded, by model.
+    `configured`: models that need an engine before the gateway is ready. `keys` are for the models, `metrics_keys` for
+    the metrics. `awaited`: by model, its tokenizer that is still to be downloaded.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Operations:
         models = self._router.models
         listed = models.names | {alias for alias, model in models.given.aliases.items() if model in models.names}
         answer: dict[str, object] = {"object": "list", "data": [self._describe(name) for name in sorted(listed)]}
-        if "client_version" in request.query_params:  # of Codex: some other clients read `models` before `data`
+        if "client_version" in request.query_params:  # Codex; other clients would prefer `models` to `data`
             answer["models"] = []  # an entry would replace Codex's own instructions
         return _json(answer)
 
@@ -113,9 +113,12 @@ class Operations:
     async def _ready(self, _request: Request) -> Response:
         """Whether an engine is up for every model that is configured or that an engine has listed.
 
-        A stopping gateway is not ready, but still serves calls. In the answer: `out` has the engines that take no
-        calls, and why; `degraded` those whose adapter fails, or that differ from what the gateway assumes; `tiers`
-        those whose adapter does only a part, and which; `estimated` the models whose tokenizers are still downloaded.
+        A stopping gateway is not ready, but still serves calls. The answer has these fields where they are not empty:
+
+        - `out`: the engines that take no calls, each with its health. Only an open gateway shows engines' last errors.
+        - `degraded`: the engines whose caches the gateway does not know or predicts wrongly, and why.
+        - `tiers`: the engines whose adapter does only a part of its work, and which part.
+        - `estimated`: the models whose tokenizers are still to be downloaded, so that prompts are estimated.
         """
         wanted = self._router.models.names | {model.name for model in self._configured}
         serving = {model: self._router.models.serving(model) for model in sorted(wanted)}
@@ -144,7 +147,7 @@ class Operations:
 
 
 class About:
-    """Version, liveness, load, a model and the routes. No key is needed, except to learn which models there are."""
+    """Version, liveness, load, the default model and the OpenAPI document. Only the names of models need a key."""
 
     def __init__(self, router: Router, keys: KeyRing, admin: AdminAccess) -> None:
         self._router = router
@@ -160,9 +163,9 @@ class About:
         ]
 
     async def _page(self, request: Request) -> Response:
-        """A page for people: the live view where there is one. It names the models only where anybody may ask."""
+        """A page for people, or the live view where the admin API is offered. Only an open gateway names its models."""
         if self._admin.is_offered(request):
-            return RedirectResponse("admin/")  # relative: there may be a path before it
+            return RedirectResponse("admin/")  # relative, because a proxy may add a path in front
         named = ", ".join(sorted(self._router.models.names)) or "none so far"
         models = escape(named) if self._keys.is_open else "ask <code>/v1/models</code> with your key"
         return Response(_PAGE.format(version=VERSION, models=models), media_type="text/html")
@@ -174,11 +177,11 @@ class About:
         return Response()
 
     async def _load(self, _request: Request) -> Response:
-        """How many calls are on engines, under the name that vLLM gives it."""
+        """How many calls are on engines, under vLLM's name for this number."""
         return _json({"server_load": sum(engine.view.outstanding for engine in self._router.engines.values())})
 
     async def _model_info(self, request: Request) -> Response:
-        """The model that a request without a model gets, under SGLang's names. Raises as such a request does."""
+        """The default model, under SGLang's names. Raises the error that a call without a model would get."""
         self._keys.check(request.scope)
         model = self._router.models.check("")
         return _json({"model_path": model, "tokenizer_path": model, "is_generation": True})

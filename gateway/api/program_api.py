@@ -1,4 +1,4 @@
-"""`POST /v1/programs`: a whole program in one request, which is checked and entered as a whole.
+"""`POST /v1/programs`: a whole program in one request. All of it enters its session, or nothing of it.
 
 The answer has the values and failures that the client waits for, as one object or as a stream of events.
 """
@@ -37,38 +37,38 @@ from plait.gateway.timer import loop_time_s
 
 PATH: Final = "/v1/programs"
 DELTA: Final = "delta"
-"""The kind of an event: a text has grown."""
+"""The kind of an event with the new characters of a variable's text."""
 
 
 class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`POST /v1/programs`. A value that is not a text becomes its JSON text. Each call is read by itself.
+    """`POST /v1/programs`. A value that is not a text becomes its JSON text.
 
     `external` are variables that other requests produce, now or later.
     """
 
     session: SessionId | None = None
-    """None: a new one."""
+    """None: a new session."""
 
     ttl_s: TimeToLive | None = None
-    """Replaces the session's time to live."""
+    """Replaces the session's time to live; None: no change."""
 
     external: frozenset[VariableName] = frozenset()
     values: dict[VariableName, Any] = {}
 
     calls: list[msgspec.Raw] = []
-    """Each a `CallBody`."""
+    """Each is a `CallBody`, decoded later so that an error names the call's place."""
 
     natives: list[DeclaredStep] = []
-    """What the client computes between calls."""
+    """Variables that the client computes from others between calls."""
 
     gets: dict[VariableName, Criteria | None] = {}
-    """What the client waits for, and with which objective."""
+    """The variables that the client waits for, each with its criteria."""
 
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    """How long it waits."""
+    """The longest wait for these variables."""
 
     stream: bool = False
-    """Whether it gets events as they come."""
+    """Whether the answer is a stream of server-sent events."""
 
     def texts(self) -> dict[str, str]:
         return {
@@ -81,7 +81,7 @@ _PROGRAM = msgspec.json.Decoder(ProgramBody)
 
 
 class ProgramApi:
-    """The route for whole programs. It raises errors; the application answers with them."""
+    """The route for whole programs. The application's exception handlers answer its errors."""
 
     def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
         self._chained = chained
@@ -150,7 +150,7 @@ class ProgramEvents:
         return not self._open
 
     def news(self) -> list[Event]:
-        """All events since the last call. New text of a variable is joined to one delta."""
+        """The events that were not returned yet. All new text of a variable is in one delta."""
         news = [one for awaited in self._open for one in self._of(awaited)]
         self._open = [awaited for awaited in self._open if not awaited.is_answered]
         return news
@@ -166,7 +166,7 @@ class ProgramEvents:
 
 
 class Event(NamedTuple):
-    """A server-sent event. A delta need not wait for a commit: a retry may generate another text anyway."""
+    """A server-sent event: its name and its JSON object."""
 
     kind: str
     data: Json
@@ -177,14 +177,15 @@ def event(kind: str, data: object) -> bytes:
 
 
 def unstored_events(events: Sequence[Event]) -> Sequence[Event]:
-    """Marks the events that are not stored."""
+    """Mark every event except deltas as not stored."""
     return [one if one.kind == DELTA else Event(one.kind, unstored_fields(one.data)) for one in events]
 
 
 class ProgramResponse(Response):
-    """The answer to a program that has entered: waits up to `timeout_s` for the `awaited` variables.
+    """The answer to a program that has entered its session: waits up to `timeout_s` for the `awaited` variables.
 
-    `call_ids` are the program's calls. The event `changed` is set whenever an awaited variable changes.
+    Without `awaited` variables, the answer is 202 at once. `call_ids` are the program's calls. The event `changed` is
+    set whenever an awaited variable changes.
     """
 
     def __init__(
@@ -224,6 +225,7 @@ class ProgramResponse(Response):
                 self._leave(session)
 
     def _leave(self, session: Session) -> None:
+        """The client has gone: calls that no other client waits for are cancelled after a grace period."""
         calls = [call for call_id in self._call_ids if (call := session.calls.get(call_id)) is not None]
         self._executor.leave(calls, loop_time_s())
 
@@ -244,7 +246,7 @@ class ProgramResponse(Response):
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
         status, headers = 200, JSON
-        stopping = [one for one in errors if isinstance(one, GatewayStoppingError)]  # they say nothing of the variables
+        stopping = [one for one in errors if isinstance(one, GatewayStoppingError)]  # errors of no variable
         if stopping or len(errors) == len(self._awaited):
             error = (*stopping, *errors)[0]
             answer["error"], status, headers = error.error_object, error.status, error_headers(error)
@@ -262,9 +264,9 @@ class ProgramResponse(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
-        """Send new events until every getter has ended. A slow client gets several at once.
+        """Send new events until every awaited variable has had its last event. A slow client gets several at once.
 
-        If this is cancelled, the events in `due` were not sent.
+        If the time-out cancels this method, `due` has the events that still wait for their commit.
         """
         while not events.is_over:
             due += events.news()
@@ -276,12 +278,16 @@ class ProgramResponse(Response):
                 await next_change(self._changed, send, self._keep_alive_s)
 
     async def _told(self, news: Sequence[Event]) -> bytes:
+        """Encode events, after the commit of what they report.
+
+        Deltas alone need no commit: a retry may generate another text anyway.
+        """
         if any(one.kind != DELTA for one in news):
             news = await self._session.record.told([*news], unstored_events, is_begun=True)
         return b"".join(event(*one) for one in news)
 
     async def _stored(self, headers: Headers) -> Headers:
-        """Wait for the commit of the program. Returns the headers, marked if it could not be stored."""
+        """Wait for the commit of the program. Returns the headers, marked if the program could not be stored."""
         return await self._session.record.told(headers, unstored_headers)
 
     def _give_up(self, session: Session) -> None:

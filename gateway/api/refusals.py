@@ -1,4 +1,4 @@
-"""Records requests that never became calls: those on a call's route as ended calls, all others in the log."""
+"""Records requests that never became calls: on a call's route as an ended call, on any other route in the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plait.gateway.fleet.served_models import ServedModels
 from plait.gateway.timer import loop_time_s
 
 MOST_READ_BYTES = 2**20
-"""A longer body is not read for the name of its model."""
+"""In a longer body, the name of the model is not looked for."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ _NAMED = msgspec.json.Decoder(_ModelNamed)
 
 
 class Refusals:
-    """Records each such request once. A path may begin with `root_path`."""
+    """Records each request that never became a call, once. A path may begin with `root_path`."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Refusals:
         self._root_path = root_path
 
     def no_call(self, incoming: Incoming, error: BaseException | None, *, status: int = 200) -> None:
-        """Record a request on a call's route: an error, or another request's answer with this `status`.
+        """Record a request on a call's route that became no call. If `error` is None, its answer had this `status`.
 
-        The caller's errors count against the tenant's rate of calls. Only a stopping gateway cancels requests.
+        A client's error counts against the tenant's rate of calls.
         """
-        if isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError):  # only a stopping gateway cancels requests
             error = GatewayStoppingError()
         if isinstance(error, CallerError) and not isinstance(error, LimitError | ConflictError | AuthenticationError):
             self._gate.spend(incoming.tenant)
@@ -83,7 +83,7 @@ class Refusals:
         )
 
     def unread(self, scope: Scope, error: PlaitError) -> None:
-        """Record an error before routing. The scope has no path if the request could not be parsed."""
+        """Record an error before routing. If the request could not be parsed, the scope has no path."""
         path: str = scope.get("path", "")
         if path.removeprefix(self._root_path) not in ROUTES:
             self.elsewhere(scope, error)
@@ -96,7 +96,7 @@ class Refusals:
         self.no_call(Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), tenant), error)
 
     def elsewhere(self, scope: Scope, error: PlaitError) -> None:
-        """Record an error on any route that is not a call's."""
+        """Record an error on a route that is not a call's."""
         path = scope.get("path")
         log.info(
             "request refused",
@@ -109,12 +109,12 @@ class Refusals:
         self._metrics.refused(error)
 
     def outermost(self, scope: Scope, error: PlaitError) -> None:
-        """Record an error of the outermost middleware. Calls are recorded by then."""
+        """Record an error that the outermost middleware answers. On a call's route, the request is recorded already."""
         if scope["path"].removeprefix(self._root_path) not in ROUTES:
             self.elsewhere(scope, error)
 
     def _model_in(self, body: bytes) -> str:
-        """The served model that a body names; empty if there is none."""
+        """The served model that a body names; empty if it names none."""
         if not 0 < len(body) <= MOST_READ_BYTES:
             return ""
         try:

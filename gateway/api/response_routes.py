@@ -1,4 +1,4 @@
-"""The routes below `/v1/responses`: stored responses, and those in the background, are read, cancelled and deleted."""
+"""The routes below `/v1/responses`: they read, cancel and delete stored and background responses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from plait.gateway.timer import loop_time_s
 
 
 class Named(NamedTuple):
-    """A tenant's response."""
+    """The name of a response: ids are unique only within a tenant."""
 
     tenant: str
     response_id: str
 
 
 class ResponsesApi:
-    """The routes. A tenant sees its own responses only."""
+    """The routes. A tenant finds only its own responses."""
 
     def __init__(self, chained: ChainedCalls, keys: KeyRing) -> None:
         self._background = BackgroundApi(chained)
@@ -101,7 +101,7 @@ class ResponsesApi:
         return _json(msgspec.json.encode({"object": "list", "data": data, "has_more": False}))
 
     def _named(self, request: Request) -> Named:
-        """The tenant, and the id of the response. Raises `NotFoundError` for what is no id."""
+        """The tenant, and the response's id in the path. Raises `NotFoundError` for an invalid id."""
         tenant, response_id = self._keys.check(request.scope), request.path_params["response_id"]
         if not RESPONSE_ID.fits(response_id):
             message = f"There is no response of this id: a response's id is {RESPONSE_ID.rule}."
@@ -110,7 +110,7 @@ class ResponsesApi:
 
 
 class FollowedResponse(Response):
-    """The events of a response in the background that has not ended, from a number on."""
+    """Streams the events of a running background response, from the sequence number `number` on."""
 
     def __init__(self, answer: BackgroundAnswer, headers: Headers, number: int, keep_alive_s: float) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class FollowedResponse(Response):
 
 
 def _first_number(request: Request) -> int:
-    """The number of the first event that a client wants. Raises `CallerError`."""
+    """The sequence number of the first event that a client wants. Raises `CallerError`."""
     after = request.query_params.get("starting_after")
     if after is None:
         return 0

@@ -29,8 +29,8 @@ _LAST_EVENTS: Final = (b"response.completed", b"response.incomplete")
 class KeptResponse:
     """Stores a response on its way to the client, so that later requests can continue it.
 
-    The end of the answer waits for the commit. If the response cannot be stored, a header or a stream's last event says
-    so.
+    The end of the answer waits for the commit. If the response cannot be stored, a header says so, or in a stream the
+    last event.
     """
 
     stored: StoredResponses
@@ -49,7 +49,7 @@ class KeptResponse:
     """The head of an unstreamed answer with status 200, kept back until the body is whole."""
 
     _is_good: bool = False
-    """Whether its status is 200: others are not stored."""
+    """Whether the answer's status is 200. Any other answer is not stored."""
 
     _parts: bytearray = field(default_factory=bytearray)
     """The body of an unstreamed answer so far."""
@@ -87,6 +87,7 @@ class KeptResponse:
         return b"".join(parts)
 
     async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
+        """Store the response object `answer`. Returns `news` after the commit, or `unstored(news)` if storing fails."""
         if not isinstance(answer, dict):
             return news
         response_id = answer.get("id")
@@ -105,7 +106,7 @@ class KeptResponse:
 
 
 class ContinuedResponse:
-    """Sets `previous_response_id` in the answer: the engine got the whole conversation instead of the id."""
+    """Sets `previous_response_id` in an answer, because the engine got the whole conversation instead of the id."""
 
     def __init__(self, previous: str) -> None:
         self._previous = previous
@@ -115,7 +116,7 @@ class ContinuedResponse:
         return answer if response is None else msgspec.json.encode(self._told(response))
 
     def feed(self, events: bytes) -> bytes:
-        """Sets it in each response object of whole events."""
+        """Whole events, with the id set in each response object."""
         if _OF_RESPONSE not in events:
             return events
         return b"".join(map(self._event, events_of(events)))
@@ -131,7 +132,7 @@ class ContinuedResponse:
 
 
 def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """A request's fields with the conversation that it continues. Raises `CallerError` if that is not stored."""
+    """The fields, with the stored conversation in front of their input. Raises `CallerError` if it is not stored."""
     if fields.get("conversation") is not None:
         raise CallerError(
             "There are no stored conversations here. Continue a response with 'previous_response_id'.",
@@ -146,7 +147,7 @@ def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
 
 
 def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """The fields with references replaced by stored items. References to other items stay.
+    """The fields, with each reference to a stored item replaced by the item. References to other items stay.
 
     Raises `CallerError` for two references to one item: a short request could expand without limit.
     """
@@ -168,6 +169,7 @@ def _is_reference(item: object) -> bool:
 
 
 def input_items(fields: Json) -> list[Any]:
+    """The request's input as a list of items. A text is one message of the user."""
     given = fields.get("input")
     if isinstance(given, list):
         return given

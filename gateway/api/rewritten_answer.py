@@ -1,4 +1,4 @@
-"""Answers that reach the client with other bytes than the engine's: continued responses, and translated answers."""
+"""Rewrites engines' answers on their way to the client: continued responses, and answers to translated requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_THE_BODY: Final = frozenset((b"content-length", b"content-type"))
 
 
 class Rewriter(Protocol):
-    """Makes the client's bytes of the engine's."""
+    """Turns the engine's bytes into the client's: a `whole` body of status 200, or whole events of a stream."""
 
     def whole(self, answer: bytes) -> bytes: ...
 
@@ -26,15 +26,15 @@ class Rewriter(Protocol):
 
 
 class RewrittenAnswer:
-    """The answer to a client that is to have other bytes than the engine's.
+    """Rewrites one answer: `send` takes its ASGI messages.
 
-    A whole body waits until it has all come; events go on as they come.
+    The events of a stream are rewritten as they come. Any other body is buffered until it is complete.
     """
 
     def __init__(self, to_client: Send, rewriter: Rewriter) -> None:
         self._to_client = to_client
         self._rewriter = rewriter
-        self._head: Message | None = None  # until the client has it
+        self._head: Message | None = None  # sent with the body, unless the answer is a stream
         self._is_stream = False
         self._parts: list[bytes] = []
 
@@ -55,11 +55,11 @@ class RewrittenAnswer:
         return headers
 
     def events(self, events: bytes) -> bytes:
-        """The client's events for whole events of the engine's."""
+        """The client's events for whole events of the engine."""
         return self._rewriter.feed(events)
 
     def error(self, status: int, answer: bytes) -> bytes:  # noqa: ARG002
-        """The client's error object for the engine's, which came with this status."""
+        """The client's error body. `answer` is the engine's body, which came with this `status`."""
         return answer
 
     async def _send_whole(self, answer: bytes) -> None:
@@ -81,17 +81,17 @@ IGNORED_CHARACTERS: Final = 1_000
 _UNSAFE: Final = re.compile(r"[^\w.:\[\]-]", re.ASCII)
 _CACHED: Final = b"plait-cached-tokens"
 _CACHED_COMMENT: Final = re.compile(rb"^: .*\bplait-cached-tokens=(\d+)", re.MULTILINE)
-"""How a stream tells its headers whose status went out before them."""
+"""The header as a comment in a stream: a keep-alive comment may have sent the head before the headers were known."""
 
 
 def ignored_headers(ignored: Sequence[str]) -> Headers:
-    """The header that says what was left out of a request that was translated; none if nothing was."""
+    """The header that lists the fields that a translation left out of the request; empty if it left out none."""
     said = ", ".join(_UNSAFE.sub("?", one) for one in ignored)[:IGNORED_CHARACTERS].encode()
     return [(IGNORED, said)] if said else []
 
 
 class TranslatedAnswer(RewrittenAnswer):
-    """The answer to a request that was translated to a chat. `ignored` is what was left out of it."""
+    """Translates the answer to a request that was translated to a chat, without the request's fields in `ignored`."""
 
     def __init__(
         self, to_client: Send, translator: AnswerTranslator, translation: Translation, ignored: Sequence[str] = ()
@@ -104,11 +104,12 @@ class TranslatedAnswer(RewrittenAnswer):
         self._has_begun = False
 
     def expect_prompt(self, tokens: int) -> None:
+        """Use this count until the engine reports its own: a stream's first event may need one."""
         self._prompt_tokens = tokens
         self._translator.expect(Usage(tokens))
 
     def headers(self, headers: Headers) -> Headers:
-        """The engine's headers, and what was left out of the request."""
+        """The engine's headers, and the header that lists the fields that were left out of the request."""
         cached = dict(headers).get(_CACHED)
         if cached is not None:
             self._expect_cached(int(cached))
@@ -123,7 +124,7 @@ class TranslatedAnswer(RewrittenAnswer):
         return super().events(events)
 
     def error(self, status: int, answer: bytes) -> bytes:
-        """The error object of an engine in the client's API."""
+        """The engine's error in the form of the client's API."""
         return self._translation.error(error_of(status, answer))
 
     def _expect_cached(self, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Sessions, semantic variables and whole prompts over HTTP (Parrot, section 7): the routes beside OpenAI's."""
+"""The HTTP routes for sessions, semantic variables and submitted prompts (Parrot, section 7)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from plait.policy.programs.request_graph import CLIENT
 from plait.policy.types import Objective
 
 LONGEST_ERROR = 2_000
-"""Characters of a client's own error message."""
+"""The most characters of the error message with which a client fails a variable."""
 
 
 class SessionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 
 
 class SemanticApi:
-    """The routes for sessions, variables and submissions. They raise errors; the application answers with them."""
+    """The routes for sessions, variables and submissions. The application's exception handlers answer their errors."""
 
     def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies, keep_alive_s: float) -> None:
         self._chained = chained
@@ -198,7 +198,7 @@ class SemanticApi:
         return await _stored(session, answer)
 
     async def _open_for(self, request: Request, tenant: str, session_id: str, ttl_s: float | None = None) -> Session:
-        """The session that a request names, once no program enters it any more; it is made if there is none."""
+        """The session that a request names, opened if it is new. Waits while a program enters it."""
         durable = wants_durable(request.scope["headers"])
         await self._entrance.whole(tenant, session_id)
         return self._executor.sessions.open(tenant, session_id, loop_time_s(), ttl_s, durable=durable)
@@ -232,7 +232,7 @@ class SemanticApi:
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body: BodyT
-        body, _ = mended(decode_body, raw or b"{}", _DECODERS[kind])
+        body, _ = mended(decode_body, raw or b"{}", _DECODERS[kind])  # a new session needs no body
         return tenant, body
 
 
@@ -263,7 +263,7 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 
 async def _stored(session: Session, value: object) -> Response:
-    """An answer that tells of what happened in a session: it waits until that is stored, or says that it is not."""
+    """An answer with `value`, after the commit of the session's events; a header says if they cannot be stored."""
     return await session.record.told(_json(value), unstored_response)
 
 

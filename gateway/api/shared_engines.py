@@ -1,6 +1,6 @@
-"""A worker that is started again has the engines of the others: what the admin API has added, drained and removed.
+"""A restarted gateway takes over another gateway's engines, so that it has all changes by the admin API.
 
-Only gateways ask each other for this: it has the engines' keys.
+Only other gateways may ask for the list of engines, because the list has the engines' API keys.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 
 class Engines(Protocol):
     def members(self) -> list[EngineMember]:
-        """All engines, with what they are connected by."""
+        """All engines, with the settings to connect to them."""
 
     def take_over(self, members: Sequence[EngineMember]) -> None:
-        """Have the engines of another gateway, and no others."""
+        """Replace all engines by those of another gateway."""
 
 
 class SharedEngines:
-    """ASGI middleware: tells the other gateways which `engines` there are, and asks them (`take_over`)."""
+    """ASGI middleware that answers other gateways with the list of `engines`. `take_over` asks for theirs."""
 
     def __init__(self, app: ASGIApp, forwarding: Forwarding, engines: Engines) -> None:
         self._app = app
@@ -47,6 +47,7 @@ class SharedEngines:
             await self._app(scope, receive, send)
 
     async def take_over(self) -> None:
+        """Take over the engines of a gateway that answers. If none answers, the configured engines stay."""
         told = await self._forwarding.ask_all(Forwarded("GET", PATH, [], Checked(ADMIN_KEY)), MAX_BYTES)
         for name, answer in told.items():
             if answer is not None and answer.status == 200:

@@ -44,7 +44,7 @@ class Decompressor(Protocol):
         """The bytes after the member's end."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """At most `max_length` bytes of output, of buffered data and of `data`."""
+        """Decode the buffered data, then `data`. Returns at most `max_length` bytes of output."""
 
 
 class Deflated:
@@ -83,7 +83,7 @@ def _zstd(_first: bytes) -> Decompressor:
 
 
 NEW: Final[dict[str, Callable[[bytes], Decompressor]]] = {"gzip": _gzip, "deflate": _deflate, "zstd": _zstd}
-"""By encoding: makes a member's decompressor. The first bytes of the member decide its format."""
+"""By encoding: makes the decompressor of a member from the member's first bytes, which may decide its format."""
 
 TAKEN: Final = ", ".join(NEW)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 MOST_PARTS: Final = 1_000
-"""The same limit as that of engines."""
+"""The most parts of a form. Engines have the same limit."""
 
 MOST_VALUE_BYTES: Final = 1_024
 MOST_NAME_BYTES: Final = 1_024
@@ -29,7 +29,7 @@ class FormField(NamedTuple):
 class FormReader:
     """Finds the values of the fields with these `names` in a form with this `content_type`.
 
-    Raises `CallerError` for what is no such form.
+    Raises `CallerError` if the content type is not that of a form.
     """
 
     def __init__(self, content_type: str, names: frozenset[bytes]) -> None:
@@ -110,7 +110,7 @@ class FormReader:
         self._field = name if name in self._names and b"filename" not in options else None
 
     def _on_data(self, data: bytes, begin: int, end: int) -> None:
-        """A part of a value. Bytes that looked like a boundary at first come from the parser's own buffer."""
+        """Add bytes to a value. Bytes that at first looked like a boundary come from a buffer, not from the piece."""
         if self._field is None:
             return
         if self._at is None and data is self._piece:

@@ -1,9 +1,9 @@
 """Fair queueing: tenants take turns (`Turns`, round robin).
 
 `LoopTurns` limits how many requests begin in an iteration of the event loop. Without it, an overloaded loop would be
-late by seconds, for every tenant and for `/health`. It controls the number by the duration of iterations (additive
-increase, multiplicative decrease), and refuses requests when the queue has stood for `STANDING_S`. `TurnThreads` runs
-the tokenization of long prompts in turns, so that a tenant's prompts delay only its own.
+late by seconds, for every tenant and for `/health`. `LoopTurns` controls the number by the duration of iterations
+(additive increase, multiplicative decrease), and refuses requests when the queue has not been empty for `STANDING_S`.
+`TurnThreads` runs the tokenization of long prompts in turns, so that a tenant's prompts delay only its other prompts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plait.backends.errors import LimitError
 from plait.policy.admission.fair_shares import ActiveTenants
 
 LONG_PASS_S: Final = 0.01
-"""The target duration of a pass (an iteration of the loop). After a longer pass, half as many requests begin in the
-next one; after one below half of it, one more.
+"""The target duration of a pass (an iteration of the loop). After a longer pass, half as many requests may begin in the
+next pass; after a pass below half of the target, one more.
 
 Only the process's CPU time counts: if other processes take the CPU, fewer requests would not make a pass shorter.
 """
@@ -32,7 +32,7 @@ MEAN_OF_PASSES: Final = 16
 """The loop is late if the moving average over about this many passes is above `LONG_PASS_S`."""
 
 FEWEST, MOST = 2, 64
-"""The limits of the number of requests that begin in one pass. Of two, one tenant gets one."""
+"""The limits of the number of requests that begin in one pass. With two, no tenant begins more than one."""
 
 STANDING_S: Final = 5.0
 """The longest burst. If the queue has not been empty for longer, more requests come than the loop can take."""
@@ -147,7 +147,7 @@ class LoopTurns:
     def __init__(self) -> None:
         self._turns: Turns[_Request] = Turns(MOST)
         self._active = ActiveTenants()
-        self._came_s: dict[str, float] = {}  # tenants' last requests, not yet given to `_active`, the latest last
+        self._came_s: dict[str, float] = {}  # tenants' last requests that `_active` does not know, the latest last
         self._in_pass = False  # a request has begun in this pass
         self._began_s = self._began_cpu_s = 0.0
         self._free_s = 0.0  # the last time at which the queue was empty
@@ -157,7 +157,7 @@ class LoopTurns:
         return f"LoopTurns({self._turns!r})"
 
     def may_begin(self, tenant: str) -> bool:
-        """Take a turn of the tenant at once, if it may have one. If False, `begin` waits for one."""
+        """Take a turn of the tenant at once. False if it has to wait for one (`begin`)."""
         if not self._turns.sit(tenant):
             return False
         now_s = time.monotonic()

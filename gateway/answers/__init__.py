@@ -1,1 +1,1 @@
-"""Engines' answers: what is read of them, whole or as streams."""
+"""Reads engines' answers, whole or as streams."""

@@ -136,7 +136,7 @@ def endings(body: CompletionBody) -> list[tuple[int, str]]:
 
 
 def ending_problem(engine_id: str, ended: Collection[str], choices: int) -> EngineError | None:
-    """The error of an answer with the finish reasons `ended`; None if it is whole: each choice needs one."""
+    """The error of an answer with the finish reasons `ended`; None if it is whole: a finish reason for each choice."""
     given_up = FAILED_ENDINGS.intersection(ended)
     if given_up:
         return EngineBrokenError(f"engine {engine_id} gave the call up: its finish reason is '{min(given_up)}'")
@@ -173,7 +173,7 @@ def reported_error(engine_id: str, error: object) -> EngineError | str:
 
 
 def caller_fault(engine_id: str, error: object) -> str:
-    """The message of an error in an answer that is the caller's fault. Raises one that is the engine's."""
+    """The message of an error in an answer that is the caller's fault. Raises an error that is the engine's fault."""
     reported = reported_error(engine_id, error)
     if isinstance(reported, EngineError):
         raise reported
@@ -208,7 +208,9 @@ MAX_EVENT_BYTES = 16 * 2**20
 _WITHOUT_DATA = re.compile(
     rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))((?::[^\r\n]*\r?\n)*)(?:event:[^\r\n]*\r?\n)?(?:data:[ \t]*\r?\n)+\r?\n"
 )
-"""An event with empty data. By the standard it is none, but clients would parse it, so it is removed. Comments stay."""
+"""An event with empty data. By the standard, clients ignore it, but OpenAI's SDK parses its data, so it is removed.
+Comments stay.
+"""
 
 
 class EventStream(ABC):
@@ -241,7 +243,7 @@ class EventStream(ABC):
         if (whole.find(b"\\") >= 0 or not whole.isascii()) and has_half(whole):
             whole = self._with_whole_pairs(whole)
         named, objects = whole.count(b"data:"), whole.count(b"data: {")
-        if named != objects and named != objects + whole.count(b"data: ["):  # all but `[DONE]`
+        if named != objects and named != objects + whole.count(b"data: ["):  # else no event has empty data
             whole = _WITHOUT_DATA.sub(lambda empty: empty[1] and empty[1] + b"\n", whole)
         if whole and self._says_more(whole):
             return b"".join([self._pass(event) if self._says_more(event) else event for event in events_of(whole)])
@@ -390,7 +392,7 @@ def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None
 
 
 class AnswerForm(Protocol):
-    """How to read and write answers of one API. Without events, a stream can have no error event and no comment."""
+    """How to read and write answers of one API. Without `has_events`, a stream can have no error event or comment."""
 
     has_events: ClassVar[bool]
 

@@ -1,7 +1,7 @@
-"""What the bodies of engines' errors say, in whatever form they have it.
+"""Reads the messages in the bodies of engines' errors, which have several forms.
 
-vLLM and SGLang send OpenAI's error object, or one whose message is at the top level, FastAPI a text or a list under
-`detail`, proxies a text or a page.
+vLLM and SGLang send OpenAI's error object, or an object with the message at the top level. FastAPI sends a text or a
+list under `detail`, a proxy a text or an HTML page.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from plait.backends.protocol.context_overflow import is_overflow, overflow_error
 _EXCERPT_CHARACTERS = 300
 
 _PLACES: Final = frozenset(("body", "query", "path", "header"))
-"""Where FastAPI found the field at fault, before its name."""
+"""The first item of FastAPI's `loc`: the part of the request that has the field at fault."""
 
 _MESSAGES: Final = ("message", "msg", "detail", "error", "errors")
-"""Names of what holds an error's message, as a text or deeper within."""
+"""The fields that may have an error's message, as a text or deeper within. The first that is there counts."""
 
 _LEVELS: Final = 4
 """How deep a message is looked for."""
@@ -38,7 +38,7 @@ class ErrorText(NamedTuple):
 
 
 def error_text(answer: bytes) -> ErrorText:
-    """What the body of an error says. A page has no message: it may be a proxy's, and tell of addresses."""
+    """The message of an error's body; empty for an HTML page, because a proxy's page may show internal addresses."""
     try:
         said = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -53,7 +53,7 @@ def error_text(answer: bytes) -> ErrorText:
 
 
 def error_of(status: int, answer: bytes) -> PlaitError:
-    """The error in an answer, which has OpenAI's shape."""
+    """The error of an answer whose body is OpenAI's error object."""
     try:
         fields = msgspec.json.decode(answer, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -80,7 +80,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def _found(said: object, levels: int) -> Iterator[tuple[str, str | None]]:
-    """The messages, each with the field at fault if it names one."""
+    """The messages within `said`, each with the name of the field at fault, or None."""
     if isinstance(said, str) and said:
         yield said, None
     elif levels and isinstance(said, list):

@@ -76,7 +76,7 @@ class ResponseStream(TypedStream):
 
 
 class MessageStream(TypedStream):
-    """The events of `/v1/messages`. Its first event counts the prompt, a later one the output."""
+    """The events of `/v1/messages`. The first event has the prompt's tokens, a later event the output's."""
 
     markers = (b"message_start", b"message_delta", b"message_stop", b'"error"')
     last_event = "message_stop"
@@ -112,7 +112,7 @@ _SAID = msgspec.json.Decoder(_Said)
 
 
 def said_of_object(answer: bytes | bytearray) -> Json | None:
-    """The top-level fields that matter of a JSON object; None for anything else. Texts and vectors are not decoded."""
+    """The fields of `_Said` in a JSON object; None for anything else. Texts and vectors are not decoded."""
     try:
         check_unicode(answer)
         said = _SAID.decode(answer)
@@ -157,7 +157,7 @@ class ResponseForm(CompletionForm):
     """Objects and events of `/v1/responses`."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer: it says that it is completed, or cut at its limit."""
+        """Read an answer. Its status has to be `completed` or `incomplete`."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_response(body.get("usage")), bounds)
         if body.get("error") is not None:
@@ -170,7 +170,7 @@ class ResponseForm(CompletionForm):
         return ResponseStream(engine_id, bounds)
 
     def error_event(self, error: PlaitError) -> bytes:
-        """An error as OpenAI's streams of responses have it."""
+        """The error event of OpenAI's response streams."""
         return TRANSLATIONS["/v1/responses"].error_event(error)
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
@@ -182,7 +182,7 @@ class MessageForm(CompletionForm):
     """Objects and events of `/v1/messages`."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer: it says why it stopped."""
+        """Read an answer. It has to have a stop reason."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_message(body.get("usage")), bounds)
         if body.get("type") == "error":
@@ -198,7 +198,7 @@ class MessageForm(CompletionForm):
         return TRANSLATIONS["/v1/messages"].error(error)
 
     def error_event(self, error: PlaitError) -> bytes:
-        """An error as Anthropic's streams have it: their clients skip events without a name."""
+        """The error event of Anthropic's streams. It needs a name: Anthropic's clients skip events without one."""
         return TRANSLATIONS["/v1/messages"].error_event(error)
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
@@ -210,7 +210,7 @@ class ObjectForm(CompletionForm):
     """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer. What is no JSON object has nothing that is read here."""
+        """Read an answer. Nothing is read of an answer that is no JSON object."""
         body = said_of_object(answer)
         if body is None:
             return WholeAnswer()
@@ -262,7 +262,7 @@ class MediaForm(ObjectForm):
     streams = staticmethod(is_no_json)
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
-        """A stream of bytes, or of events that nobody reads here."""
+        """A stream of bytes or events, which are not interpreted."""
         return PassedBytes(engine_id, bounds)
 
 

@@ -21,9 +21,9 @@ class Lack(StrEnum):
 
 
 class LackError(Exception):
-    """An engine lacks what another one may have, so the call moves. No client sees this error.
+    """An engine lacks what another engine may have, so the call is placed again. No client sees this error.
 
-    `unable`: all engines that are known to lack it.
+    `unable`: all engines that are known to lack the same model or context length.
     """
 
     def __init__(self, lack: Lack, unable: frozenset[str]) -> None:
@@ -40,7 +40,7 @@ _NO_MODEL: Final = re.compile(
     r"|the following requested lora adapters are not loaded: (?P<adapter>\S+)",
     re.IGNORECASE,
 )
-"""How a message begins, with the model's name: what stands elsewhere, a client may have written.
+"""The beginning of a refusal's message, with the model's name. A client may have written the rest of the message.
 
 - vLLM and SGLang: "The model `m` does not exist."
 - SGLang's completions take any name for its model, and `m:adapter` for an adapter: "The following requested LoRA

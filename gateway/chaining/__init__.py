@@ -1,1 +1,1 @@
-"""Calls that depend on each other, on their way: read, filled with their inputs, run, and their answers kept."""
+"""Calls that depend on each other: reads them, fills in their inputs, runs them, and records their answers."""

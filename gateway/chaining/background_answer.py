@@ -40,7 +40,7 @@ class BackgroundAnswer(MessageSink):
         self._held_bytes = 0
         self._changed = asyncio.Event()
         self._told: Told | None = None  # set when the response has ended
-        self._error: PlaitError | None = None  # set when the response does not end here
+        self._error: PlaitError | None = None  # set if the response does not end in this gateway
         self._begin()
 
     def _begin(self) -> None:
@@ -75,7 +75,7 @@ class BackgroundAnswer(MessageSink):
 
     @property
     def problem(self) -> PlaitError | None:
-        """The error if the engine's answer is no whole response."""
+        """The error of an answer that is no whole response; None if it is whole."""
         if self._turn.is_over:
             return None
         if self._status != 200:
@@ -95,7 +95,7 @@ class BackgroundAnswer(MessageSink):
         self._wake()
 
     def break_off(self, error: PlaitError) -> None:
-        """The response does not end here. Readers get an error event."""
+        """The response does not end in this gateway. Readers get an error event."""
         self._error = error
         self._wake()
 

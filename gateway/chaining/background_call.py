@@ -46,7 +46,7 @@ class AskedResponse(msgspec.Struct, frozen=True):
     """The request's own input."""
 
     previous: str | None
-    """The id of the response that it continues."""
+    """The id of the response that this response continues."""
 
     created_s: int
     """Unix time."""
@@ -153,6 +153,7 @@ class BackgroundCall(ChainedCall):
             self._keep()
 
     def _goes_on(self, error: PlaitError) -> bool:
+        """Whether `error` must not end the response: its session has ended already, or another gateway continues it."""
         is_handed_over = self.runner.handed_over.is_set() and self.session.record.stores
         return self.session.ended is not None or is_handed_over or isinstance(error, GatewayStoppingError)
 

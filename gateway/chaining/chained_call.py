@@ -259,7 +259,7 @@ class ChainedCall(ABC):
         return ending
 
     def _begins_anew(self, ending: Ending) -> bool:
-        """Whether another delivery follows one that has ended so."""
+        """Whether another delivery follows the one with this `ending`."""
         broke_off = isinstance(ending.problem, EngineError) and ending.is_told
         attempts = self.runner.executor.sessions.limits.max_attempts
         self._is_begun_anew = broke_off and self.call.attempts < attempts and self.take_back()

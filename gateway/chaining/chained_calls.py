@@ -60,11 +60,11 @@ class HeldRequest(NamedTuple):
     """The output limit; None: no limit."""
 
     is_single: bool
-    """Whether it asks for one completion."""
+    """Whether the request asks for one completion."""
 
 
 class AnsweredCall(ChainedCall):
-    """A call whose clients get the engine's answer. The call may outlive its client; `keeps` its answer for others."""
+    """A call whose clients get the engine's answer. With `keeps`, a client may repeat its request to get it later."""
 
     __slots__ = ("_asked", "_end", "answer", "is_left", "streams")
 
@@ -175,7 +175,7 @@ class ChainedCalls:
         self.keep_alive_s = executor.sessions.limits.keep_alive_s
 
     def give_up_stranded(self) -> None:
-        """The gateway takes no more requests: answer the clients that would wait for one (`stranded`)."""
+        """The gateway takes no more requests: answer the clients that wait for another request (`stranded`)."""
         for session in self.executor.sessions:
             calls, getters = stranded(session)
             for call in calls:
@@ -195,7 +195,7 @@ class ChainedCalls:
     async def take(
         self, incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations
     ) -> tuple[AnsweredCall, bool] | None:
-        """The call of a request that is part of a program; None if it is not. True: the request repeats the call.
+        """The call of a request, and whether the request repeats it; None if the request is no part of a program.
 
         Waits while a program enters the request's session. Raises `PlaitError` for a call that is refused.
         """
@@ -221,7 +221,7 @@ class ChainedCalls:
     def _takes(self, incoming: Incoming, annotations: Annotations) -> bool:
         """Whether a request is part of a program: it names variables, or its session has an objective.
 
-        Otherwise it only names a session, which it keeps alive if there is one.
+        Any other request only names a session. If the session exists, the request keeps it alive.
         """
         if annotations.inputs or annotations.output or annotations.when or annotations.session_objective:
             return True
@@ -231,7 +231,10 @@ class ChainedCalls:
         return session is not None and session.objective is not None
 
     def _entered(self, session: Session, asked: HeldRequest) -> tuple[AnsweredCall, bool]:
-        """Add the request's call to its session, or find the call that it repeats. Returns the call and whether so."""
+        """Add the request's call to its session, or find the call that it repeats.
+
+        Returns the call, and whether the request repeats it.
+        """
         owner = _new_owner(self.runner, session, asked)
         first = repeated(session, owner.call)
         if first is None:

@@ -73,7 +73,7 @@ def sizes_of(values: Mapping[str, str]) -> dict[str, int]:
 def filled_bytes(text: str, sizes: Mapping[str, int], at: Mapping[int, int] = NOWHERE) -> int:
     """The bytes of a text whose placeholders are replaced by values of these `sizes`, by name.
 
-    A placeholder that begins `at` a position is replaced by a text of that size instead.
+    A placeholder whose position in `text` is in `at` is replaced by a text of that size instead.
     """
     total = utf8_bytes(text)
     if "{{" in text:
@@ -162,8 +162,8 @@ class Unfilled(NamedTuple):
 class FilledPrompts:
     """The limit on filled prompts, and the queue of those that wait for room.
 
-    Filled prompts count as open bodies and in the tenant's `held_bytes`. A prompt without room waits until others of
-    its tenant have ended; if there are no others, it is refused.
+    Filled prompts count as open bodies and in the tenant's `held_bytes`. A prompt without room waits until other
+    prompts of its tenant have ended; if the tenant has no other prompt, it is refused.
     """
 
     def __init__(self, reader: CallReader, executor: Executor, bodies: OpenBodies) -> None:
@@ -223,7 +223,7 @@ class FilledPrompts:
 
 @dataclass(slots=True)
 class FilledPrompt:
-    """One prompt of a call. `own_bytes` is what the call counts without it, `size` what the filled prompt counts."""
+    """One prompt of a call. `own_bytes`: the call's `held_bytes` without it. `size`: the bytes of the filled prompt."""
 
     prompts: FilledPrompts
     tenant: str
@@ -243,7 +243,7 @@ class FilledPrompt:
         """Measure, count and fill the prompt, then read it. Raises as `CallReader.read` does.
 
         Raises, before it fills, `BodyTooLargeError` for a prompt above the limit of a request's body, `LimitError` and
-        `ValueTooLargeError` for one beyond the tenant's limits.
+        `ValueTooLargeError` for a prompt beyond the tenant's limits.
         """
         prompts, has_waited = self.prompts, False
         try:

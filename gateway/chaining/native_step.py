@@ -1,7 +1,7 @@
 """Native steps: variables that a client computes from others, between two calls (Parrot's native functions).
 
 A native step is a call of the graph that no engine runs: its client gets the inputs, then sets the output's value or
-fails it. As a part of the graph, the step passes on deduced objectives and failures.
+fails it. Through the step, deduced objectives reach the calls before it, and failures the calls after it.
 """
 
 from __future__ import annotations

@@ -132,12 +132,12 @@ class Program(NamedTuple):
 def entry(executor: Executor, session: Session, program: Program, now_s: float) -> Pieces[list[HeldCall]]:
     """Enter a whole program, and return its calls. None of its calls runs before all of it has entered.
 
-    A client may repeat a program: values that are set already are skipped, and a repeated call becomes one more client
-    of the first one. A call whose input has failed fails at once, and so do getters of its outputs. Between two pieces,
+    A client may repeat a program: values that are set already are skipped, and a repeated call adds a client to the
+    first one. A call whose input has failed fails at once, and so do getters of its outputs. Between two pieces,
     running calls of the session may make progress, but `Entrance` keeps other requests out.
 
     If this raises, nothing has entered: `ConflictError` for a second producer, a cycle, or the value of a native step
-    whose inputs have none, `CallerError` for an unknown variable, `LimitError` or `ValueTooLargeError` beyond the
+    whose inputs have no values, `CallerError` for an unknown variable, `LimitError` or `ValueTooLargeError` beyond the
     tenant's limits. The message and `param` name the place in the program.
     """
     session.begin_entry(now_s)
@@ -194,7 +194,7 @@ class _Check:
     """The variables that new values and calls produce."""
 
     taken: dict[str, tuple[str, HeldCall, str | None]] = field(default_factory=dict)
-    """The inputs of new calls. For error messages: the first place that takes each, its call and its field."""
+    """By input of new calls, for error messages: the first place that takes the input, its call and its field."""
 
     def __post_init__(self) -> None:
         session = self.session

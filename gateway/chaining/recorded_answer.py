@@ -1,8 +1,8 @@
 """The answer of a call of a program, which any number of clients can read: a recording with one writer.
 
 `RecordedAnswer` is the sink that the relay writes to. Each client `follow`s from the beginning at its own speed; while
-the slowest is `MAX_LAG_BYTES` behind, the sink is full (backpressure). `HeldEnd` goes in front of it for durable
-sessions: it holds back the end of the answer until the value is stored.
+the slowest is `MAX_LAG_BYTES` behind, the sink is full (backpressure). For durable sessions, `HeldEnd` goes in front of
+`RecordedAnswer`, and holds back the end of the answer until the value is stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ledger(Protocol):
     """The limit that the bytes of a recording count against (`AnswerBytes`)."""
 
     def keep(self, size_bytes: int) -> bool:
-        """Add bytes that are only kept for a repeated request. False, and nothing is added, if they may not be."""
+        """Add bytes that are only kept for a repeated request. False, and nothing is added, beyond the limit."""
 
     def hold(self, size_bytes: int) -> None:
         """Add bytes that a client still has to read. Raises `PlaitError` beyond the limit."""
@@ -95,8 +95,8 @@ class Follower:
 class AnswerWindow:
     """A buffer of messages from one writer to `followers`. Synchronous.
 
-    With `keeps`, it has all messages, as long as `ledger` allows it; otherwise only those that a follower has still to
-    be sent. `held_bytes` is the size of the messages in it.
+    With `keeps`, the buffer has all messages, as long as `ledger` allows it. Otherwise it has only the messages that
+    some follower has not been sent. `held_bytes` is the size of the messages in the buffer.
     """
 
     __slots__ = ("_first", "_ledger", "_messages", "_written_bytes", "followers", "held_bytes", "keeps")
@@ -339,7 +339,7 @@ def _event(body: bytes) -> bytes:
 class HeldEnd(PassingSink):
     """Forwards an answer to a recording, but holds back its end until `release`.
 
-    The end of a stream is its last event. An answer that `is_whole`, or turns out to be no stream, is held back whole.
+    The end of a stream is its last event. With `is_whole`, or if the answer is no stream, all of it is held back.
     """
 
     def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:

@@ -1,8 +1,8 @@
 """Time slices: cooperative scheduling of the work that reads, enters and starts the calls of programs.
 
-A program may have a thousand calls. In one piece, this would block the event loop, and so every other call, for half a
-second. All such work together may use `SLICE_S` of each iteration of the event loop, and continues in the next one.
-Tenants take turns.
+A program may have a thousand calls. Entered in one piece, it would block the event loop, and so every other call, for
+half a second. All such work together may use `SLICE_S` of each iteration of the event loop, and continues in the next
+one. Tenants take turns.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from plait.gateway.timer import loop_time_s
 
 SLICE_S: Final = 0.005
-"""The slice of one loop iteration. The piece that runs when the slice is used up still ends, and pieces are short."""
+"""The slice of one loop iteration. A piece that runs at the end of the slice is not interrupted; pieces are short."""
 
 WOKEN: Final = 16
-"""Tasks woken in an iteration. Starting a call takes 0.2 to 0.5 ms, so more would find the slice used up."""
+"""Tasks woken in an iteration. Starting a call takes 0.2 to 0.5 ms, so more tasks would find the slice used up."""
 
 T = TypeVar("T")
 

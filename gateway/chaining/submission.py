@@ -32,8 +32,8 @@ TimeToLive = Annotated[float, Meta(gt=0, le=7 * 86_400.0)]
 """Seconds."""
 
 LEAST_TOKENS: Final = 16
-"""With a lower output limit, the model does not write a leading space: it may be a token of its own before a digit, so
-that the limit cuts a short number."""
+"""With a lower output limit, a space before an output stays in the prompt. If the model wrote it, the space could be a
+token of its own before a digit, and the limit would cut a short number."""
 
 Fields = dict[str, msgspec.Raw]
 
@@ -69,7 +69,7 @@ class Turn:
         return PLACEHOLDER.sub(text, self.message["content"][:end])
 
     def filled_bytes(self, end: int | None, values: Mapping[str, int], generated: Mapping[str, int]) -> int:
-        """The bytes of text in what `filled` (`end` is None) or `begun` makes of values and texts of these sizes."""
+        """The bytes of text that `filled` (`end` is None) or `begun` would make of texts of these sizes."""
         if not self.outputs:
             return sum(filled_bytes(text, values) for text in message_texts(self.message))
         places = {place: generated[output] for place, output in self.outputs.items() if output in generated}
@@ -94,7 +94,7 @@ class Placeholder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_out: bool = False
     """Whether it is an output of this call; else it is an input."""
     semantic_var_id: VariableName | None = None
-    """The variable's name, if it is another one."""
+    """The variable's name, if it differs from `name`."""
     transforms: str | list[str] | None = None
     """A chain of transforms, as one text or in parts."""
     params: Fields | None = None
@@ -203,7 +203,7 @@ class Submission:
 
     @property
     def templated(self) -> ChatRequest | CompletionRequest | None:
-        """The request for the first output, with any prompt, if it has a chat template of its own."""
+        """The request for the first output, with a dummy prompt; None if it has no chat template of its own."""
         first = self.steps[0]
         has_template = "chat_template" in self._fields or "chat_template" in first.fields
         return self._checked[first.name] if has_template else None
@@ -211,7 +211,7 @@ class Submission:
     def request(
         self, step: OutputStep, values: Mapping[str, str], generated: Mapping[str, str]
     ) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The request for one output. `values` are by variable, the texts of earlier outputs by placeholder name."""
+        """The request for one output. `values`: by variable. `generated`: texts by placeholder of earlier outputs."""
         named = {name: values[variable] for name, variable in self._variables.items() if variable in values}
         *before, turn = self._turns[: step.turn + 1]
         begun = turn.begun(self._end(step), named, generated)

@@ -1,7 +1,7 @@
-"""Transforms: a closed set of pure functions from text to text. They turn a completion into a variable's value.
+"""Transforms: a closed set of pure functions from text to text, which turn a completion into a variable's value.
 
 `parse("code_block(python) | strip").apply(completion)` is the whole interface. docs/transforms.md is the reference.
-Nothing here does I/O or reads a clock, and no step takes more than linear time in its text for a given specification.
+No transform does I/O or reads a clock. For a given specification, each step takes at most linear time in its text.
 """
 
 from __future__ import annotations

@@ -18,16 +18,20 @@ _CLASSES: tuple[type[Step], ...] = (
 )
 
 STEPS: dict[str, type[Step]] = {step.name: step for step in _CLASSES}
-"""The closed set, by the names that specifications use."""
+"""All transforms, by the names that specifications use."""
 
 A_TRANSFORM = f"one of {', '.join(STEPS)}"
 
+# A JSON string may contain half of a surrogate pair, which no UTF-8 text can.
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One given value, at `position` in the specification. Without `parameter` it is a positional argument."""
+    """One argument of a specification, at the offset `position`.
+
+    `parameter` is the name that the specification gives to it; None: a positional argument.
+    """
 
     value: str
     position: int
@@ -35,9 +39,9 @@ class Argument:
 
 
 def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> Step:
-    """The step of this name. `start` and `end` are its offsets in the specification, for errors' positions.
+    """Make the step of this name. Raises `TransformSpecError`.
 
-    Raises `TransformSpecError`.
+    `start` and `end` are the step's offsets in the specification, for the positions in errors.
     """
     step = STEPS.get(name)
     if step is None:
@@ -63,7 +67,10 @@ def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> 
 
 
 def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Argument]]) -> Parameter:
-    """The parameter of an argument: the parameter that it names, or else the first one that has no argument yet."""
+    """The parameter that an argument sets. A positional argument sets the first one that has no argument yet.
+
+    A flag is never positional. A parameter of kind `TEXTS` takes all positional arguments that are left.
+    """
     if argument.parameter is None:
         for parameter in step.parameters:
             if parameter.kind is Kind.TEXTS or (parameter.kind is Kind.TEXT and parameter.name not in given):
@@ -86,7 +93,7 @@ def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Ar
 
 
 def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
-    """The value of the step's field. Only a parameter of kind `TEXTS` has several arguments."""
+    """The value of the step's field, by the parameter's kind. Only `TEXTS` may have several arguments."""
     if parameter.kind is Kind.TEXTS:
         return tuple(_text(parameter, argument) for argument in arguments)
     text = _text(parameter, arguments[0])

@@ -1,4 +1,4 @@
-"""A chain of transforms, which `parse` returns, and its steps. It turns a completion into a variable's value."""
+"""A chain of transforms (`Transform`, which `parse` returns), and the base class of its steps (`Step`)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import ClassVar
 
 from plait.gateway.transforms.errors import RejectedTextError, TransformError
 
-# A value that needs no quotes in a specification, so that most canonical forms read as people write them.
+# Values that the canonical form writes without quotes, as people do.
 _BARE = re.compile(r"[\w$.\[\]*:@+-]+(?: [\w$.\[\]*:@+-]+)*")
 
 
 class Kind(Enum):
-    """The type of a parameter's value, and so its form in a specification."""
+    """The type of a parameter's value."""
 
     TEXT = auto()
     TEXTS = auto()
-    """One or more texts. Positional, it takes all arguments that follow."""
+    """One or more texts: all positional arguments that are left."""
     FLAG = auto()
-    """`true` or `false`. It is given by name only. The default is false."""
+    """`true` or `false` (the default), given by name only: `ignore_case=true`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a transform; the field of the same name holds its value."""
+    """One parameter of a transform. The step has a field of the same name for the value."""
 
     name: str
     kind: Kind = Kind.TEXT
@@ -37,20 +37,20 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Step(ABC):
-    """One transform. Its constructor raises `ParameterError` for values that it cannot take."""
+    """One transform with the values of its parameters. The constructor raises `ParameterError` for an invalid value."""
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
 
     @abstractmethod
     def convert(self, text: str) -> Iterator[str]:
-        """Yield the result in pieces, so that a result above its limit is stopped early.
+        """Yield the result in pieces, so that `Transform.apply` can stop at the size limit.
 
-        Raises `RejectedTextError` with a reason that helps the prompt's author.
+        Raises `RejectedTextError` if the text cannot be converted. Its message tells the prompt's author why.
         """
 
     def __str__(self) -> str:
-        """The canonical form: it parses back to an equal step."""
+        """The canonical form, of which `parse` makes an equal step."""
         arguments = [text for parameter in self.parameters for text in self._written(parameter)]
         return f"{self.name}({', '.join(arguments)})" if arguments else self.name
 
@@ -65,30 +65,31 @@ class Step(ABC):
 
 
 MAX_RESULT_BYTES = 1 << 20
-"""1 MiB of UTF-8, some 250,000 tokens: longer than any context that a value could be put into."""
+"""1 MiB of UTF-8: some 250,000 tokens, more than the contexts of most models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One or more steps. Each takes the result of the step before it."""
+    """A chain of one or more steps. Each step converts the result of the step before it."""
 
     steps: tuple[Step, ...]
 
     def apply(self, text: str, *, max_bytes: int = MAX_RESULT_BYTES) -> str:
-        """The text after all steps. No step's result may exceed `max_bytes` of UTF-8.
+        """Convert a text by all steps.
 
-        Raises only `TransformError`, for any text.
+        Raises `TransformError` if a step rejects its text, or if its result exceeds `max_bytes` of UTF-8. No text
+        raises any other error.
         """
         for step in self.steps:
             try:
-                _size_bytes(text)
+                _size_bytes(text)  # called only to refuse half of a surrogate pair
                 text = _joined(step.convert(text), max_bytes)
             except RejectedTextError as error:
                 raise TransformError(str(step), str(error), text) from None
         return text
 
     def __str__(self) -> str:
-        """The canonical form: it parses back to an equal chain."""
+        """The canonical form, of which `parse` makes an equal chain."""
         return " | ".join(map(str, self.steps))
 
 

@@ -18,10 +18,10 @@ _NAMED_BLOCKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block. `text[start:end]` is its content, with the text's indentation.
+    """A fenced block. `text[start:end]` is its content, still indented as in the text.
 
-    `language` is the first word of the info string, in lower case. `opened` is the offset of the opening fence. A block
-    that is not `closed` runs to the end of the text.
+    `language` is the first word of the info string, in lower case. `indent` is the white space before the opening
+    fence, `opened` the fence's offset. A block that is not `closed` runs to the end of the text.
     """
 
     language: str
@@ -35,8 +35,9 @@ class Block:
 def fenced_blocks(text: str) -> Iterator[Block]:
     """The blocks of a text in order.
 
-    A block ends at a fence of the same character that is at least as long, so that longer fences can hold shorter ones.
-    Any indentation is allowed, for blocks in list items. CommonMark allows three columns beyond the item's own.
+    A block ends at a fence of the same character that is at least as long, so that a block may contain shorter fences.
+    A fence may have any indentation, because blocks in list items are indented. CommonMark allows at most three columns
+    more than the item has.
     """
     opening: re.Match[str] | None = None
     for line in _FENCE.finditer(text):
@@ -59,7 +60,10 @@ def _block(text: str, opening: re.Match[str], closing: re.Match[str] | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock(Step):
-    """The first fenced code block, or the first in one of `languages`, without its fences and their indentation."""
+    """The content of the first fenced code block, or of the first in one of `languages`.
+
+    The indentation of the opening fence is removed from each line.
+    """
 
     name: ClassVar[str] = "code_block"
     parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("languages", Kind.TEXTS, required=False),)
@@ -73,7 +77,7 @@ class CodeBlock(Step):
         object.__setattr__(self, "languages", tuple(language.lower() for language in self.languages))
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no such block, or if it is not closed, since the end of its code may be missing."""
+        """Fails if there is no such block, or if the block is not closed: the end of its code may be missing."""
         blocks = list(fenced_blocks(text))
         if not blocks:
             raise RejectedTextError("there is no code block, which begins with a line of ``` or ~~~")

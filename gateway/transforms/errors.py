@@ -1,4 +1,4 @@
-"""The errors of transforms: an invalid specification, or a text that its transform refuses."""
+"""The errors of transforms: an invalid specification, or a text that a transform cannot convert."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _EXCERPT_CHARACTERS = 200
 class TransformSpecError(CallerError, ValueError, code="invalid_transform"):
     """An invalid specification.
 
-    `position` is the offset of the fault in characters. `expected` says what belongs there. `nearest` is the known name
-    that is closest to the given one.
+    `found` describes the fault, `position` is its offset in characters, and `expected` says what belongs there.
+    `nearest` is the known name that is closest to an unknown one; None: no name is close.
     """
 
     def __init__(self, found: str, *, position: int, expected: str, nearest: str | None = None) -> None:
@@ -28,10 +28,10 @@ class TransformSpecError(CallerError, ValueError, code="invalid_transform"):
 
 
 class TransformError(PlaitError, status=422, kind="transform_error", code="transform_failed"):
-    """A transform refused its text, so the variable fails.
+    """A transform cannot convert its text, so the semantic variable fails.
 
-    `step` is the failed transform of the chain, in canonical form. `reason` says why it refused. `text` is its whole
-    text; the message has only the beginning.
+    `step` is the failed step of the chain, in canonical form. `reason` says why it failed. `text` is the whole text
+    that the step got; the message has only the beginning.
     """
 
     def __init__(self, step: str, reason: str, text: str) -> None:
@@ -42,11 +42,14 @@ class TransformError(PlaitError, status=422, kind="transform_error", code="trans
 
 
 class RejectedTextError(Exception):
-    """Raised by a step that refuses its text. The chain adds the step and the text."""
+    """Raised by a step that cannot convert its text. `Transform.apply` makes a `TransformError` of it."""
 
 
 class ParameterError(Exception):
-    """Raised by a step that cannot be built, because the value of `parameter` is invalid."""
+    """Raised by the constructor of a step, because the value of `parameter` is invalid.
+
+    `build` makes a `TransformSpecError` of it, with the position in the specification.
+    """
 
     def __init__(self, parameter: str, found: str, *, expected: str, nearest: str | None = None) -> None:
         super().__init__(f"{parameter}: {found}; expected {expected}")
@@ -57,7 +60,7 @@ class ParameterError(Exception):
 
 
 def excerpt(text: str) -> str:
-    """A text's beginning. Lone surrogates become escapes, so that any encoder takes it."""
+    """A text's beginning. Half of a surrogate pair becomes an escape, because UTF-8 cannot encode it."""
     short = text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
     return short.encode("utf-8", "backslashreplace").decode()
 
@@ -76,4 +79,5 @@ def place(text: str, offset: int) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is closest to `name`; None if none is close."""
+    # Cut, because a client chooses the name, and difflib takes more than linear time.
     return next(iter(difflib.get_close_matches(name[:64], list(known), n=1)), None)

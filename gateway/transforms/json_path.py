@@ -1,7 +1,7 @@
 """JSONPath (RFC 9535) without the parts that could take more than linear time or match a pattern by backtracking.
 
-These parts are refused: the functions `match` and `search`, a second `..`, several selectors in one bracket unless they
-are different names, and paths to more than one value within a filter. Without them no value is selected twice.
+Plait refuses the functions `match` and `search`, a second `..`, several selectors in one bracket unless they are
+different names, and a path within a filter that may lead to more than one value. So a query selects no value twice.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from plait.gateway.transforms.errors import ParameterError, RejectedTextError, e
 
 _MAX_PATH_CHARACTERS = 1000
 _MAX_DEPTH = 32
-"""Limits the recursion that reads and evaluates a filter: each parenthesis and each joined condition adds a level."""
+"""Limits the recursion that reads and evaluates a filter. Each parenthesis and each `&&` or `||` adds a level."""
 
 _NAMED_KEYS = 10
 
 
 class _Environment(JSONPathEnvironment):
     def setup_function_extensions(self) -> None:
-        """Set up the standard functions without those that match regular expressions."""
+        """Set up the standard functions, except those that match regular expressions."""
         super().setup_function_extensions()
         del self.function_extensions["match"], self.function_extensions["search"]
 
@@ -43,7 +43,7 @@ _ENVIRONMENT = _Environment()
 
 @lru_cache(maxsize=256)
 def compile_path(path: str) -> JSONPathQuery:
-    """The query of a path. Raises `ParameterError` if the path is invalid or uses a refused part."""
+    """Compile a path. Raises `ParameterError` if the path is invalid or uses a part that Plait refuses."""
     if len(path) > _MAX_PATH_CHARACTERS:
         raise _path_error(f"a path of {len(path):,} characters", f"at most {_MAX_PATH_CHARACTERS:,}")
     if path.count("(") > _MAX_DEPTH:
@@ -59,9 +59,9 @@ def compile_path(path: str) -> JSONPathQuery:
 
 
 def select(query: JSONPathQuery, document: object) -> list[object]:
-    """The values that a query finds in a JSON value.
+    """The values that a query selects in a JSON value.
 
-    A query for one value, of names and indexes only, raises `RejectedTextError` when that value does not exist.
+    Raises `RejectedTextError` if a query of only names and indexes, which selects one value, finds none.
     """
     nodes = [JSONPathNode(value=document, location=(), parent=None, root=document)]  # type: ignore[arg-type]
     for segment in query.segments:
@@ -76,7 +76,7 @@ def select(query: JSONPathQuery, document: object) -> list[object]:
 
 
 def _check_segments(segments: tuple[JSONPathSegment, ...]) -> None:
-    """Raise unless each segment's work is linear in the document."""
+    """Raise `ParameterError` unless each segment takes linear time in the document's size."""
     if sum(isinstance(segment, JSONPathRecursiveDescentSegment) for segment in segments) > 1:
         raise _path_error("a second ..", "one at most")
     for segment in segments:
@@ -112,7 +112,7 @@ def _operands(expression: Expression) -> Iterator[Expression]:
 
 
 def _holds(value: object) -> str:
-    """A value's members that a path could select next, in words."""
+    """The members of a value that a path could select, in words for an error message."""
     if isinstance(value, dict):
         names = [f'"{excerpt(name)}"' for name in list(value)[:_NAMED_KEYS]]
         more = " and more" if len(value) > _NAMED_KEYS else ""

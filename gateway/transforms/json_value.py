@@ -1,6 +1,6 @@
-"""JSON in a model's text: alone, in a fenced code block, or between sentences; and the transform that extracts it.
+"""Finds JSON in a model's text: alone, in a fenced code block, or between sentences. `Json` is the transform.
 
-JSON is never repaired.
+Invalid JSON is refused, never repaired.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NO_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def find_json(text: str) -> object:
-    """The one JSON value in a text: the whole text, its one JSON code block, or the one object or array in its prose.
+    """The only JSON value in a text: the whole text, its one JSON code block, or the one object or array in its prose.
 
-    Raises `RejectedTextError` if there is no candidate, or if there are several, since a choice would be a guess.
+    Raises `RejectedTextError` if there is no candidate, or if there are several, because a choice would be a guess.
     """
     with suppress(RejectedTextError):
         return _decoded(text, 0, len(text))
@@ -41,12 +41,15 @@ def find_json(text: str) -> object:
 
 
 def dump_json(value: object) -> str:
-    """A value as compact JSON, with characters instead of escapes."""
+    """A value as compact JSON. Characters beyond ASCII are not escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _json_block(text: str) -> Block | None:
-    """The code block in JSON, or else the one without a language. It may be unclosed, since JSON shows its own end."""
+    """The code block in JSON, or else the one without a language; None: neither. Several raise `RejectedTextError`.
+
+    The block may be unclosed, because a JSON value shows where it ends.
+    """
     blocks = list(fenced_blocks(text))
     for language in ("json", ""):
         candidates = [block for block in blocks if block.language == language]
@@ -61,7 +64,7 @@ def _json_block(text: str) -> Block | None:
 
 
 def _in_prose(text: str) -> object:
-    """The object or array that begins with the first bracket, if no bracket follows it."""
+    """The object or array that begins at the first bracket. Raises `RejectedTextError` if a bracket follows its end."""
     found = _BRACKET.search(text)
     if found is None:
         raise RejectedTextError("there is no JSON object or array")
@@ -76,7 +79,7 @@ def _in_prose(text: str) -> object:
 
 
 def _decoded(text: str, start: int, end: int) -> object:
-    """The value in `text[start:end]`, which may have white space around it."""
+    """The value in `text[start:end]`. Raises `RejectedTextError` if it is not valid, or if more text follows it."""
     value, value_end = _value_at(text, _skip_space(text, start))
     rest = _skip_space(text, value_end)
     if rest < end:
@@ -104,7 +107,7 @@ def _value_at(text: str, offset: int) -> tuple[object, int]:
 
 
 def _check_depth(text: str, offset: int) -> None:
-    """Raise if the value at the offset is nested too deep. Checked before decoding, which recurses."""
+    """Raise `RejectedTextError` if the value at the offset is nested too deep for the decoder, which recurses."""
     depth = 0
     for found in _STRING_OR_BRACKET.finditer(text, offset):
         if found[0] in "{[":
@@ -136,10 +139,10 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
 
 @dataclass(frozen=True, slots=True)
 class Json(Step):
-    """The JSON value in a text, as compact JSON; with a path, the selected value or values.
+    """The JSON value in a text, as compact JSON; with `path`, what the path selects in it.
 
-    A path of only names and indexes selects one value; if that is a text, the result has no quotes. The result of any
-    other path is a JSON array of any length.
+    A path of only names and indexes selects one value, and a selected string is written without quotes. The result of
+    any other path is a JSON array, which may be empty.
     """
 
     name: ClassVar[str] = "json"

@@ -1,11 +1,11 @@
-"""From a specification to a chain of transforms: the language of the `plait-output` header.
+"""Parses a specification into a chain of transforms. A client writes one after `transform=` in `plait-output`.
 
 chain     = step *( "|" step )
 step      = name [ "(" [ argument *( "," argument ) ] ")" ]
 argument  = [ parameter "=" ] ( string | literal | bare )
 string    = as in JSON, in double quotes
 literal   = anything but ' in single quotes, where a backslash is a backslash
-bare      = anything but , ( ) | and quotes, less the white space around it
+bare      = anything but , ( ) | and quotes, without the white space around it
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from plait.gateway.transforms.errors import TransformSpecError, quoted
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384
-"""Also the limit of the canonical form. It bounds a step's work for each character of its text."""
+"""The limit of a specification and of its canonical form. It also limits a step's work for each character of text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _PARAMETER = re.compile(r"([a-z_]+)\s*=")
 _BARE = re.compile(r"""[^,()|"']*""")
-_STRING = json.JSONDecoder(strict=False)  # a line break in a string is accepted as itself
+_STRING = json.JSONDecoder(strict=False)  # a string may contain line breaks
 
 
 def parse(spec: str) -> Transform:
-    """The chain of a specification. Raises `TransformSpecError`, a `ValueError`."""
+    """Parse a specification. Raises `TransformSpecError`, which is a `ValueError`."""
     steps = _SpecReader(spec).chain()
     _check_limit(len(steps), MAX_STEPS, "transforms")
     transform = Transform(tuple(steps))
@@ -42,7 +42,7 @@ def _check_limit(count: int, most: int, things: str) -> None:
 
 
 class _SpecReader:
-    """Reads one text from left to right. `_at` is the offset of the next character."""
+    """Reads one specification from left to right. `_at` is the offset of the next character."""
 
     def __init__(self, text: str) -> None:
         _check_limit(len(text), MAX_SPEC_CHARACTERS, "characters")
@@ -117,7 +117,7 @@ class _SpecReader:
         return value
 
     def _next(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Skip white space. Returns the next character without reading it; empty at the end."""
         self._skip_space()
         return self._text[self._at : self._at + 1]
 

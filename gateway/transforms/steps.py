@@ -1,4 +1,4 @@
-"""The steps that read or change a text, one class each. Those for JSON and for code blocks are beside this module."""
+"""The transforms, one class each, except `json` and `code_block`: see `json_value` and `code_block`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Strip(Step):
 
 @dataclass(frozen=True, slots=True)
 class Template(Step):
-    """A given text with each `{{value}}` in it replaced by the value. Everything else in it is literal."""
+    """The parameter `text`, in which the value replaces each `{{value}}`. All other characters are literal."""
 
     name: ClassVar[str] = "template"
     parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("text"),)
@@ -39,7 +39,7 @@ class Template(Step):
             raise ParameterError("text", "a template without a place for the value", expected=f"{_PLACEHOLDER} in it")
 
     def convert(self, text: str) -> Iterator[str]:
-        """Never fails, but the result may be too long for the chain."""
+        """Never fails, but `Transform.apply` refuses a result that is too long."""
         before, *rest = self.text.split(_PLACEHOLDER)
         yield before
         for part in rest:
@@ -55,9 +55,10 @@ _FALSE = frozenset({"no", "false"})
 
 @dataclass(frozen=True, slots=True)
 class Boolean(Step):
-    """`true` if the text has the word yes or true, `false` if it has no or false. Another word for each may be given.
+    """`true` if the text contains the word "yes" or "true"; `false` if it contains "no" or "false".
 
-    Words are whole words in any case. The sentence's meaning is not considered: "not true" has the word true.
+    The parameters replace each pair by another word. Only whole words count, in any case. The sentence's meaning does
+    not count: "not true" contains the word "true".
     """
 
     name: ClassVar[str] = "boolean"
@@ -99,9 +100,9 @@ class Boolean(Step):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Step):
-    """One of the options: the text without the white space around it must be equal to an option.
+    """The option that equals the text without the white space around it.
 
-    With `ignore_case` the text may be in any case. The result is the option as it was given.
+    With `ignore_case`, the text may be in any case. The result is the option as the specification has it.
     """
 
     name: ClassVar[str] = "enum"
@@ -135,10 +136,12 @@ class OneOf(Step):
 _SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
 """Separators of thousands: comma, underscore, apostrophes, no-break and thin spaces. A point is a decimal point."""
 
-# Latin letters only: in scripts without spaces, numbers stand next to letters.
+# Next to one of these, a number is part of a word. Of letters only Latin ones: scripts without spaces, such as Chinese,
+# write numbers directly next to letters.
 _LETTER = r"0-9A-Za-z_\u00c0-\u024f"
 
-# A whole number, unless it is part of a word such as x86, 2nd or v1.2. A hyphen after a word is not a minus sign.
+# A number with all its digits and separators, unless it is part of a word such as x86, 2nd or v1.2. A hyphen after a
+# word is not a minus sign.
 _NUMBER = re.compile(
     rf"(?:(?<![{_LETTER})+\-\u2212])(?P<sign>[-+\u2212]))?[$\u20ac\u00a3\u00a5]?"
     rf"(?P<digits>(?:(?<![{_LETTER}.])\.)?(?<![{_LETTER}])(?<![0-9][.{_SEPARATOR}])"
@@ -151,7 +154,7 @@ _NAMED_INTEGERS = 5
 
 @dataclass(frozen=True, slots=True)
 class Integer(Step):
-    """The one integer in a text, in decimal digits without separators. It may occur several times."""
+    """The only integer in a text, in decimal digits without separators. The text may repeat it."""
 
     name: ClassVar[str] = "integer"
 
@@ -167,7 +170,10 @@ class Integer(Step):
 
 
 def _integer(number: re.Match[str]) -> str:
-    """The integer's digits only. They are not parsed as a number: that would take quadratic time."""
+    """A number's sign and digits. Raises `RejectedTextError` if the number is not an integer.
+
+    The digits stay text, because Python's `int` takes quadratic time.
+    """
     written = number["digits"]
     if not written.isdecimal() and not _GROUPED.fullmatch(written):
         raise RejectedTextError(f"{quoted(number[0])} is not an integer")
@@ -198,7 +204,7 @@ def _bulleted_items(text: str) -> list[str]:
 
 
 def _marked_items(text: str, marked: re.Pattern[str]) -> list[str]:
-    """The text after the marker on each line that has one. Other lines are skipped."""
+    """The text after the marker on each line that begins with a marker. Other lines are skipped."""
     return [found[1] for line in text.split("\n") if (found := marked.match(line))]
 
 
@@ -230,7 +236,7 @@ class ItemList(Step):
             raise ParameterError("style", quoted(self.style), expected="comma, numbered or bulleted", nearest=hint)
 
     def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no item: an answer that is not a list is not an empty list."""
+        """Fails if there is no item, because an answer that is not a list must not count as an empty list."""
         read, missing = _STYLES[self.style]
         items = read(text)
         if not items:
@@ -243,10 +249,10 @@ _TAG_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 
 @dataclass(frozen=True, slots=True)
 class XmlTag(Step):
-    """The text between the first `<tag>` and its matching `</tag>`. Tags of that name may be nested in it.
+    """The text between the first `<tag>` and its matching `</tag>`. Tags of the same name may be nested.
 
-    Tags may have attributes, whose values hold neither `<` nor `>`. The text is unchanged; entities are not replaced.
-    The text around the tags need not be XML.
+    Tags may have attributes, whose values contain neither `<` nor `>`. Entities in the text are not replaced. The text
+    around the tags need not be XML.
     """
 
     name: ClassVar[str] = "xml"
@@ -260,7 +266,7 @@ class XmlTag(Step):
 
     def convert(self, text: str) -> Iterator[str]:
         """Fails if the tag is not opened or not closed."""
-        # No quantifier can run over the next <, so each character is looked at twice at most.
+        # No quantifier matches `<`, so the search reads each character at most twice.
         tags = re.compile(rf"<(?P<slash>/?){re.escape(self.tag)}(?=[\s/>])[^<>]*>")
         opening: re.Match[str] | None = None
         depth = 0
@@ -271,7 +277,7 @@ class XmlTag(Step):
                     continue
                 opening = tag
             depth += change
-            if depth == 0:  # at once for an empty element
+            if depth == 0:  # the closing tag, or an empty element such as <tag/>
                 yield text[opening.end() : max(opening.end(), tag.start())]
                 return
         if opening is None:
@@ -280,11 +286,12 @@ class XmlTag(Step):
 
 
 _MAX_PROGRAM_BYTES = 1 << 20
-"""The memory limit of a compiled expression. RE2 keeps up to 128 of them."""
+"""The memory limit of a compiled pattern. RE2's cache has up to 128 patterns."""
 
 _MAX_WORK = 100_000_000
-"""The limit of instructions times bytes. If the automaton does not fit its memory, RE2 simulates every instruction at
-every byte. Each takes some 4 ns on one core of a current server, and other threads cannot run meanwhile."""
+"""The limit of a pattern's instructions times a text's bytes. If the pattern's automaton does not fit into its memory,
+RE2 simulates every instruction at every byte. One simulated instruction takes some 4 ns on a current server, during
+which no other Python thread runs."""
 
 _MAX_GROUPS = 20
 """Each group makes the simulation slower: 50 groups triple the time."""
@@ -294,10 +301,10 @@ _ALL_GROUPS = "*"
 
 @dataclass(frozen=True, slots=True)
 class Regex(Step):
-    """The first match of a pattern in RE2's syntax: one group of it, or all named groups as a JSON object.
+    """The first match of a pattern in RE2's syntax: one group, or all named groups as a JSON object.
 
-    `group` is a number (0 is the whole match), a name, or `*` for all. Without it, the result is the only group, or the
-    whole match if there is no group. RE2 takes linear time for every pattern.
+    `group` is a number (0: the whole match), a name, or `*` for all named groups. Without `group`, the result is the
+    pattern's only group, or the whole match if the pattern has no group. RE2 takes linear time for every pattern.
     """
 
     name: ClassVar[str] = "regex"
@@ -330,7 +337,7 @@ class Regex(Step):
         if found is None:
             raise RejectedTextError("the pattern matches nowhere")
         if self.group == _ALL_GROUPS:
-            by_number = sorted(compiled.groupindex, key=compiled.groupindex.__getitem__)  # RE2 sorts by name
+            by_number = sorted(compiled.groupindex, key=compiled.groupindex.__getitem__)  # RE2's own order is by name
             yield dump_json({name: found[name] for name in by_number})
             return
         taken = found[self._group(compiled)]
@@ -340,12 +347,12 @@ class Regex(Step):
 
     def _group(self, compiled: Any) -> int | str:
         if self.group is None:
-            return int(compiled.groups)
+            return int(compiled.groups)  # 1: the only group, 0: the whole match
         return int(self.group) if self.group.isdecimal() else self.group
 
 
 def _compiled(pattern: str) -> Any:
-    """The compiled pattern. RE2 caches it, so a second call is cheap. Raises `ParameterError`."""
+    """Compile a pattern, or take it from RE2's cache. Raises `ParameterError` for an invalid pattern."""
     import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - 3 MB, for those who use patterns
 
     options = re2.Options()

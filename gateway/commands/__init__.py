@@ -8,7 +8,7 @@ from typing import Any
 
 
 def positive(text: str) -> int:
-    """An argument that must be a whole number of at least 1."""
+    """The argument's value, which must be a whole number of at least 1: a `type` of argparse."""
     try:
         value = int(text)
     except ValueError:
@@ -19,7 +19,7 @@ def positive(text: str) -> int:
 
 
 def positive_number(text: str) -> float:
-    """An argument that must be a number above 0."""
+    """The argument's value, which must be a number above 0: a `type` of argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -30,7 +30,7 @@ def positive_number(text: str) -> float:
 
 
 def add_address(parser: argparse.ArgumentParser, name: str = "--url") -> None:
-    """The options that say which gateway to ask. With the name `url` the address stands by itself."""
+    """Add the arguments for the gateway's address and its admin key. An address named `url` is positional."""
     may_be_left_out: dict[str, Any] = {} if name.startswith("-") else {"nargs": "?"}
     text = "the gateway (default: %(default)s)"
     parser.add_argument(name, default="http://127.0.0.1:8000", help=text, **may_be_left_out)

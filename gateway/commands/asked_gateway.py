@@ -1,4 +1,4 @@
-"""The gateway that a command asks, by its admin API."""
+"""A client of a gateway's admin API, for the commands."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import msgspec
 Json = dict[str, Any]
 
 AGAIN_S: Final = 1.0
-"""From the end of a stream until it is begun again."""
+"""The pause between the end of an event stream and the next try to open it."""
 
 SILENCE_S: Final = 15.0
-"""Events come twice a second. A stream that is silent for so long has ended."""
+"""A stream without an event for this long counts as ended. The gateway sends events twice a second."""
 
 WAIT_S: Final = 10.0
+"""The timeout of other requests."""
 
 
 class NoAnswerError(ValueError):
-    """A gateway does not answer, or not as one does."""
+    """No answer, an answer with a 5xx, or an answer that is not of a gateway."""
 
 
 class AskedGateway:
-    """A gateway at a `url`, asked with a `key`. Raises ValueError if one of them cannot be right."""
+    """The gateway at `url`. `key` is the bearer token. Raises ValueError without a key, and if `url` is not HTTP."""
 
     def __init__(self, url: str, key: str | None) -> None:
         if not key:
@@ -40,7 +41,7 @@ class AskedGateway:
         self._client = httpx.Client(headers=headers, timeout=WAIT_S, trust_env=False, verify=trusted)
 
     def ask(self, path: str, method: str = "GET", body: object = None) -> Json:
-        """The answer. Raises `NoAnswerError`, and ValueError for one that refuses."""
+        """The JSON of the answer, made printable. Raises `NoAnswerError`, and ValueError if the gateway refuses."""
         try:
             answer = self._client.request(method, self.url + path, json=body)
             found = msgspec.json.decode(answer.content, type=Json)
@@ -54,7 +55,11 @@ class AskedGateway:
         raise kind(f"{self.url}: {message}")
 
     def events(self, is_over: threading.Event) -> Iterator[tuple[str, Json]]:
-        """The events of `/admin/live`; `refused` for an error, `lost` when the stream has ended. It is begun again."""
+        """The events of `/admin/live` as (name, data). Reconnects until `is_over` is set.
+
+        Two more events tell of the connection: `refused`, with the body of an error, and `lost`, at the end of each
+        stream.
+        """
         while not is_over.is_set():
             with (
                 suppress(httpx.HTTPError, msgspec.DecodeError),
@@ -79,7 +84,7 @@ def _parsed(lines: Iterator[str]) -> Iterator[tuple[str, Json]]:
 
 
 def printable(value: Any) -> Any:
-    """JSON for a terminal: names may have sequences that it would obey."""
+    """JSON without unprintable characters: a terminal would obey an escape sequence in a name."""
     if isinstance(value, str):
         return value if value.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`plait check-config`: whether a configuration can be used; with `--probe`, whether its engines agree with it."""
+"""`plait check-config`: checks a configuration; with `--probe`, also whether the engines agree with it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from plait.gateway.log.events import configure_logging
 COLUMNS = ("ENGINE", "ANSWERS", "KEY", "MODELS", "CONTEXT", "TOKENIZER", "TEMPLATE", "CACHE")
 TOKENIZER_COLUMNS = ("MODEL", "TOKENIZER", "STATE")
 _UNKNOWN = "-"
-_COUNTED = "not compared"  # the gateway has none for its models: it counts bytes
+_COUNTED = "not compared"  # the gateway has no exact tokenizer for the engine's models
 _REFUSED_KEY = "refused_key"
 LOOK_S = 0.05
+"""The polling period of a probe."""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -31,7 +32,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def engine_table(engines: Sequence[FleetEngine], tokenizers: ModelTokenizers) -> Iterator[str]:
-    """A line for the columns, one for each engine, and one for each problem."""
+    """The lines of the table: the header, one for each engine, and then one for each engine that has a problem."""
     yield from table(COLUMNS, (_row(engine, tokenizers) for engine in engines))
     for engine in engines:
         found = problem(engine)
@@ -40,7 +41,7 @@ def engine_table(engines: Sequence[FleetEngine], tokenizers: ModelTokenizers) ->
 
 
 def tokenizer_table(models: Iterable[str], tokenizers: ModelTokenizers) -> Iterator[str]:
-    """A line for the columns, and one for each base model's tokenizer."""
+    """The lines of the table: the header, and one for each base model's tokenizer."""
     return table(TOKENIZER_COLUMNS, ((model, *_tokenizer(model, tokenizers)) for model in models))
 
 
@@ -54,12 +55,13 @@ def _tokenizer(model: str, tokenizers: ModelTokenizers) -> tuple[str, str]:
 
 
 def missing(tokenizers: ModelTokenizers, within_s: float) -> Iterator[str]:
-    """A line for each tokenizer that the hub has not given."""
+    """A line for each tokenizer that could not be downloaded: the download's error, or the time that it had."""
     for model, (name, said) in tokenizers.awaited.items():
         yield f"{model}: {said or f'the Hugging Face hub has not given tokenizer {name!r} within {within_s:g} s'}"
 
 
 def problem(engine: FleetEngine) -> str | None:
+    """Why an engine cannot be used as configured; None: it can."""
     if engine.health.state is not HealthState.UP:
         return engine.whole_error or "no answer"
     return degradation(engine)
@@ -80,7 +82,7 @@ def _row(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, ...]:
 
 
 def _agreement(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, str]:
-    """Whether the tokenizer and the template are the gateway's, as far as the engine says."""
+    """The cells TOKENIZER and TEMPLATE: whether the engine's are the gateway's, as far as the engine tells."""
     if "tokenizer" in engine.mismatches:
         return "differs", "differs" if "a chat" in str(engine.mismatches["tokenizer"]) else _UNKNOWN
     if engine.cache.kind is None:
@@ -106,9 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the file and all that belongs to it: tokenizers, templates, profiles, secret. Raises ValueError."""
+    """Read the file and what it needs: tokenizers, templates, profiles, the secret. Raises ValueError for problems."""
     if arguments.probe:
-        configure_logging("error", "auto")  # the table says the rest
+        configure_logging("error", "auto")  # warnings would repeat the table
     given = given_engines.given_engines(arguments)
     config = given.load()
     gateway = Gateway(config, None if given.path is None else known_secret(config, given.path))
@@ -130,9 +132,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
-    """The engines once each has said what it can, or after `within_s`: those of names in the DNS too.
+    """Run the gateway until each engine has been probed and each download tried, for `within_s` at most.
 
-    By then the tokenizers have been downloaded that can be.
+    Returns the engines, with those that the gateway has found by DNS.
     """
     engines, awaited = gateway.router.engines, gateway.tokenizers.awaited
     async with gateway.running():
@@ -148,13 +150,17 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
 
 
 def _base_models(gateway: Gateway) -> list[str]:
-    """The models that have a tokenizer: those that are configured, and those of engines."""
+    """The models that need a tokenizer: the configured ones, and the base models that engines serve."""
     models = gateway.router.models
     return sorted({model.name for model in gateway.config.models} | {models.base(name) for name in models.names})
 
 
 def _has_said(engine: FleetEngine) -> bool:
-    """Whether an engine is out, reports with a tokenizer that was compared, or was compared by its `/tokenize`."""
+    """Whether the probe of an engine is over.
+
+    The probe is over if the engine is down. With an adapter, the probe is over once the reported tokenizer has been
+    compared with the gateway's. Without an adapter, the probe is over once the ids of `/tokenize` have been compared.
+    """
     if engine.health.state is not HealthState.UP:
         return engine.health.state is HealthState.DOWN
     if engine.cache.kind is None:

@@ -1,4 +1,4 @@
-"""`plait completion`: a script by which a shell completes the commands and their options."""
+"""`plait completion`: prints a script with which a shell completes the commands and their options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _complete_paths(parser: argparse.ArgumentParser) -> None:
-    """Let a shell complete files where a command takes a path."""
-    for action in parser._actions:  # noqa: SLF001 - argparse tells them in no other way
+    """Let the shell complete names of files for the arguments that take a path."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for command in action.choices.values():
                 _complete_paths(command)

@@ -1,4 +1,4 @@
-"""`plait demo`: runs a fleet to try. With `--compare` it measures what placement saves."""
+"""`plait demo`: runs a gateway over emulated engines. With `--compare`, compares placement policies."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _policies(named: str | None, *, real_time: bool) -> tuple[str, ...]:
-    """The policies to compare. Raises ValueError for one that the gateway does not have, if it is to run it."""
+    """The policies to compare. In real time the gateway runs them: one that it does not have raises ValueError."""
     if named is None:
         return tuple(policy for policy in DEFAULTS.policies if not real_time or policy not in RIVALS)
     policies = tuple(named.split(","))
@@ -162,9 +162,9 @@ def _policies(named: str | None, *, real_time: bool) -> tuple[str, ...]:
 
 
 def run_demo(plan: FleetPlan, *, load_per_s: float | None) -> None:
-    """Start everything, say how to use it, and show what goes on until interrupted or terminated.
+    """Start the engines and the gateway, print how to use them, and show the calls until SIGINT or SIGTERM.
 
-    Where there is no terminal the gateway's log shows it, a line for each call.
+    A terminal shows the screen of `plait top`. Otherwise the gateway's log shows a line for each call.
     """
     stop, on_screen = threading.Event(), has_screen()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
@@ -190,7 +190,7 @@ def run_demo(plan: FleetPlan, *, load_per_s: float | None) -> None:
 
 @contextmanager
 def _stderr_of_servers(*, beside_screen: bool) -> Iterator[IO[bytes] | None]:
-    """Where servers write. What they write beside a screen is shown once the screen is gone."""
+    """The servers' stderr; None: this process's. Beside a screen, a file that is printed once the screen is gone."""
     if not beside_screen:
         yield None
         return
@@ -203,11 +203,12 @@ def _stderr_of_servers(*, beside_screen: bool) -> Iterator[IO[bytes] | None]:
 
 
 def compared(experiment: Experiment, plan: FleetPlan | None) -> Report:
-    """Send the workload through every policy.
+    """Send the same workload through each policy.
 
-    Without `plan`, time is virtual. With it, its real servers are started for each policy, with cold caches.
+    Without `plan`, a simulator runs in virtual time. With `plan`, real servers are started anew for each policy, so
+    that their caches are cold.
     """
-    with progress_of(2 + len(experiment.policies)) as progress:
+    with progress_of(2 + len(experiment.policies)) as progress:  # two more: tokenizing, and the saturation rate
         workload = prepare(experiment, progress)
         saturation_per_s = saturation_rate(experiment, workload, progress, OURS)
         outcomes: list[Outcome] = []
@@ -242,12 +243,12 @@ def _live(fleet: FleetPlan, workload: Workload, arrivals_s: Sequence[float], pro
 
 
 STEPS = 100
-"""A part moves the bar at most so often."""
+"""The most updates of the progress bar in one part."""
 
 
 @contextmanager
 def progress_of(parts: int) -> Iterator[Progress]:
-    """Shows the progress of so many equal parts, which come one after another."""
+    """A progress bar on stderr for `parts` equal parts, one after another. Without a terminal, a line for each part."""
     if not sys.stderr.isatty():
         yield _line
         return

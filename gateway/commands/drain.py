@@ -1,4 +1,4 @@
-"""`plait drain`: an engine gets no new calls, in all workers and gateways."""
+"""`plait drain`: stops new calls to an engine, in all workers and gateways."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from plait.gateway.commands.asked_gateway import AskedGateway
 
 EACH_S: Final = 1.0
+"""The polling period of `--wait`."""
+
 LATELY_S: Final = 600.0
+"""The time before now whose calls `--dry-run` reads."""
+
 MOST_RECEIPTS: Final = 200
-"""As many as a gateway tells at once."""
+"""The most receipts that a gateway returns for one request."""
 
 SILENT: Final = ("peer_stale", "worker_down")
-"""Problems that are about a worker or gateway, which may have calls on the engine. One that is lost has none."""
+"""Problems of a worker or gateway that does not answer, and may have calls on the engine. A dead gateway (`peer_lost`)
+has none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,13 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do it, and say so. Raises ValueError for an unknown engine, and a gateway that refuses or does not answer."""
+    """Change the engine's state, or show what would change. Prints the result.
+
+    Raises ValueError for an unknown engine, and if the gateway refuses or does not answer.
+    """
     from plait.gateway.commands.asked_gateway import AskedGateway  # noqa: PLC0415 - takes long to import
 
     gateway, name = AskedGateway(arguments.url, arguments.key), arguments.engine
     path = f"/admin/engines/{quote(name, safe='')}"
     if arguments.dry_run:
-        gateway.ask(path)
+        gateway.ask(path)  # raises for an unknown engine; its list of receipts would just be empty
         asked = f"/admin/receipts?engine={quote(name, safe='')}&limit={MOST_RECEIPTS}"
         print("\n".join(elsewhere(name, gateway.ask(asked)["data"], time.time())))
         return
@@ -60,12 +68,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _wait(gateway: AskedGateway, name: str) -> None:
-    """Return once no gateway has a call on the engine, or may send one. Gateways that do not answer may."""
+    """Return once no gateway has a call on the engine or may send one. A gateway that does not answer may."""
     told: Sequence[str] = ()
     while True:
         status = gateway.ask("/admin/status")
         silent = [problem["about"] for problem in status["problems"] if problem["code"] in SILENT]
-        engines = [row for row in status["engines"] if row["name"] == name]  # none once it was removed
+        engines = [row for row in status["engines"] if row["name"] == name]  # empty once the engine is removed
         if not silent and not any(row["calls"] or row["state"] != "draining" for row in engines):
             return
         if silent != told:
@@ -75,11 +83,12 @@ def _wait(gateway: AskedGateway, name: str) -> None:
 
 
 def elsewhere(name: str, receipts: Sequence[Mapping[str, Any]], now_s: float) -> Iterator[str]:
-    """Where the calls of an engine would have gone without it, in lines. The newest receipt is the first."""
+    """Lines that say where the latest calls of an engine would have gone without it. `receipts`: the newest first."""
     lately = [receipt for receipt in receipts if receipt["at"] >= now_s - LATELY_S]
     if not lately:
         yield f"No receipt of the last ten minutes is of {name}."
         return
+    # A full list may not reach back over the whole time.
     time_s = now_s - lately[-1]["at"] if len(lately) == MOST_RECEIPTS else LATELY_S
     yield f"Without {name} its {len(lately)} calls of the last {time_s:.0f} s would have gone, each by itself:"
     costs: dict[str, list[float]] = defaultdict(list)
@@ -93,7 +102,7 @@ def elsewhere(name: str, receipts: Sequence[Mapping[str, Any]], now_s: float) ->
 
 
 def _next(attempt: Mapping[str, Any]) -> tuple[str, float]:
-    """Where a call would have gone, in words, and what it costs more there."""
+    """Where a call would have gone, in words, and by how many seconds its cost is higher there; NaN: not known."""
     place, margin_s = attempt["next_engine"], attempt["margin_s"]
     if margin_s is not None:
         return (f"to {place}", margin_s) if place else ("to an engine that is not known, at least", margin_s)

@@ -1,4 +1,4 @@
-"""`plait engine`: an embedded engine."""
+"""`plait engine`: runs an embedded engine, an OpenAI server over an emulated GPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _lower(arguments: argparse.Namespace, profile: Profile) -> tuple[TierSettings, ...]:
-    """The tiers below the KV cache. A bandwidth that is given is in 10^9 bytes a second."""
+    """The tiers below the KV cache. Raises ValueError for a bandwidth without a size.
+
+    `--host-gbps` and `--disk-gbps` are in 10^9 bytes a second.
+    """
     tiers = []
     for tier in TIERS:
         kv_tokens, gbps = getattr(arguments, f"{tier}_kv_tokens"), getattr(arguments, f"{tier}_gbps")

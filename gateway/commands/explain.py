@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print. Raises ValueError for what is not known, or a gateway that does not say."""
+    """Print the explanation. Raises ValueError for an unknown id or code, and if the gateway gives no receipt."""
     what = arguments.what
     if arguments.body is None and what is None:
         raise ValueError("give a request's id, an error's code, or --body FILE")
@@ -61,7 +61,10 @@ def _asked(arguments: argparse.Namespace, path: str, method: str = "GET", body: 
 
 
 def from_log(file: Path, request_id: str) -> Fields:
-    """The latest line of a request in a log in JSON, as a receipt. Raises ValueError if there is none."""
+    """A receipt made of the latest line about a request in a JSON log. Raises ValueError if there is no line.
+
+    Fields that the log does not have are None or empty.
+    """
     found: Fields | None = None
     with file.open(encoding="utf-8", errors="replace") as rows:
         for row in rows:
@@ -95,7 +98,7 @@ def _line(row: str) -> Fields:
 
 
 def lines(code: str) -> list[str]:
-    """The lines about a code. Raises ValueError if there is none of this name."""
+    """The lines that explain an error code. Raises ValueError for an unknown code."""
     row = CODES.get(code)
     if row is None:
         near = difflib.get_close_matches(code, CODES, n=1)
@@ -110,6 +113,7 @@ def lines(code: str) -> list[str]:
 
 
 def page() -> str:
+    """The text of docs/errors.md."""
     return "\n".join(_page()) + "\n"
 
 

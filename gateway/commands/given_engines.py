@@ -1,4 +1,4 @@
-"""The configuration of a gateway that is started without a file: engines by their addresses."""
+"""The engines, models and store that the command line or the environment adds to the configuration file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
 from plait.gateway.found_config import ENGINE_KEY
 
 ENGINES = "PLAIT_ENGINES"
-"""The variable of the environment with addresses, separated by spaces or commas."""
+"""The environment variable with the engines' addresses, separated by spaces or commas."""
 
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ class GivenEngines:
     store: str | None = None
 
     def load(self) -> Config:
-        """The configuration. Raises `ConfigError`."""
+        """Read the file, and add the engines and models that it does not have. Raises `ConfigError`."""
         config = Config() if self.path is None else load_config(self.path)
         known = {engine.url for engine in config.engines}
         names = {model.name for model in config.models}
@@ -61,9 +61,9 @@ class GivenEngines:
 
 
 class LastGood:
-    """The configuration that was valid last: a worker that is started again does not end by a file that is not.
+    """The latest valid configuration, with which a worker can restart while the file is invalid.
 
-    Raises `ConfigError` if none is.
+    The constructor raises `ConfigError` if the file is invalid at the start.
     """
 
     def __init__(self, load: Callable[[], Config]) -> None:
@@ -71,7 +71,7 @@ class LastGood:
         self._config = load()
 
     def load(self) -> Config:
-        """Read the file again. If it is not valid, the one before stays, and what is wrong is logged."""
+        """Read the file again. If the file is invalid, its problems are logged and the configuration stays."""
         try:
             self._config = self._load()
         except ConfigError as error:
@@ -81,7 +81,10 @@ class LastGood:
 
 
 def given_engines(arguments: argparse.Namespace) -> GivenEngines:
-    """What the arguments and the environment say. Raises `ConfigError` for what is no address, and for nothing."""
+    """Read the arguments and the environment.
+
+    Raises `ConfigError` for an invalid address, and if there is neither an engine nor a file.
+    """
     urls = [*arguments.urls, *arguments.engine]
     if not urls:
         urls = [url for url in re.split(r"[\s,]+", os.environ.get(ENGINES, "")) if url]
@@ -99,4 +102,4 @@ def _engines(urls: Sequence[str], api_key: str | None) -> list[EngineConfig]:
         engines = [msgspec.convert({"url": url, "api_key": api_key}, EngineConfig) for url in dict.fromkeys(urls)]
     except ValueError as error:
         raise ConfigError(f"engine: {str(error).removesuffix(' - at `$`')}") from error
-    return list({engine.url: engine for engine in engines}.values())
+    return list({engine.url: engine for engine in engines}.values())  # two spellings may be one address

@@ -1,4 +1,4 @@
-"""`plait profile`: fits a cost profile from a live engine."""
+"""`plait profile`: measures a live engine and fits a cost profile."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, fit, and write the profile. Progress and report go to stderr.
 
-    Raises ValueError if scipy is missing, for an engine that cannot be profiled, and for an `--out` that cannot be
-    written as a profile.
+    Raises ValueError if scipy is missing, if the engine cannot be profiled, or if the file of `--out` cannot be
+    written.
     """
     if find_spec("scipy") is None:
         raise ValueError("profiles are fitted by scipy: pip install 'plait[profile]'")
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 async def _fit(arguments: argparse.Namespace) -> FittedProfile:
     effort = QUICK if arguments.quick else FULL
-    rng = random.Random()  # noqa: S311 - from the system: an engine may still have the last run's prompts cached
+    rng = random.Random()  # noqa: S311 - no fixed seed: the engine may have the prompts of the last run cached
     async with EngineProbe(arguments.engine, model=arguments.model, api_key=arguments.api_key) as probe:
         identity = _as_told(await probe.identify(), arguments)
         _progress(f"profiling {identity.model} on {identity.engine}")
@@ -95,7 +95,7 @@ def _told(arguments: argparse.Namespace) -> dict[str, int | None]:
 
 
 def _as_told(identity: EngineIdentity, arguments: argparse.Namespace) -> EngineIdentity:
-    """The user's settings override the engine's own."""
+    """The engine's identity, in which limits from the command line replace those that the engine reports."""
     limits = replace(
         identity.limits,
         kv_tokens=arguments.kv_tokens or identity.limits.kv_tokens,

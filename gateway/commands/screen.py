@@ -1,4 +1,4 @@
-"""A gateway in a terminal: problems, engines, waiting calls; while it is watched also shared prefixes and calls."""
+"""The screen of `plait status` and `plait top`: problems, engines, models, tenants; in `top` also prefixes, calls."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from rich.text import Text
 PAGE: Final = "docs/oncall.md"
 
 MOST_CALLS: Final = 100
-"""Calls that are remembered: as many as a tall terminal shows."""
+"""The most running calls and the most ended calls that are kept: as many as a tall terminal shows."""
 
 MOST_RUNNING: Final = 4
 MOST_ENGINES: Final = 8
 MOST_PREFIXES: Final = 8
 MOST_ROWS: Final = 5
-"""On a screen, of problems, of models and of tenants."""
+"""The most rows of problems, of models and of tenants in `plait top`."""
 
 LEAST_CALLS: Final = 3
+"""The rows that are kept free for calls."""
+
 TITLE_LINES: Final = 3
-"""Above the rows of a part: an empty line, the title, the names of the columns."""
+"""The lines above the rows of a part: an empty line, the title, the names of the columns."""
 
 BAR_CELLS: Final = 24
 WIDE: Final = 200
-"""Columns where there is no terminal. No table is wider."""
+"""The width of the screen without a terminal, in characters. A narrower terminal cuts most tables at the right."""
 
 COLOURS: Final = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_yellow")
 BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -37,7 +39,7 @@ Json = dict[str, Any]
 
 
 def console() -> Console:
-    """Where a screen is drawn. Brackets in names and sentences are no markup."""
+    """The console for a screen. Without Rich's markup, because names and sentences may have brackets."""
     return Console(width=None if sys.stdout.isatty() else WIDE, markup=False, highlight=False, emoji=False)
 
 
@@ -57,7 +59,7 @@ def cached_share(call: dict[str, Any]) -> float | None:
 
 
 def ago(since: float) -> str:
-    """How long ago a time since 1970 was, for people."""
+    """How long ago a Unix time was, for people; `-` for 0."""
     if not since:
         return "-"
     passed_s = max(0.0, time.time() - since)
@@ -67,9 +69,10 @@ def ago(since: float) -> str:
 
 
 class ScreenPart(NamedTuple):
-    """A table, of which a screen shows at most so many rows. One that is not needed may have no room there.
+    """A table of the screen. In `plait top`, at most the first `most` of its `rows` are shown.
 
-    One that is too wide is cut at its right, or `wraps`.
+    `drawn` makes the table of the shown rows. A part that is not `is_needed` is left out if there is no room for it. A
+    table that is too wide is cut at the right, unless it `wraps`.
     """
 
     title: str
@@ -81,10 +84,9 @@ class ScreenPart(NamedTuple):
 
 
 class Screen:
-    """All that is known of a gateway, by the events that it took: the answer `status` of `/admin/status`, and those of
-    `AskedGateway.events`.
+    """Draws the state of a gateway, which `take` keeps up to date.
 
-    `title` stands at its top, and `hint` in the place of calls until there are some.
+    `title` is in the first line. `hint` is shown in place of calls until there are calls.
     """
 
     def __init__(self, title: str, hint: str = " none so far") -> None:
@@ -96,9 +98,10 @@ class Screen:
         self._is_lost = False
         self._running: dict[int, Json] = {}
         self._ended: dict[int, Json] = {}
-        self._places: list[str | None] = []
+        self._places: list[str | None] = []  # the id of the prefix that has each colour; None: the colour is free
 
     def take(self, name: str, data: Json) -> None:
+        """Take an event: `status` with the answer of `/admin/status`, or an event of `AskedGateway.events`."""
         self._is_lost = name == "lost"
         if name == "status":
             self._status = data
@@ -111,11 +114,11 @@ class Screen:
             self._refusal = f"   Calls are not shown: {data['error']['message']}"
         else:
             self._fleet = None
-            self._running.clear()  # their numbers begin anew
+            self._running.clear()  # after a reconnect, the numbers of calls may begin anew
             self._ended.clear()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """All of it; while it is drawn again and again, what fits into the terminal, problems first."""
+        """Draw all of the state; in `plait top`, only what fits into the terminal, problems first."""
         status, fleet, height = self._status, self._fleet, console.height if console.is_alt_screen else inf
         yield self._head()
         if status is None:
@@ -150,11 +153,11 @@ class Screen:
         yield ScreenPart("Tenants, since the start", busiest, MOST_ROWS, _counts, is_needed=False)
 
     def _engine_rows(self) -> list[Json]:
-        """Engines that are out come first."""
+        """The engines, those that are not up first."""
         return [] if self._status is None else sorted(self._status["engines"], key=lambda row: row["state"] == "up")
 
     def _prefix_rows(self) -> list[Json]:
-        """By their places."""
+        """The shown prefixes in the order of their colours."""
         shown = [] if self._fleet is None else self._fleet["prefixes"][:MOST_PREFIXES]
         return sorted(shown, key=lambda row: self._places.index(row["id"]))
 
@@ -179,7 +182,7 @@ class Screen:
         )  # fmt: skip
 
     def _engines(self, rows: Sequence[Json]) -> Table:
-        """The states, of all gateways; caches and queues as the one that is watched sees them."""
+        """The table of engines: state and calls in all gateways, cache and queues as the watched gateway sees them."""
         live = {} if self._fleet is None else {engine["name"]: engine for engine in self._fleet["engines"]}
         more = ("", "KV cache", "running", "waiting", "queued here", "to compute", "cached") if live else ()
         table = _table("engine", "state", "since", "calls", *more, right=(2, 3, 5, 6, 7, 8, 9, 10))
@@ -204,7 +207,7 @@ class Screen:
         )
 
     def _kv_bar(self, engine: str, used: float, size: float) -> Text:
-        """A bar of the KV cache: in colours what prefixes take, in grey the rest."""
+        """A bar of the KV cache: shared prefixes in their colours, the rest of the used part in grey."""
         bar, cells, rest = Text(), 0, float(used)
         for prefix in self._prefix_rows():
             tokens = min(rest, prefix["tokens"] * prefix["engines"].get(engine, 0.0))
@@ -264,7 +267,7 @@ class Screen:
                 del kept[next(iter(kept))]
 
     def _keep_colours(self, ids: list[str]) -> None:
-        """Each prefix keeps its place while it is shown."""
+        """Give each prefix a place, which decides its colour. A prefix keeps its place while it is shown."""
         self._places = [place if place in ids else None for place in self._places]
         for name in ids:
             if name not in self._places:
@@ -287,11 +290,12 @@ def _problems(rows: Sequence[Json]) -> Table:
 
 
 def _business(tenant: Json) -> tuple[int, int]:
+    """A sort key: the waiting calls of a tenant, then its ended calls."""
     return tenant["waiting_calls"], tenant["answered_calls"] + tenant["failed_calls"]
 
 
 def _counts(rows: Sequence[Json]) -> Table:
-    """A table of names and figures, with the fields of the rows as its columns."""
+    """A table of names and figures. The rows' fields are the columns, and the first field is the name."""
     names = [name.replace("_", " ") for name in rows[0]]
     table = _table(*names, right=range(1, len(names)))
     for name, *figures in (row.values() for row in rows):
@@ -304,7 +308,7 @@ def _title(title: str) -> Text:
 
 
 def _table(*names: str, right: Iterable[int] = ()) -> Table:
-    """A table with these columns, of which some are figures."""
+    """A table with these columns. Those at the positions `right` have figures and are aligned right."""
     table = Table(box=None, pad_edge=True, header_style="dim", expand=False)
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=True, justify="right" if place in right else "left")

@@ -1,4 +1,4 @@
-"""`plait serve`: the gateway."""
+"""`plait serve`: runs the gateway."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from plait.gateway.server.slow_clients import SlowClients
 from plait.gateway.server.workers import Worker, WorkerProcesses
 
 LOOPBACK = "127.0.0.1"
-"""Where the workers of one machine reach each other."""
+"""The host at which the workers of one machine reach each other."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""A thread gives the interpreter's lock back after this time, if the event loop waits for it. Python's default is 5 ms,
-and the event loop needs the lock some ten times for a call: beside threads that tokenize, a call took 60 ms more.
+"""A thread releases the GIL after this time if another thread waits for it. Python's default is 5 ms. The event loop
+takes the GIL some ten times for a call, so that beside threads that tokenize a call took 60 ms longer.
 """
 
 
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Serve until stopped; SIGHUP re-reads the file. Raises ValueError for a configuration that cannot be used."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: its default would end the process
-    configure_logging("info", "auto")  # the file may have something to warn of
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server listens: the default ends the process
+    configure_logging("info", "auto")  # reading the file may log warnings
     given = given_engines.given_engines(arguments)
     config = given.load()
     configure_logging(config.log.level, config.log.format)
@@ -86,9 +86,9 @@ def _run_workers(
     secret: bytes | None,
     workers: int,
 ) -> None:
-    """Serve in so many processes, while this one looks after them. It has no thread: it forks.
+    """Run `workers` processes that serve, and supervise them. This process starts no thread, because it forks.
 
-    Raises SystemExit with the status of a worker that could not begin.
+    Raises SystemExit with the status of a worker that could not start.
     """
     last_good = LastGood(given.load)
     private = [bound_sockets(LOOPBACK, 0) for _ in range(workers)]
@@ -103,9 +103,10 @@ def _run_workers(
 
         config, name = _of_worker(last_good.load(), worker.number, workers), str(worker.number)
         configure_logging(config.log.level, config.log.format, worker=name)
-        save_to = arguments.save if worker.number == 0 else None
+        save_to = arguments.save if worker.number == 0 else None  # one worker writes the file for all
         _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker, load)
 
+    # For each worker: its sockets on the shared ports, and its private one for the other workers.
     groups = [[one for sockets in each for one in sockets] for each in zip(*listeners, private, strict=True)]
     ports_shared = {one.getsockname()[1] for shared in listeners for one in shared[0]}
     status = WorkerProcesses(groups, ports_shared, serve, on_hangup=last_good.load).run()
@@ -114,7 +115,7 @@ def _run_workers(
 
 
 def _of_worker(config: Config, number: int, workers: int) -> Config:
-    """The configuration of a worker: each has a store of its own, since each has its own sessions."""
+    """The configuration of one worker. Each worker has its own sessions, and so a store file of its own."""
     path = config.store.path
     if path is None:
         return config
@@ -127,9 +128,9 @@ def _part(path: Path, number: int, workers: int) -> Path:
 
 
 def _check_store(config: Config, workers: int) -> None:
-    """Raise ValueError for a store that another number of workers has written: sessions would be in the wrong one.
+    """Raise ValueError if another number of workers wrote the store: sessions would be in the wrong worker's file.
 
-    A store that gateways share is for processes that each have an address.
+    Also raise ValueError for several workers with a shared store, because each process in it needs its own address.
     """
     if config.store.url is not None and workers > 1:
         raise ValueError("--workers: expected 1 with store.url; start several gateways, each with an advertise_url")
@@ -148,7 +149,10 @@ def _check_store(config: Config, workers: int) -> None:
 
 
 def _check_address(config: Config) -> None:
-    """Raise ValueError if another gateway of the same store has this one's address: it would lose its sessions."""
+    """Raise ValueError if another gateway of the shared store answers at this gateway's address.
+
+    With the same address, this gateway would take over the other gateway's sessions.
+    """
     if config.store.url is not None and asyncio.run(has_namesake(Peers.sharing(config.server))):
         raise ValueError(
             f"server.advertise_url = {config.server.advertise_url}: another gateway answers there, which has the same; "
@@ -159,7 +163,7 @@ def _check_address(config: Config) -> None:
 def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None:
     """Serve as this worker, until a signal comes or its parent has ended.
 
-    SIGHUP lets the gateway `load` its configuration again.
+    At SIGHUP, the gateway calls `load` and applies the configuration.
     """
     server = gateway.config.server
     limits = RequestLimits(

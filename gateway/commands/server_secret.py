@@ -1,4 +1,4 @@
-"""The server's secret: from the configuration, else from the file beside it, which the first start makes."""
+"""The secret of which tenants' identities are made: `server.secret`, or a file that the first start writes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from plait.gateway.config.values import SECRET_PATTERN
 SECRET_FILE: Final = "plait.secret"  # noqa: S105 - a name
 SECRET_BYTES: Final = 32
 FOR_OTHERS: Final = 0o077
-"""The rights in a file's mode that are not its owner's."""
+"""The bits of a file's mode that let group and others use the file."""
 
 log = structlog.get_logger(__name__)
 
 
 def server_secret(config: Config, path: Path | None) -> bytes | None:
-    """The secret of a gateway whose configuration is the file `path`; None if it asks for no keys and needs none.
+    """The secret; None if clients need no keys. `path` is the configuration's file; None: no file, and so no keys.
 
-    Without a file, no keys can be configured.
-
-    It is made if there is none. If that cannot be written, it lasts as long as the process, which is logged. Raises
-    `ConfigError` for a file that holds no secret.
+    If there is no secret, a new one is written to the file beside `path`. If the file cannot be written, the new secret
+    ends with the process, and a warning is logged. Raises `ConfigError` if the file has no valid secret.
     """
     if config.is_open or path is None:
         return None
@@ -53,9 +51,9 @@ def server_secret(config: Config, path: Path | None) -> bytes | None:
 
 
 def known_secret(config: Config, path: Path) -> bytes | None:
-    """The secret in the configuration or in the file beside it; None if there is none yet, or none is needed.
+    """The secret in the configuration or in the file beside it; None if there is none yet, or clients need no keys.
 
-    Raises `ConfigError` for a file that holds no secret.
+    Raises `ConfigError` if the file has no valid secret.
     """
     if config.is_open:
         return None
@@ -82,7 +80,7 @@ def _read(file: Path) -> bytes | None:
 
 
 def _make(file: Path) -> None:
-    """Write a new secret, whole or not at all. Of several gateways that start at one time, the first one's stays."""
+    """Write a new secret, whole or not at all. If several gateways start at the same time, the first one's stays."""
     with NamedTemporaryFile("w", prefix=f".{file.name}-", dir=file.parent, encoding="ascii") as draft:  # of mode 0600
         draft.write(f"{token_hex(SECRET_BYTES)}\n")
         draft.flush()

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print, and exit with 1 if there are problems. Raises ValueError for a gateway that does not answer."""
+    """Print the status, and exit with 1 if there are problems. Raises ValueError if the gateway does not answer."""
     gateway = AskedGateway(arguments.url, arguments.key)
     status = gateway.ask("/admin/status")
     if arguments.json:

@@ -1,4 +1,4 @@
-"""`plait top`: what `plait status` shows, each second, with the caches, prefixes and calls of `/admin/live`."""
+"""`plait top`: shows each second what `plait status` shows, and the caches, prefixes and calls of `/admin/live`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Draw until stopped. Raises ValueError without a terminal, and if the gateway refuses."""
+    """Draw the screen until stopped. Raises ValueError without a terminal, and if the gateway refuses."""
     gateway = AskedGateway(arguments.url, arguments.key)
     if not has_screen():
         raise ValueError("top needs a terminal: `plait status` prints the same once")
@@ -36,14 +36,17 @@ def has_screen() -> bool:
 
 
 def follow(gateway: AskedGateway, stop: threading.Event, screen: Screen) -> None:
-    """Draw what a gateway does until `stop` is set; then the terminal is as it was. Raises ValueError if it refuses."""
+    """Draw a gateway's state until `stop` is set, and then restore the terminal.
+
+    Raises ValueError if the gateway refuses.
+    """
     news, is_over = SimpleQueue[tuple[str, dict[str, Any]]](), threading.Event()
 
     def read() -> None:
         for event in gateway.events(is_over):
             news.put(event)
 
-    threading.Thread(target=read, daemon=True).start()  # so that signals reach this thread
+    threading.Thread(target=read, daemon=True).start()  # reading blocks; this thread draws and gets signals
     with Live(screen, console=console(), screen=True, auto_refresh=False, transient=True) as live:
         try:
             live.refresh()

@@ -1,7 +1,8 @@
 """The `plait` command. A subcommand's modules are imported only when it runs.
 
-The gateway's dependencies come with the extra `gateway`. An engine's environment (`plait vllm`, `plait sglang`) and
-that of a program with Plait's client do not have them. Slow modules are imported after the signal handlers are set.
+The gateway's dependencies come with the extra `gateway`. The environments of engines (`plait vllm`, `plait sglang`) and
+of programs with Plait's client do not have them. Slow modules are imported after the signal handlers are set, so that a
+signal during the imports ends the process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COMMANDS = {
     "explain": "say what became of a request and why, or what the code of an error means",
     "completion": "print what a shell needs to complete these commands and their options",
 }
-"""Modules of `plait.gateway.commands` (with `_` for `-`), each with `add_arguments(parser)` and `run(arguments)`."""
+"""The commands and their help. Each is a module of `plait.gateway.commands` (with `_` for `-`)."""
 
 RENAMED = {"live": "top"}
 """Former names of commands, each with the present name."""
@@ -45,7 +46,8 @@ LAUNCHERS = {
     for kind, row in DIALECTS.items()
     if row.launcher is not None
 }
-"""Engines whose adapter has a `launch.main(arguments)`. The arguments after `--` go to the engine."""
+"""The commands that start an engine by its adapter's `launch.main(arguments)`, and their help. The arguments after `--`
+go to the engine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command line; `run` is the command's function, `parser` has all commands.
+    """Parse a command line. In the result, `run` is the command's function and `parser` the parser of all commands.
 
     Raises ValueError for a command whose dependencies are not installed, and for a command's former name.
     """
@@ -82,6 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plait", description="An OpenAI-compatible gateway for LLM engines.")
     parser.add_argument("--version", action="version", version=f"plait {version('plait')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    # The commands whose modules are imported: all to complete their options, otherwise the one that runs.
     told = COMMANDS if "completion" in argv[:1] else argv[:1]
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

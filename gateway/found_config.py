@@ -1,4 +1,4 @@
-"""Writes what a gateway has found of its engines as a configuration file: `plait serve URL ... --save FILE`."""
+"""Writes a configuration file with the engines and the models found on them: `plait serve URL ... --save FILE`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 
 LOOK_S: Final = 0.1
+"""The polling period until all engines have answered."""
+
 ENGINE_KEY: Final = "PLAIT_ENGINE_API_KEY"
-"""The variable of the environment that has the engines' key: a file must not show it."""
+"""The environment variable with the engines' API key. The file refers to the variable, and does not show the key."""
 
 log = structlog.get_logger(__name__)
 
 
 class FoundConfig:
-    """The engines of a configuration, and their models; `tokenizer` gives what a model's can be loaded by again."""
+    """The file for the engines of `config`. `tokenizer` returns the specification of a model's tokenizer."""
 
     def __init__(self, config: Config, router: Router, tokenizer: Callable[[str], str]) -> None:
         self._config = config
@@ -30,7 +32,7 @@ class FoundConfig:
         self._tokenizer = tokenizer
 
     async def save(self, path: Path) -> None:
-        """Write the file once each engine has answered."""
+        """Wait until each engine has answered, and write the file. Logs an error if it cannot be written, or exists."""
         names = [engine.name for engine in self._config.engines]
         while not all(name in self._router.engines and self._answered(name) for name in names):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
@@ -43,7 +45,7 @@ class FoundConfig:
             log.info("configuration saved", file=str(path))
 
     def text(self) -> str:
-        """The file: models with their tokenizers, and engines."""
+        """The content of the file: the models with their tokenizers, and the engines."""
         tables = [("models", table) for table in self._models()] + [("engines", table) for table in self._engines()]
         return "\n".join(f"[[{name}]]\n{tomli_w.dumps(table)}" for name, table in tables)
 

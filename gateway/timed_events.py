@@ -1,11 +1,11 @@
-"""The form of events that the synchronous cores schedule, by the event loop's clock or by a simulator's."""
+"""The types of events that the synchronous cores schedule, on the event loop's clock or a simulator's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Event = Callable[[float], None]
-"""An event. It is called with the time at which it happens."""
+"""An event: a function that is called with the time at which it happens, in seconds."""
 
 At = Callable[[float, Event], object]
-"""Schedules an event at a time, in seconds. A time that has passed means now."""
+"""Schedules an event at a time, in seconds. An event whose time has passed happens as soon as possible."""

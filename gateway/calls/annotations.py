@@ -4,7 +4,7 @@ A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `
 
 Every annotation is optional. An unknown name, an invalid value, or a header that contradicts the body is refused, never
 ignored. The annotation `when` is a condition on a variable's value, such as `verdict == "yes"`: the call runs only if
-the condition holds. A call without annotations may still name a session (`known_session`).
+the condition holds. A call without annotations may still name its conversation (`known_session`).
 """
 
 from __future__ import annotations
@@ -45,18 +45,21 @@ class OutputVariable(msgspec.Struct, frozen=True):
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """One call's annotations. One that is not given is None or empty."""
+    """One call's annotations. An annotation that the client does not give has its default."""
 
     session: str | None = None
+    """The id of the session whose variables the call uses."""
     inputs: tuple[str, ...] = ()
     """Names of the variables that the call waits for."""
     output: OutputVariable | None = None
     when: Condition | None = None
-    """The call is skipped unless this holds."""
+    """The call is skipped unless this condition holds."""
     slo: Slo = NO_SLO
+    """The promised limits of TTFT, TPOT and JCT, in seconds."""
     objective: Objective | None = None
+    """The objective of the call alone."""
     session_objective: Objective | None = None
-    """The objective of all that the session produces."""
+    """The objective of all variables that the session produces."""
     priority: int = 0
     """Lower runs first."""
     durable: bool | None = None
@@ -83,7 +86,7 @@ def read_annotations(
     header (`plait-priority`) or the place in the body (`plait.priority`).
     """
     names = b"\n".join(map(NAME, headers))
-    # `in` would raise a TypeError and catch it first.
+    # Not `in`, which first takes its operand for a number, and so raises and catches a TypeError.
     if names.find(b"plait-") < 0 and names.find(b"x-slo-") < 0 and not body_annotations:
         return NO_ANNOTATIONS
     values = _merged([*_from_headers(headers), *_from_body(body_annotations or {})])
@@ -106,9 +109,9 @@ def read_annotations(
 def promised_output(
     headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
 ) -> tuple[str, str] | None:
-    """The session and the output variable of a refused request, if they are valid. Other annotations may be invalid.
+    """The session and the output variable of a refused request; None unless both are valid.
 
-    The variable fails with the request, so that those who wait for it are told.
+    The variable then fails, so that calls and clients that wait for it get the error.
     """
     given: dict[str, object] = dict(body_annotations or {})
     for raw_name, raw_value in headers:
@@ -122,12 +125,12 @@ def promised_output(
 
 
 def known_session(headers: Headers, request: Request) -> str:
-    """The session that a client names without knowing Plait; empty if there is none.
+    """The conversation id in the headers and fields of other software than Plait's; empty if there is none.
 
-    Coding agents and SDKs send a header or a field that is the same for all turns of a conversation. Admission holds
-    the turns of such a session together, and a prompt that cannot be tokenized (images) goes to the engine of the turn
-    before. Nothing else depends on the name, so a wrong guess costs little. Headers count before fields, and `user`
-    comes last. A value that is no `LABEL` is ignored.
+    Coding agents and SDKs send a header or a field that is the same for all turns of a conversation. Admission counts
+    these turns as one session, and a prompt that cannot be tokenized (images) goes to the engine of the turn before. A
+    wrong id costs little, because nothing else depends on it. Headers count before fields, and `user` counts last. A
+    value that is no `LABEL` is ignored.
     """
     if not SESSION_HEADERS.isdisjoint(map(NAME, headers)):
         for name, value in headers:
@@ -140,7 +143,7 @@ def known_session(headers: Headers, request: Request) -> str:
 
 
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
-    """Triples of an annotation: the header's name, the key, the text."""
+    """For each annotation: the header's name, the key, the text."""
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         if raw_name.startswith(b"plait-"):
@@ -153,7 +156,7 @@ def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str,
 
 
 def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
-    """Triples of an annotation: the place in the body, the key, the JSON value. A key may have a header's hyphens."""
+    """For each annotation: the place in the body, the key, the JSON value. A client may write a key with hyphens."""
     for given, value in body.items():
         place, key = _BODY_PREFIX + given, given.replace("-", "_")
         if key not in _READERS:
@@ -212,7 +215,7 @@ def _inputs(raw: object) -> tuple[str, ...] | None:
 def _output(raw: object) -> OutputVariable | None:
     """Reads `name`, then `; truncated=fail` and `; transform=text`, each at most once.
 
-    The transform is the last: its text is all of the rest, semicolons included.
+    The transform comes last, because its text is all of the rest, semicolons included.
     """
     if not isinstance(raw, str):
         return None

@@ -18,13 +18,14 @@ from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
 
 REPEAT_S = 0.5
-"""The first pause before a model's only engine gets a failed call again: give or take a quarter, then doubled."""
+"""The first pause before an engine gets a call again that it has failed, if no other engine takes the call. The pause
+doubles with each failure, and varies by a quarter."""
 
 log = structlog.get_logger(__name__)
 
 
 class Attempts:
-    """Ends attempts. A call has at most `max_attempts` failed ones."""
+    """Ends attempts, and decides about retries. No retry follows the `max_attempts`-th failed attempt of a call."""
 
     def __init__(
         self, router: Router, faults: RequestFaults, metrics: CallMetrics, recovery: Recovery, max_attempts: int
@@ -40,7 +41,7 @@ class Attempts:
     ) -> Outcome:
         """End the exchange, and settle, release or fail the booking.
 
-        Returns the attempt's outcome: the engine's answer decides it, without a whole answer it is `unfinished`.
+        Returns the attempt's outcome: that of the engine's answer, or `unfinished` without a whole answer.
         """
         attempt.is_open = False
         try:
@@ -79,9 +80,10 @@ class Attempts:
         return change
 
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:
-        """Why a failed call is not retried: `attempts` or `budget`. None: it is retried, and charged for it.
+        """Why a failed call is not retried: `attempts` or `budget`. None: the call is retried.
 
-        A retry is free if the engine has gone out of service, drains, or is doubted: an outage uses up no budget.
+        A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out: an
+        outage uses up no budget.
         """
         engine = self._router.engines[attempt.engine_id]
         went_out = engine.draining or engine.is_doubted or engine.health.state not in TAKES_CALLS
@@ -111,13 +113,15 @@ _USEFULNESS: Final = {
     "connect_timeout": 4,
     "lost": 3,
 }
-"""By cause. The client gets the error with the lowest number: an engine's answer rather than a broken connection."""
+"""A rank by cause; 2 for other causes. The client gets the error with the lowest rank: an engine's answer rather than a
+broken connection."""
 
 
 def pause_s(delivery: Delivery) -> float:
-    """Seconds before the same engine is tried again, if no other takes calls. Raises `NoEngineError` if it may not be.
+    """The pause before an engine gets a call again that it has failed, in seconds.
 
-    No pause after a first closed connection: it may have been an idle one that the engine timed out.
+    Raises `NoEngineError` if the cause of the failure does not allow a retry there. There is no pause after a first
+    failure by a closed connection: the engine may have closed an idle connection.
     """
     cause, failed = delivery.failures[-1][1].cause, len(delivery.failures)
     if cause not in {"closed", "garbled", "broken", "status_500", "status_502"}:

@@ -43,11 +43,13 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """The call as policies see it, with the objectives that it arrived with."""
 
     path: str
+    """The HTTP path of the request, here and at the engine."""
 
     headers: Headers
     """The client's headers."""
 
     body: EngineBody
+    """Makes the body for the engine that gets the call."""
 
     session: str | None = None
     """Session id of the annotations; a program's calls share its variables. A header of the answer repeats it."""
@@ -65,6 +67,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """Engines that get the call only if no other engine takes it."""
 
     tenant: str = ""
+    """The tenant's identity."""
 
     choices: int = 1
     """Number of completions: prompts times `n`."""
@@ -76,6 +79,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """Names the call in messages to the engine that change the call's objectives. None: they cannot change."""
 
     form: AnswerForm = COMPLETION
+    """How the answer is read, and how errors are written into it."""
 
     route: str | None = None
     """The HTTP route that an engine must have to get the call. None: any engine of the model."""
@@ -124,6 +128,7 @@ class Answer(msgspec.Struct, eq=False):
     """The answer's status as the client gets it."""
 
     usage: CallUsage | None = None
+    """The token counts that the engine reported; None: none so far."""
 
     is_corrected: bool = False
     """Whether `usage` was out of bounds and was clamped."""

@@ -1,7 +1,7 @@
 """Makes a call of a request: tokenizes the prompt, hashes its tree blocks, and checks it against the model's context.
 
 `PromptReader` computes the token ids that the engine would compute, and the chained hashes of their tree blocks. The
-event loop tokenizes a short or mostly cached prompt. Any other is a generator (`Tokenizing`) that threads run step by
+event loop tokenizes a short or mostly cached prompt. For any other, threads run a generator (`Tokenizing`) step by
 step, so that tenants take turns (`gateway/intake/turns.py`). `CallReader` makes the `Asked`.
 """
 
@@ -46,13 +46,13 @@ from plait.policy.prefix.block_hash import extend_chain, root_hash
 from plait.policy.types import CHARACTERS_PER_TOKEN, Call
 
 OFF_LOOP_BYTES: Final = 16 * 1024
-"""Longer bodies are tokenized in threads, unless most of the prompt may be cached or the tokenizer is quick."""
+"""Longer bodies are tokenized in threads, unless most of the prompt turns out to be cached (`MOSTLY_KNOWN_BYTES`)."""
 
 MOSTLY_KNOWN_BYTES, MOSTLY_KNOWN_MESSAGES = 128 * 1024, 64
 """Up to this size, the event loop renders the prompt and looks it up in the cache of tokens, in some 0.2 ms."""
 
 TOKENIZER_THREADS = 3
-"""One tenant uses two at most (tokenizers release the GIL), so that one is left to the others."""
+"""Tokenizers release the GIL. One tenant uses at most two of the threads, so that one is left for other tenants."""
 
 TEMPLATE_THREADS = 2
 """Extra threads, because they only wait for the processes that render requests' own chat templates."""
@@ -75,14 +75,15 @@ class TokenizedPrompt(msgspec.Struct, frozen=True):
     tokens: int
     """The total of all prompts."""
     block_hashes: array[int]
-    """Of the first prompt, as `root` and `whole_hash`."""
+    """The chained hashes of the first prompt's tree blocks."""
     exact: bool
     """Whether the engine's tokenizer gives the same ids."""
     prompts: Sequence[Sequence[int]]
+    """The token ids of each prompt."""
     root: int = 0
-    """The parent hash of the first block."""
+    """The parent hash of the first prompt's first block."""
     whole_hash: int = 0
-    """The hash of all tokens."""
+    """The hash of all tokens of the first prompt."""
     turn_ends: frozenset[int] | None = None
     """The token ids that can end an answer of a chat; None: an answer may end anywhere."""
 
@@ -103,7 +104,7 @@ class PromptReader:
         self._takes_templates = config.server.trust_request_chat_template
 
     def check(self, request: ChatRequest | CompletionRequest) -> None:
-        """Raises `CallerError` for a chat template of the request's own, unless they are trusted."""
+        """Raises `CallerError` for a request with a chat template, unless the configuration trusts such templates."""
         if not self._takes_templates and isinstance(request, ChatRequest) and request.chat_template is not None:
             raise CallerError(
                 "'chat_template' is not taken from requests here. Leave it out: the model has its own, and "
@@ -113,7 +114,10 @@ class PromptReader:
             )
 
     def check_size(self, model: str, size_bytes: int, context_tokens: int | None, field: str) -> None:
-        """Raises `ContextLengthError` if the text of a prompt cannot fit by its bytes. `field` is the prompt's."""
+        """Raises `ContextLengthError` if a prompt of this size cannot fit, whatever its tokens are.
+
+        `field` is the request's field with the prompt.
+        """
         tokenizer = self.tokenizers.encoder(model).tokenizer
         longest = tokenizer.longest_token_bytes
         if context_tokens is None or longest is None or not tokenizer.exact:
@@ -130,8 +134,8 @@ class PromptReader:
     ) -> TokenizedPrompt | Tokenizing | None:
         """The prompt, if it is short or mostly cached; else the `steps` that are left of it.
 
-        None if all steps are left and the first one waits for the process that renders a chat template. `size_bytes` is
-        the size of the body. Raises as `steps` does.
+        None if no step has run, because the first one waits for a process that renders the chat template. `size_bytes`
+        is the size of the body. Raises as `steps` does.
         """
         encoder = self.tokenizers.encoders.get(request.model) or self.tokenizers.encoder(request.model)
         tokenizer, salt = encoder.tokenizer, cache_salt or ""
@@ -148,7 +152,8 @@ class PromptReader:
         text = given[0] if len(given) == 1 else None
         if not isinstance(text, str) or len(text) >= encoder.part_characters:
             return _begun(self._turns(request, given, encoder, salt, context_tokens), tokenizer.short_characters)
-        if context_tokens is not None and 4 * len(text) > context_tokens:  # a token has a byte or more
+        # A character has at most 4 bytes, and a token at least one: a shorter text cannot be too long.
+        if context_tokens is not None and 4 * len(text) > context_tokens:
             self._check_fits(request, text, tokenizer, context_tokens)
         ids = tokenizer.encode_array(text, add_special_tokens=adds)
         hashes, root = array("Q"), root_hash(request.model, salt)
@@ -164,8 +169,8 @@ class PromptReader:
     ) -> Tokenizing:
         """Tokenize a request's prompts in steps. `context_tokens` is the model's context; None: unknown.
 
-        Raises `CallerError` for messages that the chat template refuses, and for a prompt whose bytes cannot fit before
-        it is tokenized. A prompt with content that is not text gives no tokens.
+        Raises `CallerError` for messages that the chat template refuses, and before tokenizing for a prompt with more
+        bytes than can fit. A prompt with content that is not text, such as images, gives no tokens.
         """
         encoder, salt = self.tokenizers.encoder(request.model), cache_salt or ""
         given = self._given(request, encoder.tokenizer, salt, form)
@@ -210,7 +215,7 @@ class PromptReader:
         tokenizer: Tokenizer,
         context_tokens: int | None,
     ) -> None:
-        """Raises as `check_size` for a text whose bytes cannot fit. Encodes it only if its length leaves a doubt."""
+        """Raises as `check_size` does. Counts the bytes of the text only if its characters may be too many."""
         longest = tokenizer.longest_token_bytes
         if context_tokens is not None and longest is not None and len(text) * 4 > context_tokens * longest:
             size = len(text.encode(errors="replace"))
@@ -221,7 +226,8 @@ class PromptReader:
     ) -> Sequence[str | list[int]]:
         """The prompts as texts, or as token ids if the client has sent ids.
 
-        Empty if a prompt is not text, or if a guessed chat template refuses the messages: the engine's may take them.
+        Empty if a prompt is not text, or if a guessed chat template refuses the messages: the engine's own template may
+        accept them.
         """
         if isinstance(request, CompletionRequest):
             return () if request.prompt is None else request.prompts()  # the prompt may be embeddings
@@ -391,7 +397,7 @@ class CallReader:
         chat: ChatRequest | None = None,
         form: Form | None = None,
     ) -> Asked:
-        """A call whose body is forwarded. `chat` is the chat that the engine makes of it; None if that is not known.
+        """A call whose body is forwarded. `chat` is the chat that the engine makes of the body; None: not known.
 
         Without `chat`, the call is placed by load and its tokens are guessed. `form` is the body of a multipart
         request. Raises as `read` does.
@@ -429,7 +435,7 @@ class CallReader:
         return counted or len(incoming.body) // CHARACTERS_PER_TOKEN
 
     def check_sizes(self, model: str, sizes: Iterable[int], field: str) -> None:
-        """Raises `CallerError` if prompts of these `sizes` (bytes), not rendered yet, cannot fit into the context."""
+        """Raises `CallerError` if a prompt of one of these `sizes` (bytes before rendering) cannot fit the context."""
         served = self.router.models.check(model)
         context_tokens = self.router.models.contexts.get(served)
         for size_bytes in sizes:
@@ -438,7 +444,7 @@ class CallReader:
     def _as_rendered(
         self, request: ChatRequest, given: Mapping[str, msgspec.Raw] | None
     ) -> tuple[ChatRequest, RenderedFields]:
-        """The chat with the tools and variables that engines give to the template, and how far that is exact."""
+        """The chat with the tools and variables that engines give to the template, and whether these are exact."""
         rendered = rendered_fields(request, given, self.router.models.renderers.get(request.model, AS_VLLM))
         tools, variables = rendered.tools, rendered.template_kwargs
         if tools is not request.tools or variables is not request.chat_template_kwargs:

@@ -1,7 +1,7 @@
 """Changes the objectives of running calls, and sends the changes to their engines.
 
-The gateway's own books change at once. The engine gets the change by `POST /call_objectives`, off the calls' path: one
-request at a time for each engine, with the newest objectives of each call that has changed since the last request. A
+The gateway's bookings change at once. A background task sends the change to the engine by `POST /call_objectives`. Each
+engine gets one request at a time, with the newest objectives of each call that has changed since the last request. A
 request that fails is not repeated: the calls then run with the objectives that they were sent with.
 """
 
@@ -57,20 +57,20 @@ class ChangedObjectives:
             registry=registry,
         )
         self._deliveries: dict[str, Delivery] = {}
-        self._untold: dict[str, dict[str, Call]] = {}
+        self._untold: dict[str, dict[str, Call]] = {}  # by engine and handle: the changes to send
 
     def begin(self, delivery: Delivery) -> None:
-        """Take changes for the call, which has a handle, until `end`."""
+        """Accept changes of the call's objectives until `end`. The call must have a handle."""
         assert delivery.asked.handle is not None
         self._deliveries[delivery.asked.handle] = delivery
 
     def end(self, delivery: Delivery) -> None:
-        """The call has ended. No effect if one with the same handle has ended since it began."""
+        """Accept no more changes. No effect if another delivery with the same handle has ended meanwhile."""
         assert delivery.asked.handle is not None
         self._deliveries.pop(delivery.asked.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
-        """Give the call with this handle the objectives of `call`. No effect unless it is being delivered."""
+        """Give the call with this handle the objectives of `call`. No effect unless that call is being delivered."""
         delivery = self._deliveries.get(handle)
         if delivery is None:
             return
@@ -112,7 +112,7 @@ class ChangedObjectives:
             self._untold.pop(engine_id, None)
 
     async def _sent(self, engine_id: str, batch: Mapping[str, Call]) -> int:
-        """Send one request. Returns how many of the calls the engine has; 0 if it does not answer."""
+        """Send one request. Returns how many of the calls the engine knows; 0 if the engine does not answer."""
         link = self._links.get(engine_id)
         if link is None:
             return 0

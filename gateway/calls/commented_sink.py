@@ -1,4 +1,4 @@
-"""The sink of a stream whose client gets keep-alive comments while it is silent. `silent_streams` says when."""
+"""The sink of a stream that may send keep-alive comments to the client. `silent_streams` decides when."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS: Final = b"plait-"
 
 
 class WrappedSink:
-    """A sink around another one, whose room is that of the other one."""
+    """A wrapper of a sink, with the same backpressure."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -62,7 +62,7 @@ class CommentedSink(WrappedSink):
         self._sink.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """Write a whole answer. If the status was sent before, the client expects events: the answer is an error."""
+        """Write a whole answer. If status 200 was sent before, the client expects events, so it gets an error event."""
         if self.has_begun and status == 200:
             self.fail(EngineGarbledError("The engine answered without a stream."))
         elif self.has_begun:

@@ -23,7 +23,10 @@ def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token
 def refuse_tokens(
     request: ChatRequest | CompletionRequest, prompt_tokens: int, output_tokens: int, context_tokens: int
 ) -> None:
-    """Raises `ContextLengthError` for a request with one prompt. `prompt_tokens` of several are only their sum."""
+    """Raises `ContextLengthError` if the request has a single prompt.
+
+    With several prompts, `prompt_tokens` is their sum, and each prompt may fit.
+    """
     if request.single_prompt:
         raise ContextLengthError(
             f"The model '{request.model}' has a context of {context_tokens} tokens; the request needs "

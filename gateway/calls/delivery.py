@@ -1,8 +1,8 @@
 """The state of a call, from the last byte of its request to the end of its answer.
 
-A `Delivery` is a state machine: `DELIVERY_TRANSITIONS` is its table, docs/life_of_a_call.md has the diagram. It begins
-with the request (`Asked`), has at most one `Attempt` at a time (a retry replaces it), and ends with an `Ending`.
-`Relay` handles its events and owns its fields. Other modules change a delivery only through its methods.
+A `Delivery` is a state machine: `DELIVERY_TRANSITIONS` is its table, docs/life_of_a_call.md has the diagram. A delivery
+begins with the request (`Asked`), has at most one `Attempt` at a time (a retry replaces it), and ends with an `Ending`.
+`Relay` handles a delivery's events and owns its fields. Other modules change a delivery only through its methods.
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ class CallTransitionError(RuntimeError):
 
 class Delivery(msgspec.Struct, eq=False):
     asked: Asked
+    """The call as the client wants it."""
 
     call: Call
     """`asked.call` with its current objectives."""
 
     sink: Sink
+    """Writes the answer to the client."""
 
     on_end: OnEnd | None
     """Called once when the call has ended, with its error or None. None: nobody waits for the call any more."""
@@ -109,6 +111,7 @@ class Delivery(msgspec.Struct, eq=False):
     """Sends keep-alive comments to the client of a silent stream."""
 
     ending: Ending | None = None
+    """How the call ended. None until then."""
 
     holdings: Iterator[Callable[[Delivery], None]] | None = None
     """The cleanup steps (`Holdings`) that have not run yet. Set when the call ends."""

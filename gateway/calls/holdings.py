@@ -61,7 +61,7 @@ class Holdings:
             self._objectives.end(delivery)
 
     def _leave_doubts(self, delivery: Delivery) -> None:
-        """Decide about failures whose fault no other engine's answer has decided."""
+        """Settle the doubts about engines that no other engine's answer has settled."""
         assert delivery.ending is not None
         self._faults.unresolved(delivery, loop_time_s(), client_gone=delivery.ending.outcome == "client_gone")
 
@@ -82,7 +82,7 @@ class Holdings:
 def tell(delivery: Delivery) -> None:
     """Report the end of a call: as an error event if its stream already has a status, and through `on_end`.
 
-    Raises a defect if there is no `on_end`. A second call has no effect.
+    Raises a defect if there is no `on_end`. Has no effect if it is called again for the same delivery.
     """
     ending, on_end, commented, defect = delivery.ending, delivery.on_end, delivery.commented, delivery.defect
     assert ending is not None

@@ -29,7 +29,7 @@ MEMORY_S = 300.0
 """The time constant of the decaying sums."""
 
 LEAST_TOKENS = 50_000.0
-"""No drift is reported for fewer prompt tokens: one call whose blocks were just evicted is none."""
+"""No drift is reported for fewer prompt tokens: a single call may meet blocks that were just evicted."""
 
 DRIFT = 0.2
 """The wrongly predicted share of prompt tokens that is reported as a drift. Engines that agree are below 0.03."""
@@ -138,7 +138,7 @@ class _OfEngine(NamedTuple):
 
 
 class ModelTotals(NamedTuple):
-    """What was counted of a model: tokens, and calls with a promised time."""
+    """A model's counts since the start: tokens, and calls with a promised SLO."""
 
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
@@ -152,7 +152,7 @@ NO_TOTALS: Final = ModelTotals()
 class _OfTenant(NamedTuple):
     """The metrics of a tenant's calls with the same model, status and finish reason, found by one lookup.
 
-    `compared` and `margin_s` are those of the model.
+    `compared` and `margin_s` count the calls of all tenants for the model.
     """
 
     label: str
@@ -280,7 +280,7 @@ class CallMetrics:
             self._parity.observe(model, engine_id, predicted, usage, now_s)
 
     def refused(self, error: PlaitError) -> None:
-        """Count an error answer to a request on another route, or to one that could not be parsed."""
+        """Count an error answer to a request that was no call: on another route, or not parsable."""
         self._refusals.of["", "", "", str(error.status), error.shown_code].value += 1
 
     def no_call(self, ending: Ending) -> None:
@@ -368,7 +368,7 @@ class CallMetrics:
     def _count_slos(
         self, delivery: Delivery, attempt: Attempt, tenant: str, objective: str, now_s: float, *, answered: bool
     ) -> bool:
-        """Count for each SLO whether it was met. Returns whether the call was answered with all promised ones met."""
+        """Count for each SLO whether it was met. Returns whether the call was answered and met all promised SLOs."""
         booking, kept = attempt.booking, answered
         is_deduced = booking.call.slo is not None and booking.call.slo.is_deduced
         source = "deduced" if is_deduced else "promised"

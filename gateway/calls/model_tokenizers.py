@@ -18,7 +18,7 @@ from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.membership.hub_downloads import AwaitedTokenizer
 
 ESTIMATED = "estimated"
-"""The tokenizer of a model as long as none has been found."""
+"""The specification of a model's tokenizer until one is found: token counts are estimated."""
 
 ESTIMATED_FINGERPRINT = TokenizerFingerprint("none found: estimated", ESTIMATED, ESTIMATED, ESTIMATED, ESTIMATED)
 
@@ -73,7 +73,7 @@ class ModelTokenizers:
 
     def worker(self, model: str) -> TemplateWorker:
         base = self._base(model)
-        self.encoder(base)
+        self.encoder(base)  # so that the model has a specification
         with self._lock:
             if base not in self._workers:
                 self._workers[base] = TemplateWorker(self.specifications[base], self._template(base))
@@ -82,14 +82,14 @@ class ModelTokenizers:
     def fingerprint(self, model: str) -> TokenizerFingerprint | None:
         """The fingerprint to compare with engines' reports. None for a configured tokenizer that is not exact.
 
-        As long as a tokenizer is to be found, the fingerprint agrees with no engine, so that the gateway does not take
-        block hashes of its estimates for those in the reports.
+        Until a tokenizer is found, the fingerprint agrees with no engine's: block hashes of estimated tokens are not
+        those in engines' reports.
         """
         is_estimated = self.lacks(model) or model in self.awaited
         return self._fingerprints.get(model) or (ESTIMATED_FINGERPRINT if is_estimated else None)
 
     def requested(self, model: str) -> str:
-        """The digest of a few clients' chats in SGLang's form; empty without an exact tokenizer."""
+        """The digest of the example chats, prepared as SGLang does; empty without an exact tokenizer."""
         encoder = self.encoders.get(model)
         return encoder.tokenizer.requested if encoder is not None and encoder.tokenizer.exact else ""
 
@@ -128,7 +128,10 @@ class ModelTokenizers:
             self.worker(model).start()
 
     def _load(self, model: ModelConfig) -> Tokenizer:
-        """Load a configured tokenizer. One in the cache folder came from an engine: its template runs within bounds."""
+        """Load a configured tokenizer.
+
+        The cache folder has tokenizers that engines offered. Their chat templates run in a process with limits.
+        """
         folder, trusts = Path(model.tokenizer), self._config.server.trust_engine_templates
         if folder.parent == cache_folder() and model.chat_template is None and not trusts:
             return BoundedTemplates(model.tokenizer, folder)

@@ -33,7 +33,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
 
     @property
     def original(self) -> bytes:
-        """A digest of the form: two requests are compared by `original`, and the form may be on disk."""
+        """A digest of the form, which may be on disk: `original` serves only to compare requests."""
         return self.form.upload.digest
 
     def for_engine(self, *_call: object, **_agreement: object) -> Body:

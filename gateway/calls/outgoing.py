@@ -32,7 +32,7 @@ STREAM_INTERVAL: Final = 8
 
 
 def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-    """The request for a stream that no client reads token by token: fewer events cost less CPU. Only vLLM takes it."""
+    """The request for a stream that no client reads by token. Fewer events cost less CPU. Only vLLM has the option."""
     if request.stream_interval is not None:
         return request
     return msgspec.structs.replace(request, stream_interval=STREAM_INTERVAL)
@@ -58,7 +58,7 @@ class EngineBody(Protocol):
         *,
         agreement: Agreement = AGREED,
     ) -> Body:
-        """The body for one engine. `kind` is that of its adapter: `vllm`, `sglang`, ...; None: it has none.
+        """The body for one engine. `kind` is the adapter's: `vllm`, `sglang`, ...; None: the engine has no adapter.
 
         `age_s` is the time since the call's arrival. `handle` names the call to the engine if its objectives may
         change. `agreement` says for which requests the engine's tokenizer is the gateway's.
@@ -66,7 +66,7 @@ class EngineBody(Protocol):
 
 
 class ForwardedBody(msgspec.Struct, frozen=True):
-    """A body of a route that the gateway does not interpret: it is forwarded, but for these fields."""
+    """The body of a route that the gateway does not interpret. Only these fields are changed."""
 
     original: bytes
 
@@ -113,7 +113,10 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     """The body of a chat or text completion, and the changes to it that are the same for each engine."""
 
     original: bytes
+    """The client's bytes."""
+
     request: ChatRequest | CompletionRequest
+    """The parsed body, with the name that the engine has for the model."""
 
     prompt_ids: Sequence[Sequence[int]] | None = None
     """The token ids of each prompt; None: the engine tokenizes the text itself."""
@@ -131,7 +134,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     """Whether the ids of a chat are the same in each engine's form."""
 
     form: ChatForm = "sglang"
-    """The engine whose way to prepare a chat for its template gave `prompt_ids`."""
+    """The kind of engine whose preparation of a chat for the template gave `prompt_ids`."""
 
     fields: Mapping[str, msgspec.Raw] | None = None
     """`original` split into fields; None if nothing has needed them yet."""

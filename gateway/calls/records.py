@@ -1,7 +1,7 @@
 """The records of ended requests: each goes exactly once to every `Reader` (metrics, the log, a store).
 
-`Holdings` calls `Reader.ended` for a call. A request on a call's route that was refused before it became a call has an
-`Ending` without a `Delivery`: `Reader.no_call`.
+`Holdings` calls `Reader.ended` for a call. A request on a call's route that was refused before it became a call has no
+`Delivery`: `Reader.no_call` gets its `Ending`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def refused(
 
 
 class CallLog:
-    """Logs one line for each. `tenant_label` turns a tenant into the name that operators see."""
+    """Logs one line for each ended request. `tenant_label` turns a tenant into the name that operators see."""
 
     def __init__(self, tenant_label: Callable[[str], str]) -> None:
         self._tenant_label = tenant_label
@@ -109,7 +109,7 @@ class CallLog:
         placement = None if booking is None else booking.placement
         first_s = None if booking is None else booking.first_token_s
         margin = NO_MARGIN if attempt is None else attempt.margin or attempt.find_margin()
-        tpot_s = None  # the mean time of a token after the first, where they were timed
+        tpot_s = None  # stays None if the first token was not timed
         if usage is not None and first_s is not None and usage.output_tokens > 1:
             tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)
         log.bind().info(  # `log.info` would raise an AttributeError and catch it, in each call

@@ -249,6 +249,7 @@ class Relay:
         raise error
 
     def _gone(self, delivery: Delivery) -> Step | None:
+        """The client has gone, or the gateway stops."""
         attempt, error = delivery.attempt, GatewayStoppingError() if self.is_stopping else None
         unfinished: Outcome = "client_gone" if error is None else "refused"
         if attempt is not None and attempt.is_open:
@@ -278,7 +279,10 @@ class Relay:
         return None
 
     def _place_again(self, delivery: Delivery) -> Step | None:
-        """Choose another engine for a call, or a failed one again after a pause. A retry does not queue for room."""
+        """Choose an engine for a retry: another one, or after a pause one that failed the call before.
+
+        A retry does not wait in admission for room.
+        """
         delivery.attempt = None
         placement = self._selected(delivery)
         if placement.engine_id not in delivery.failed_engines:

@@ -7,8 +7,8 @@ While other calls of the model succeed, a 5xx is only a `Doubt` about the engine
   the client gets the error as it is, and for `REMEMBERED_S` the same body is not retried;
 - the client disconnects first: the doubt is dropped (`forget`).
 
-Where no call succeeds, an engine counts as failed at once, because a sick fleet fails every request alike. So does an
-engine that is not `UP`, such as a suspect.
+While no call of the model succeeds, a 5xx counts as the engine's failure at once, because a sick fleet fails every
+request alike. The same holds for an engine that is not `UP`, such as a suspect.
 """
 
 from __future__ import annotations

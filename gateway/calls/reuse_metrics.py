@@ -14,7 +14,7 @@ from plait.policy.prefix.reuse_distances import BOUNDS_TOKENS, ReuseDistances
 from plait.policy.types import Call
 
 MOST_MODELS: Final = 20
-"""Models with distances of their own: each may take 5 MB. Further ones share those of `OTHER`."""
+"""The most models with a histogram each, which may take 5 MB. Further models share the histogram of `OTHER`."""
 
 _BOUNDS: Final = [*map(floatToGoString, map(float, BOUNDS_TOKENS)), "+Inf"]
 """Written as Prometheus 3 normalizes `le`, so that the same query works in older versions."""

@@ -30,7 +30,7 @@ KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
     CHAT_PATH: ChatRequest,
     TEXT_PATH: CompletionRequest,
 }
-"""What the gateway reads of the body of a completion."""
+"""The type as which the gateway parses the body of a completion."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""The engines of conversations that no block hash finds, because the gateway cannot tokenize the prompts (images)."""
+"""Remembers the engines of conversations with prompts that the gateway cannot tokenize (images).
+
+Without tokens there are no block hashes, by which placement would find the engine that has the conversation cached.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class SessionEngines:
         return self._engines.get((tenant, session, model))
 
     def preferred(self, asked: Asked) -> str | None:
-        """The engine with the context that a call continues: from its request, or else the session's latest turn."""
+        """The engine with a call's context: `continues_on`, or without tokens that of the session's latest turn.
+
+        None if no such engine is known.
+        """
         if asked.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
             return self.engine_of(asked.tenant, asked.turn_of, asked.call.model)
         return asked.continues_on

@@ -160,8 +160,9 @@ class StoredResponses:
     ) -> T:
         """Wait for the commit of a response or its deletion. Returns `news`, or `unstored(news)` if it is not stored.
 
-        A response never changes, so a client may get it while the store is out of reach. One that is `in_background`
-        is different: until it is stored, another gateway may generate it again. Then this raises `PlaitError`.
+        A response never changes, so a client may get it while the store is out of reach. A response generated
+        `in_background` is different: until it is stored, another gateway may generate it again. So the store's
+        `PlaitError` is raised.
         """
         try:
             is_stored = self._log is None or await self._log.committed(self.stream(tenant, response_id))

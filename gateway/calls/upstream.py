@@ -87,7 +87,7 @@ class Upstream:
         """
         booking, asked, link = attempt.booking, delivery.asked, self._links[attempt.engine_id]
         call, placement = booking.call, booking.placement
-        if call.block_hashes and not delivery.tried:  # a retry uses no prompt again
+        if call.block_hashes and not delivery.tried:  # the histogram of reuse counts a prompt once, not its retries
             self._reuse.used(call)
         cache, age_s = self.router.engines[attempt.engine_id].cache, booking.sent_s - delivery.arrived_s
         body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
@@ -120,7 +120,7 @@ class Exchange(msgspec.Struct, eq=False):
     _held: OpenAnswer | None = None  # counts the buffered bytes of `_body`
 
     def give_up(self, error: EngineError) -> None:
-        """Fail the attempt with `error`. A call that has failed before is not moved off a silent engine again."""
+        """Fail the attempt with `error`. A call that has failed before is not taken off a silent engine."""
         is_moved = isinstance(error, EngineLostError) and bool(self._delivery.failures)
         if self._response.source is not None and not is_moved:
             self._response.source.fail(error)
@@ -358,7 +358,7 @@ class Exchange(msgspec.Struct, eq=False):
     def _begin(self, stream: EventStream, events: bytes) -> bool:
         """Send the head once `events` has a whole event; returns whether it did. Raises an error that comes first.
 
-        The events themselves are written by the caller.
+        The caller writes the events.
         """
         response, now_s = self._response, loop_time_s()
         if isinstance(stream.error, EngineError):

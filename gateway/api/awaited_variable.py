@@ -53,7 +53,7 @@ class ShownText:
         self._repeats = ""  # after a retry: the sent text, which the new text has to repeat
         self._repeated = 0  # how many characters of `_repeats` the new text has repeated
 
-    def news(self, text: GrowingText) -> str:
+    def new_text(self, text: GrowingText) -> str:
         """The characters of a growing text that were not sent yet. Raises `TextChangedError`."""
         if text is not self._text:
             if not self._repeats:
@@ -68,9 +68,9 @@ class ShownText:
             if self._repeated < len(self._repeats):
                 return ""
             self._repeats = ""
-        news = text.since(self._shown)
-        self._shown += len(news)
-        return news
+        more = text.since(self._shown)
+        self._shown += len(more)
+        return more
 
     def rest(self, value: str) -> str:
         """The characters of the whole text `value` that were not sent yet. Raises `TextChangedError`."""
@@ -83,7 +83,7 @@ class AwaitedVariable:
     """One wait for a variable. At its end, `value` or `error` is set.
 
     The event `changed` is set when the text has grown, and at the end. `mark` is the objective or SLO that the get asks
-    for. With `streamed`, `news` returns the text as it grows.
+    for. With `streamed`, `new_text` returns the text as it grows.
     """
 
     def __init__(self, variable: str, mark: Mark | None, changed: asyncio.Event, *, streamed: bool) -> None:
@@ -92,7 +92,7 @@ class AwaitedVariable:
         self._changed = changed
         self._text = _NO_TEXT
         self._shown = ShownText()
-        self._is_shown = False  # `news` has returned the rest of the value
+        self._is_shown = False  # `new_text` has returned the rest of the value
         self.name = variable
         self.getter = Getter(variable, self._on_value, self._on_failed, mark, self._on_delta if streamed else None)
 
@@ -105,13 +105,13 @@ class AwaitedVariable:
     def is_answered(self) -> bool:
         return self.value is not None or self.error is not None
 
-    def news(self) -> str:
+    def new_text(self) -> str:
         """The text that was not returned yet. Sets `error` if a retry has changed the returned text."""
         if self._is_shown:
             return ""
         try:
             if self.value is None:
-                return self._shown.news(self._text)
+                return self._shown.new_text(self._text)
             self._is_shown = True
             return self._shown.rest(self.value)
         except TextChangedError:
@@ -220,9 +220,9 @@ class VariableResponse(Response):
         if isinstance(error, GatewayStoppingError):
             raise error  # not the variable's error, so there is no commit to wait for
         if error is not None:
-            raise await self._session.record.told(error, unstored_error)
+            raise await self._session.record.once_stored(error, unstored_error)
         body = msgspec.json.encode(self._set())
-        await send_whole(send, 200, await self._session.record.told(JSON, unstored_headers), body)
+        await send_whole(send, 200, await self._session.record.once_stored(JSON, unstored_headers), body)
 
     async def _stream(self, send: Send) -> None:
         headers = EVENT_STREAM if self._session.record.is_durable else unstored_headers(EVENT_STREAM)
@@ -236,14 +236,14 @@ class VariableResponse(Response):
 
     async def _ending(self) -> bytes:
         """The last events of the stream, after the commit of the value or the failure that they report."""
-        rest = self._delta(self._awaited.news())
+        rest = self._delta(self._awaited.new_text())
         error = self._awaited.error
-        news = self._set() if error is None else {"error": error.error_object}
+        fields = self._set() if error is None else {"error": error.error_object}
         try:
-            news = await self._session.record.told(news, unstored_fields, is_begun=True)
+            fields = await self._session.record.once_stored(fields, unstored_fields, is_begun=True)
         except PlaitError as unknown:
             return _event(unknown.body())
-        return rest + _event(msgspec.json.encode(news)) + (b"data: [DONE]\n\n" if error is None else b"")
+        return rest + _event(msgspec.json.encode(fields)) + (b"data: [DONE]\n\n" if error is None else b"")
 
     async def _send_deltas(self, send: Send) -> None:
         """Send the text as it is generated, until the variable has its value or has failed.
@@ -256,7 +256,7 @@ class VariableResponse(Response):
 
     async def _send_delta(self, send: Send) -> None:
         """Send the new text while the variable has no value. `_ending` sends the rest, after the commit."""
-        if not self._awaited.is_answered and (delta := self._delta(self._awaited.news())):
+        if not self._awaited.is_answered and (delta := self._delta(self._awaited.new_text())):
             await send({"type": "http.response.body", "body": delta, "more_body": True})
 
     def _delta(self, text: str) -> bytes:

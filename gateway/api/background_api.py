@@ -91,7 +91,7 @@ class BackgroundApi:
             (b"x-request-id", incoming.request_id.encode("latin-1")),
             *ignored_headers(TRANSLATIONS[RESPONSES_PATH].ignored(fields)),
         ]
-        headers = await owner.told(headers, unstored_headers)
+        headers = await owner.once_stored(headers, unstored_headers)
         if fields.get("stream"):
             await unless_gone(receive, owner.answer.follow(send, headers, 0, self.chained.keep_alive_s))
         else:

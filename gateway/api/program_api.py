@@ -149,14 +149,14 @@ class ProgramEvents:
         """Whether each variable has had its last event: its value or its failure."""
         return not self._open
 
-    def news(self) -> list[Event]:
+    def new(self) -> list[Event]:
         """The events that were not returned yet. All new text of a variable is in one delta."""
-        news = [one for awaited in self._open for one in self._of(awaited)]
+        found = [one for awaited in self._open for one in self._of(awaited)]
         self._open = [awaited for awaited in self._open if not awaited.is_answered]
-        return news
+        return found
 
     def _of(self, awaited: AwaitedVariable) -> Iterator[Event]:
-        name, text = awaited.name, awaited.news()
+        name, text = awaited.name, awaited.new_text()
         if text:
             yield Event(DELTA, {"name": name, "delta": text})
         if awaited.error is not None:
@@ -260,7 +260,7 @@ class ProgramResponse(Response):
                 await self._send_events(events, due, send)
         except TimeoutError:
             self._give_up(session)
-        last = await self._told([*due, *events.news(), Event("done", self._described())])
+        last = await self._once_stored([*due, *events.new(), Event("done", self._described())])
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
@@ -269,26 +269,26 @@ class ProgramResponse(Response):
         If the time-out cancels this method, `due` has the events that still wait for their commit.
         """
         while not events.is_over:
-            due += events.news()
+            due += events.new()
             if due:
-                news = await self._told(due)
+                body = await self._once_stored(due)
                 due.clear()
-                await send({"type": "http.response.body", "body": news, "more_body": True})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             else:
                 await next_change(self._changed, send, self._keep_alive_s)
 
-    async def _told(self, news: Sequence[Event]) -> bytes:
+    async def _once_stored(self, events: Sequence[Event]) -> bytes:
         """Encode events, after the commit of what they report.
 
         Deltas alone need no commit: a retry may generate another text anyway.
         """
-        if any(one.kind != DELTA for one in news):
-            news = await self._session.record.told([*news], unstored_events, is_begun=True)
-        return b"".join(event(*one) for one in news)
+        if any(one.kind != DELTA for one in events):
+            events = await self._session.record.once_stored([*events], unstored_events, is_begun=True)
+        return b"".join(event(*one) for one in events)
 
     async def _stored(self, headers: Headers) -> Headers:
         """Wait for the commit of the program. Returns the headers, marked if the program could not be stored."""
-        return await self._session.record.told(headers, unstored_headers)
+        return await self._session.record.once_stored(headers, unstored_headers)
 
     def _give_up(self, session: Session) -> None:
         for awaited in self._awaited:

@@ -53,21 +53,21 @@ class ResponsesApi:
             return await self._stream(named, _first_number(request))
         owner = self._background.find(*named)
         if owner is not None:
-            return await owner.told(_json(owner.answer.response), unstored_response)
+            return await owner.once_stored(_json(owner.answer.response), unstored_response)
         answer = self._stored.get(*named, loop_time_s()).answer
         is_background = _background_of(answer)
-        return await self._stored.told(*named, _json(answer), unstored_response, in_background=is_background)
+        return await self._stored.once_stored(*named, _json(answer), unstored_response, in_background=is_background)
 
     async def _stream(self, named: Named, number: int) -> Response:
         owner = self._background.find(*named)
         if owner is not None:
             none: Headers = ()
-            headers = await owner.told(none, unstored_headers)
+            headers = await owner.once_stored(none, unstored_headers)
             return FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
         answer = self._stored.get(*named, loop_time_s()).answer
         _check_background(answer, "streamed again")
         events = events_from(number, list(map(write_event, replayed(msgspec.json.decode(answer)))))
-        events = await self._stored.told(*named, events, unstored_events, in_background=True)
+        events = await self._stored.once_stored(*named, events, unstored_events, in_background=True)
         response = Response(b"".join(events))
         response.raw_headers[:0] = EVENT_STREAM
         return response
@@ -77,10 +77,10 @@ class ResponsesApi:
         owner = self._background.find(*named)
         if owner is not None:
             owner.cancel()
-            return await owner.told(_json(owner.answer.response), unstored_response)
+            return await owner.once_stored(_json(owner.answer.response), unstored_response)
         answer = self._stored.get(*named, loop_time_s()).answer
         _check_background(answer, "cancelled")
-        return await self._stored.told(*named, _json(answer), unstored_response, in_background=True)
+        return await self._stored.once_stored(*named, _json(answer), unstored_response, in_background=True)
 
     async def _delete(self, request: Request) -> Response:
         named = self._named(request)
@@ -90,7 +90,7 @@ class ResponsesApi:
         else:
             self._endings.end(owner.session, "was deleted", loop_time_s())
         body = {"id": named.response_id, "object": "response", "deleted": True}
-        return await self._stored.told(*named, _json(msgspec.json.encode(body)), unstored_response)
+        return await self._stored.once_stored(*named, _json(msgspec.json.encode(body)), unstored_response)
 
     async def _items(self, request: Request) -> Response:
         """The input, the latest item first, all of it on one page."""

@@ -71,7 +71,7 @@ class KeptResponse:
         await self.to_client(message)
 
     async def _send_whole(self, head: Message) -> None:
-        headers = await self._told(json_object(self._parts), head["headers"], unstored_headers)
+        headers = await self._once_stored(json_object(self._parts), head["headers"], unstored_headers)
         await self.to_client({**head, "headers": headers})
         await self.to_client({"type": "http.response.body", "body": bytes(self._parts)})
 
@@ -83,26 +83,28 @@ class KeptResponse:
         for number, event in enumerate(parts):
             if any(name in event for name in _LAST_EVENTS):
                 data = json_object(event.partition(b"data:")[2]) or {}
-                parts[number] = await self._told(data.get("response"), event, unstored_event)
+                parts[number] = await self._once_stored(data.get("response"), event, unstored_event)
         return b"".join(parts)
 
-    async def _told(self, answer: object, news: T, unstored: Callable[[T], T]) -> T:
-        """Store the response object `answer`. Returns `news` after the commit, or `unstored(news)` if storing fails."""
-        if not isinstance(answer, dict):
-            return news
-        response_id = answer.get("id")
+    async def _once_stored(self, response: object, answer: T, unstored: Callable[[T], T]) -> T:
+        """Store the `response`. Returns `answer` after the commit, or `unstored(answer)` if storing fails."""
+        if not isinstance(response, dict):
+            return answer
+        response_id = response.get("id")
         if not RESPONSE_ID.fits(response_id):
             self.stored.leave_out(response_id)
-            return unstored(news)
+            return unstored(answer)
         is_kept = self.stored.put(
             self.tenant,
             response_id,
             previous=self.previous,
             items=msgspec.json.encode(self.items),
-            answer=msgspec.json.encode(answer),
+            answer=msgspec.json.encode(response),
             now_s=loop_time_s(),
         )
-        return await self.stored.told(self.tenant, response_id, news, unstored) if is_kept else unstored(news)
+        if not is_kept:
+            return unstored(answer)
+        return await self.stored.once_stored(self.tenant, response_id, answer, unstored)
 
 
 class ContinuedResponse:

@@ -264,7 +264,7 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 async def _stored(session: Session, value: object) -> Response:
     """An answer with `value`, after the commit of the session's events; a header says if they cannot be stored."""
-    return await session.record.told(_json(value), unstored_response)
+    return await session.record.once_stored(_json(value), unstored_response)
 
 
 def _json(value: object) -> Response:

@@ -155,10 +155,10 @@ class StoredResponses:
     def stream(self, tenant: str, response_id: str) -> StreamKey:
         return StreamKey(RESPONSE, tenant, response_id)
 
-    async def told(
-        self, tenant: str, response_id: str, news: T, unstored: Callable[[T], T], *, in_background: bool = False
+    async def once_stored(
+        self, tenant: str, response_id: str, answer: T, unstored: Callable[[T], T], *, in_background: bool = False
     ) -> T:
-        """Wait for the commit of a response or its deletion. Returns `news`, or `unstored(news)` if it is not stored.
+        """Wait for the commit of a response or its deletion. Returns `answer`, or `unstored(answer)` if storing fails.
 
         A response never changes, so a client may get it while the store is out of reach. A response generated
         `in_background` is different: until it is stored, another gateway may generate it again. So the store's
@@ -170,7 +170,7 @@ class StoredResponses:
             if in_background:
                 raise
             is_stored = False
-        return news if is_stored else unstored(news)
+        return answer if is_stored else unstored(answer)
 
     def together(self) -> AbstractContextManager[None]:
         """Make one batch of what is written in the block: all of it is stored or nothing."""

@@ -103,10 +103,10 @@ class BackgroundAnswer(MessageSink):
         """Send the events from a sequence number on as they come, and comments in silences of `keep_alive_s`."""
         await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
         while self._told is None and self._error is None:
-            news = self._events[number:]
-            number += len(news)
-            if news or not await self._changes(keep_alive_s):
-                await send({"type": "http.response.body", "body": b"".join(news) or KEEP_ALIVE, "more_body": True})
+            events = self._events[number:]
+            number += len(events)
+            if events or not await self._changes(keep_alive_s):
+                await send({"type": "http.response.body", "body": b"".join(events) or KEEP_ALIVE, "more_body": True})
         await send({"type": "http.response.body", "body": await self._end_from(number)})
 
     async def _end_from(self, number: int) -> bytes:

@@ -169,19 +169,19 @@ class BackgroundCall(ChainedCall):
             now_s=now_s,
         )
         self.runner.executor.endings.end(session, "has its response", now_s)
-        self.answer.finish(lambda events: self.told(events, unstored_events))
+        self.answer.finish(lambda events: self.once_stored(events, unstored_events))
 
-    async def told(self, news: T, unstored: Callable[[T], T]) -> T:
-        """Wait for the commit. Returns `news`, or `unstored(news)` if the response cannot be stored.
+    async def once_stored(self, answer: T, unstored: Callable[[T], T]) -> T:
+        """Wait for the commit. Returns `answer`, or `unstored(answer)` if the response cannot be stored.
 
         Raises `PlaitError` if no client may be answered, because another gateway may own the response.
         """
         tenant, response_id = self.session.tenant.name, self.session.session_id
         if not self._is_over:
-            return await self.session.record.told(news, unstored)
+            return await self.session.record.once_stored(answer, unstored)
         if not self._is_kept:
-            return unstored(news)
-        return await self.runner.stored.told(tenant, response_id, news, unstored, in_background=True)
+            return unstored(answer)
+        return await self.runner.stored.once_stored(tenant, response_id, answer, unstored, in_background=True)
 
 
 def new_response(runner: CallRunner, session: Session, held: HeldResponse) -> BackgroundCall:

@@ -373,7 +373,7 @@ class HeldEnd(PassingSink):
         Raises `PlaitError` if no client may be answered, because another gateway owns the session.
         """
         held, self._held = self._held, []
-        for message in await self._record.told(held, unstored_messages, is_begun=True):
+        for message in await self._record.once_stored(held, unstored_messages, is_begun=True):
             self._to.put(message)
 
 

@@ -36,9 +36,9 @@ def unstored_messages(messages: list[Message]) -> list[Message]:
     return [{**first, "body": UNSTORED_END + first.get("body", b"")}, *rest]
 
 
-def unstored_fields(news: dict[str, Any]) -> dict[str, Any]:
+def unstored_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Marks an object in a stream."""
-    return {**news, "durable": False}
+    return {**fields, "durable": False}
 
 
 def unstored_event(event: bytes) -> bytes:

@@ -76,10 +76,10 @@ class Claimed(Unrecorded):
     def __init__(self, claim: asyncio.Future[None]) -> None:
         self._claim = claim
 
-    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
+    async def once_stored(self, answer: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
         """Wait for the claim, so that other gateways know the owner. Raises `PlaitError` if it fails."""
         await asyncio.shield(self._claim)
-        return news
+        return answer
 
 
 class Recorded(Unrecorded):
@@ -102,11 +102,11 @@ class Recorded(Unrecorded):
     def is_durable(self) -> bool:
         return self._log.problem is None
 
-    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:
-        """As `Unrecorded.told`. Raises if the session has ended here, because another gateway owns it."""
+    async def once_stored(self, answer: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:
+        """As `Unrecorded.once_stored`. Raises if the session has ended here, because another gateway owns it."""
         while True:
             try:
-                return news if await self._committed() else unstored(news)
+                return answer if await self._committed() else unstored(answer)
             except UnreachableStoreError:
                 if not is_begun:
                     raise

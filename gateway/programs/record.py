@@ -120,18 +120,18 @@ class Unrecorded:
         """Whether all events so far will outlive the process, if that was promised."""
         return True
 
-    async def told(self, news: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
-        """Wait for the commit of all events so far. Returns `news`, or `unstored(news)` if they cannot be stored.
+    async def once_stored(self, answer: T, unstored: Callable[[T], T], *, is_begun: bool = False) -> T:  # noqa: ARG002
+        """Wait for the commit of all events so far. Returns `answer`, or `unstored(answer)` if they cannot be stored.
 
-        Make `news` before the call: events that come while this waits are not waited for. Raises `PlaitError` if no
+        Make `answer` before the call: events that come while this waits are not waited for. Raises `PlaitError` if no
         client may be answered, because another gateway may own the session. With `is_begun` (the answer's status was
         sent), waits out an outage of the store.
         """
-        return news
+        return answer
 
     async def settled(self) -> None:
         """Wait until all events so far are stored, or cannot be."""
-        await self.told(None, lambda nothing: nothing, is_begun=True)
+        await self.once_stored(None, lambda nothing: nothing, is_begun=True)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -123,7 +123,7 @@ class ServedRequest(Client, eq=False):
     """Whether the application has asked for the body."""
     is_received: bool = False
     """Whether the application has received the end of the body."""
-    news: asyncio.Event | None = None
+    woken: asyncio.Event | None = None
     """Wakes a waiting `receive`."""
     requests: Requests | None = None
     framing: Framing = Framing.NO_BODY
@@ -198,8 +198,8 @@ class ServedRequest(Client, eq=False):
             if self.body or not (self.more_body or self.is_received):
                 body, self.body, self.is_received = bytes(self.body), b"", not self.more_body
                 return {"type": "http.request", "body": body, "more_body": self.more_body}
-            self.news = self.news or asyncio.Event()
-            await self.news.wait()
+            self.woken = self.woken or asyncio.Event()
+            await self.woken.wait()
         return {"type": "http.disconnect"}
 
     @property
@@ -217,9 +217,9 @@ class ServedRequest(Client, eq=False):
         return next((value for key, value in self.scope["headers"] if key == name), b"")
 
     def _wake(self) -> None:
-        if self.news is not None:
-            self.news.set()
-            self.news = None
+        if self.woken is not None:
+            self.woken.set()
+            self.woken = None
 
     # The sink.
 

@@ -29,7 +29,7 @@ def test_what_is_shown_is_the_value_or_it_is_said_that_it_is_not(tellings: list[
             growing = GrowingText()
             for piece in pieces(text, cuts):
                 growing.add(piece)
-                seen += shown.news(growing)
+                seen += shown.new_text(growing)
         seen += shown.rest(value)
     except TextChangedError:
         changed = True
@@ -49,9 +49,9 @@ def told(*pieces: str) -> GrowingText:
 
 def test_a_text_that_comes_once_goes_through() -> None:
     shown, text = ShownText(), told("one")
-    assert shown.news(text) == "one"
+    assert shown.new_text(text) == "one"
     text.add(" two")
-    assert (shown.news(text), shown.news(text), shown.rest("one two")) == (" two", "", "")
+    assert (shown.new_text(text), shown.new_text(text), shown.rest("one two")) == (" two", "", "")
 
 
 def test_a_value_that_nothing_was_shown_of_is_all_news() -> None:
@@ -60,8 +60,8 @@ def test_a_value_that_nothing_was_shown_of_is_all_news() -> None:
 
 def test_a_text_that_has_changed_shows_nothing_of_it() -> None:
     shown = ShownText()
-    shown.news(told("one"))
+    shown.new_text(told("one"))
     seen = ""
     with suppress(TextChangedError):
-        seen = shown.news(told("other"))
+        seen = shown.new_text(told("other"))
     assert seen == ""

@@ -227,7 +227,7 @@ async def test_stored_responses_outlive_the_gateway(path: Path) -> None:
         stored, now_s = first.gateway._stored, asyncio.get_running_loop().time()
         for number in range(3):
             stored.put("t", f"r{number}", previous=None, items=b"[]", answer=b'{"output": []}', now_s=now_s + number)
-        assert await stored.told("t", "r2", "stored", str.upper) == "stored"
+        assert await stored.once_stored("t", "r2", "stored", str.upper) == "stored"
         stored.delete("t", "r1", now_s + 3)
         await first.stored()
     async with durable(path) as second:

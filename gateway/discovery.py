@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 class Discovery:
     """Keeps the engines of `services` in line with DNS, until its tasks are cancelled.
 
-    `identify` shows which addresses belong to one engine: they have the same epoch, the id of its process.
+    `identify` returns the id (epoch) of the process at an address. Addresses with the same id belong to one engine.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Discovery:
             log.warning("name not found, its engines stay", service=service.name, url=service.url, problem=problem)
 
     def _say_what_is_left_out(self, service: ServiceConfig, left_out: Collection[str]) -> None:
-        """Log once that addresses are left out. Logs again only after a lookup that left out none."""
+        """Log once that addresses are left out. Logs again after a lookup that failed or left out none."""
         if not left_out:
             self._said.pop(service.name, None)
         elif self._said.get(service.name) != LEFT_OUT:

@@ -47,7 +47,7 @@ class EmbeddedFacts:
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that no running call uses."""
+        """KV blocks that no call uses. A waiting call uses the blocks that were loaded or are kept for it."""
         return self._cache.free_blocks
 
     def cached_tokens(self, call: LocalCall) -> int:
@@ -57,7 +57,10 @@ class EmbeddedFacts:
         return blocks * self._block_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """How many free blocks `new_tokens` more of a call take. A hit on an unused cached block takes one too."""
+        """How many free blocks a call takes for its next `new_tokens` tokens.
+
+        Cached blocks that no call uses count as free, so a waiting call's hits on them are included.
+        """
         assert isinstance(call, EmbeddedCall)
         if call.blocks:
             return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
@@ -121,7 +124,7 @@ class Counters:
     cached_prompt_tokens: int = 0
     """Found at calls' first admissions, including loaded tokens."""
     loaded_tokens: int = 0
-    """Brought back from lower tiers."""
+    """Tokens of all loads from lower tiers that have begun."""
     computed_prompt_tokens: int = 0
     """With the prompts computed again after preemptions."""
     output_tokens: int = 0
@@ -132,7 +135,7 @@ class Counters:
 
 
 class Engine:
-    """One embedded engine. `scheduler` replaces the settings' scheduler. Cache-state reports name `tokenizer`.
+    """One embedded engine. `scheduler` replaces the settings' scheduler. `tokenizer` is reported with the cache state.
 
     A caller may replace `cost_model`, which makes the emulated accelerator faster or slower from then on.
     """
@@ -174,7 +177,7 @@ class Engine:
         self._iterations = self._reporter.iterations
         self.refinable = self._reporter.refinable
         self._stepped_s = 0.0
-        """When the last iteration ended: the time of its tokens."""
+        """When `step` ended the last iteration: the time of its tokens."""
 
     @property
     def idle(self) -> bool:
@@ -237,7 +240,7 @@ class Engine:
         return self._reporter.has_news(since, None, gateway)
 
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
-        """The cache-state report (docs/design/residency.md). Its calls leave out those of the asking `gateway`."""
+        """The cache-state report (docs/design/residency.md). It leaves out the calls of `gateway`, which asks."""
         return self._reporter.report(
             since,
             self.epoch,
@@ -277,7 +280,11 @@ class Engine:
         return now_s + duration_s
 
     def _plan(self, now_s: float) -> Plan:
-        """The next iteration's plan. A call whose blocks a lower tier has is loaded first, and left out of the plan."""
+        """The next iteration's plan.
+
+        If loading a picked call's blocks from a lower tier takes less time than computing them, the load begins, and
+        the plan is made again without the call.
+        """
         waiting, running, facts = self.waiting, self.running, self.facts
         plan = self._scheduler.plan(now_s, waiting, running, facts)
         if not self._blocks.lower:
@@ -310,7 +317,10 @@ class Engine:
         self.counters.loaded_tokens += tokens
 
     def _load_ahead(self, plan: Plan, now_s: float) -> None:
-        """Begin loads for the plan's backfill, if the cache keeps `WATERMARK_BLOCKS` free for each running call."""
+        """Begin loads for `plan.backfill`, the calls that may take the rest of the budget.
+
+        `WATERMARK_BLOCKS` stay free for each running call.
+        """
         if self._blocks.lower and not plan.preempt:
             spare = WATERMARK_BLOCKS * len(self.running)
             for call in plan.backfill:

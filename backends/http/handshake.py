@@ -1,7 +1,7 @@
 """What is wrong with a TLS handshake, in words that an operator can act on.
 
-OpenSSL only names the check that failed. A second handshake, on a connection on which no request is sent, shows which
-names a certificate has, and whether a port speaks TLS at all.
+OpenSSL only names the check that failed. If it was the name, a second handshake shows which names the certificate has.
+`speaks_tls` tries a handshake with a port that was taken for plain HTTP. No request is sent on either connection.
 """
 
 from __future__ import annotations

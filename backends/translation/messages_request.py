@@ -36,7 +36,7 @@ def system_messages(system: object) -> list[Json]:
 
 
 def chat_messages(messages: object) -> list[Json]:
-    """Anthropic's messages as a chat's. Raises CallerError for malformed blocks."""
+    """Anthropic's messages as those of a chat-completions body. Raises CallerError for malformed blocks."""
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "must be a non-empty list")
     return [chat for message, where in objects(messages, "messages") for chat in _chat(message, where)]
@@ -116,7 +116,7 @@ def _call(block: Mapping[str, Any], where: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# Fields that are translated, or meaningless for an engine. All other fields are passed on.
+# Fields that are translated, refused, or left out because engines have no use for them. All others are passed on.
 _OWN_FIELDS: Final = frozenset({
     "betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "max_tokens",
     "mcp_servers", "messages", "metadata", "output_config", "service_tier", "speed", "stop_sequences", "stream",
@@ -126,7 +126,7 @@ _REFUSED: Final = {"container": "a container"}
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body. Raises CallerError for fields without a counterpart in such a body."""
+    """The fields of a chat-completions body. Raises CallerError for missing, malformed and refused fields."""
     if fields.get("max_tokens") is None:
         raise wrong("max_tokens", "is required: the most tokens that the answer may have")
     return {
@@ -138,9 +138,9 @@ def chat_request(fields: Mapping[str, Any]) -> Json:
 
 
 def prompt_request(fields: Mapping[str, Any]) -> Json:
-    """The chat-completions fields that the prompt depends on, and fields unknown to Anthropic's API, unchanged.
+    """The chat-completions fields that the prompt depends on, and all fields outside `_OWN_FIELDS`, unchanged.
 
-    A body of `/v1/messages/count_tokens` has no other fields. Raises CallerError.
+    This translates the whole body of `/v1/messages/count_tokens`. Raises CallerError.
     """
     for name, what in _REFUSED.items():
         if fields.get(name):

@@ -68,7 +68,7 @@ def tool_fields(fields: Fields) -> Json:
 
 
 def ignored_tools(fields: Fields) -> list[str]:
-    """The tools that are left out, as in `tools[8]:web_search_20250305`."""
+    """The left-out tools by place and type, such as `tools[8]:web_search_20250305`; and `mcp_servers`, if any."""
     tools = objects(fields.get("tools"), "tools")
     ignored = [f"{where}:{tool['type']}" for tool, where in tools if _is_hosted(tool, where)]
     return [*ignored, "mcp_servers"] if fields.get("mcp_servers") else ignored

@@ -33,7 +33,7 @@ class TreeBlocks:
         self._run_of_part: dict[bytes, _Run] = {}
         """A run in which the key is not the last. Most keys are in one run."""
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
-        """The other runs in which the key is not the last."""
+        """By key: the runs in which it is not the last, but for the one in `_run_of_part`."""
         self._whole: dict[int, int] = {}
         """How many runs of a tree block have all their engine blocks in the cache."""
 
@@ -115,7 +115,7 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # If the engine's keys depend on tokens after the tree block too, the tree block has several runs.
+        # Engine keys may differ where tree blocks do not, which then have several runs. The journal gets the first one.
         whole = self._whole.get(run.tree_block, 0)
         self._whole[run.tree_block] = whole + 1
         if whole == 0:

@@ -1,4 +1,4 @@
-"""The records of a call, which `Delivery` puts together: the request, an attempt, its answer, and the call's end."""
+"""The records of a call: `Asked` (the request), `Attempt`, `Answer` and `Ending`. A `Delivery` has them all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class HeldBytes(Protocol):
 
 
 class Asked(msgspec.Struct, frozen=True, eq=False):
-    """One call as the client wants it. A program (calls linked by variables) retries a call with the same record."""
+    """One call as the client wants it. A program's call is retried with the same record."""
 
     call: Call
     """The call as policies see it, with the objectives that it arrived with."""
@@ -52,16 +52,16 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """Makes the body for the engine that gets the call."""
 
     session: str | None = None
-    """Session id of the annotations; a program's calls share its variables. A header of the answer repeats it."""
+    """Id of the session whose variables the call reads and sets. The answer's header `plait-session` has it."""
 
     text: TextTap | None = None
-    """Reads the completion's text while it passes to the client, for the variable `output`."""
+    """Reads the completion's text on its way to the client. The variable named by `output` gets the text."""
 
     answer_bytes: HeldBytes | None = None
     """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
 
     continues_on: str | None = None
-    """The engine that has most of the prompt in its cache."""
+    """The engine that ran the previous step, and so has the context of this one in its cache; None: no such step."""
 
     avoids: frozenset[str] = frozenset()
     """Engines that get the call only if no other engine takes it."""
@@ -111,7 +111,8 @@ FINISHES: Final = frozenset(
         "tool_use", "refusal", "pause_turn", "completed", "incomplete",
     )
 )  # fmt: skip
-"""The finish reasons of the three APIs. Metrics show any other as `other`: engines may send any text."""
+"""The finish reasons of chat completions, responses and Anthropic's messages. Metrics show any other as `other`:
+engines may send any text."""
 
 
 def known_finish(finish: str | None) -> str | None:
@@ -206,8 +207,9 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     """The error to raise: one that the client has not been sent yet, or a defect."""
 
     problem: EngineError | str | None = None
-    """An `EngineError`: the engine is at fault, and another one may succeed. A text: the caller is at fault. None: the
-    engine sent a whole answer, and `Asked.text`, if set, found the text in it."""
+    """An `EngineError`: the engine is at fault, and another one may succeed. A text: the caller is at fault. None:
+    nobody is known to be. With the outcome `ok`, the engine sent a whole answer, and `Asked.text`, if set, found its
+    text."""
 
     request_id: str = ""
 

@@ -1,9 +1,9 @@
 """The gate: places calls through admission, and keeps those that must wait.
 
-Admission (`plait.gateway.admission`) is synchronous and decides; the gate adds the event loop. A call's `Entry` ends in
-one of these ways: the call is sent at once; `resume` is called later, when admission sends the call or fails it; the
-client is told after `hold_s` to come back; or the client disconnects (`gone`). If several gateways share a tenant's
-rates, the gate asks their store before it asks admission.
+Admission (`plait.gateway.admission`) is synchronous and decides; the gate adds the event loop. `enter`
+raises if the call is refused. A call that must wait is resumed once: when it may be sent, or with an error when
+admission fails it or `hold_s` is over. If its client disconnects first, `gone` ends the wait. If several gateways share
+tenants' rates, the gate asks their store before admission, except for a retry that keeps its place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Resume = Callable[[BaseException | None], None]
 
 
 class Entry(msgspec.Struct, eq=False):
-    """A call's entry in admission. Only the gate changes it."""
+    """The gate's record of a call, around admission's (`waiting`). Only the gate changes it."""
 
     waiting: Waiting
 
@@ -46,8 +46,8 @@ class Entry(msgspec.Struct, eq=False):
 class Gate:
     """Places calls, and lets them through when their engines have room.
 
-    A stream's client gets keep-alive comments while its call waits. Any other client waits for `hold_s` seconds at
-    most, and then gets an error that asks it to come back.
+    A stream's client gets keep-alive comments while its call waits. Any other client waits in admission for
+    `hold_s` seconds at most, and then gets an error that asks it to come back.
     """
 
     def __init__(self, admission: Admission, hold_s: float) -> None:
@@ -57,12 +57,12 @@ class Gate:
         self._hold_s = hold_s
 
     def enter(self, asked: Asked, prefer: str | None, resume: Resume, *, may_leave: bool) -> Entry:
-        """Ask admission to place the call. Raises `PlaitError` if it is refused.
+        """Ask admission to place the call. Raises `PlaitError` if the call is refused at once.
 
-        If `waiting.is_sent`, the call may be sent now. Otherwise `resume` is called later, once. With `may_leave`, the
-        call fails after `hold_s` and the client may come back. `prefer` is the engine with the context that the call
-        continues. The caller must call `left` when a sent call has ended, and `gone` if the client disconnects before
-        the call is sent.
+        If `waiting.is_sent`, the call may be sent now. Otherwise `resume` is called later, once. With `may_leave`, a
+        call that still waits after `hold_s` fails, and the client may come back. `prefer` is the engine with the
+        context that the call continues. The caller must call `left` when a sent call has ended, and `gone` if the
+        client disconnects before the call is sent.
         """
         call = asked.call
         limit = call.output_limit
@@ -101,7 +101,7 @@ class Gate:
             entry.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, entry)
 
     async def _lease(self, leases: RateLeases, entry: Entry, *, may_leave: bool) -> None:
-        """Ask the gateways' store for the tenant's rate, then admission."""
+        """Take the call out of the tenant's rate in the gateways' store, then ask admission to place it."""
         waiting = entry.waiting
         on_wait = partial(waiting.wait_for, "store")
         waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens, on_wait)
@@ -113,7 +113,7 @@ class Gate:
             raise
 
     def spend(self, tenant: str) -> None:
-        """Count a request that was refused before it became a call against the tenant's rate of calls."""
+        """The tenant's rate of calls also counts a request that was refused before it became a call."""
         self.admission.spend(tenant, loop_time_s())
         if self.leases is not None:
             self.leases.spend(tenant)

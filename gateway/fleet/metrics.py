@@ -116,7 +116,7 @@ class FleetCollector(Collector):
         self._router = router
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge for each figure, with one sample for each engine."""
+        """The figures of each engine and its tiers, and the size of the prefix tree. Unknown figures have no sample."""
         engines = self._router.engines
         for name, (text, read) in ENGINE_GAUGES.items():
             gauge = GaugeMetricFamily(f"plait_engine_{name}", text, labels=["engine"])
@@ -177,7 +177,7 @@ LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 
 
 class HealthMetrics:
-    """Counts the changes of the engines' health, and observes the event loop's lag, which delays such changes."""
+    """Counts the changes of the engines' health, and has the event loop's lag: a late loop notices changes late."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._changes = Counter(

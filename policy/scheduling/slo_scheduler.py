@@ -1,11 +1,15 @@
-"""The `slo` local scheduler: iteration SLOs, dynamic chunking, multi-resource batching and hit-ratio groups.
+"""The `slo` local scheduler, after AccelGen and the priority groups of Preble's local scheduler.
+
+Objectives bound an iteration's time, and with it the sizes of prompts' chunks. A batch is filled by two resources: the
+tokens of the iteration and the KV blocks that are free. Calls without objectives start in groups by hit ratio.
 
 In: before each iteration, the engine's waiting and running calls (`plan`); after it, its duration and work (`observe`).
 Out: a `Plan`. Between plans the scheduler remembers measured iterations, whether the last plan left out decodes, and
 facts about calls that started, were preempted or ended. An engine may drop a plan and ask again for the same moment. So
 `_remember` notes what a plan intends, and the next plan's `_follow` notes which calls the engine started.
 
-While no call has an SLO and no call with TTFT slack has started recently, the scheduler plans as `hit_ratio` does.
+While no call has an SLO, and no call started recently whose TTFT objective exceeded its prefill time, the scheduler
+plans as `hit_ratio` does.
 Experiments may replace phases of a plan (`Phases`).
 """
 
@@ -53,7 +57,7 @@ from plait.policy.types import Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """The functions that make up a plan. Each shipped function documents its phase."""
+    """The phases of a plan that experiments may replace. Each shipped function documents its phase."""
 
     objectives: Callable[[Slo | None], Objectives] = Objectives
     budget: Callable[[int, IterationModel], Budget] = model_budget
@@ -64,11 +68,11 @@ class Phases:
     long_slots: Callable[[Moment], int] = long_slots
     sort_waiting: Callable[[Moment, Batch, int], Sorted] = sort_waiting
     order: Callable[[Moment, Sequence[Candidate]], Sequence[Candidate]] = order_by_slack
-    """Orders urgent calls and prompts begun before they are added."""
+    """Sorts the urgent calls and the half-computed prompts. `add_urgent` takes them in this order."""
     make_room: MakeRoom = make_room
-    """Preempts for an urgent call or a prompt begun."""
+    """Preempts for an urgent call or a half-computed prompt."""
     select: Select = select_by_distance
-    """Adds calls that are not urgent."""
+    """Adds calls that can meet their SLO and are not urgent; at the end, whatever still fits."""
     release_long: Callable[[Moment, Batch, Sorted], Sequence[Candidate]] = release_long
     """Starts a long prompt that `sort_waiting` held back, in compute that would be idle."""
 
@@ -132,7 +136,7 @@ class SloScheduler:
         lead_in_flight(moment, batch)
         # 3. Calls that can still meet their SLO come next.
         found = Sorted() if batch.preempted else phases.sort_waiting(moment, batch, phases.long_slots(moment))
-        # Found before `with_heirs`, which may lower a prompt's `remaining_s`.
+        # Made before `with_heirs`, which may lower a prompt's `remaining_s`, and so change its `loses_nothing`.
         lose_nothing = {one.call for one in moment.prefills if one.loses_nothing}
         moment = with_heirs(moment, found.startable())
         begun = [one for one in moment.prefills if one.call not in batch.preempted]
@@ -149,7 +153,7 @@ class SloScheduler:
         turns = self._hit_ratio.turns(found.best_effort, moment.facts)
         left = add_best_effort(moment, batch, others, found.missed, turns)
         budget_tokens = batch.budget.tokens + batch.left_tokens if batch.budget.limit_s < inf else None
-        # 5. Other calls get the reserve that step 4 left.
+        # 5. The calls of step 3 get what step 4 left of the reserve.
         batch.budget.limit_s = limit_s
         if reserve and batch.left_tokens:
             return_reserve(moment, batch, [*on_time, *found.startable()], phases.select)

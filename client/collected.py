@@ -1,9 +1,10 @@
 """A session's entries (values, calls, native steps) from their collection until the gateway has them. No I/O.
 
-`set_value`, `call` and `expect` collect. `batches` hands out entries in parts that fit into a request, each after those
-whose outputs it takes. A batch ends in one of three ways: accepted (its entries are settled), refused (the entry at
-fault and all that need it are lost), or neither (its entries are sent again with the next batch). Requests may overtake
-each other, so a batch repeats the entries that it needs and that are under way; a gateway takes each entry once.
+`set_value`, `call` and `expect` collect. `batches` hands out entries in parts that fit into a request. An entry comes
+after the entries whose outputs it takes. A batch ends in one of three ways: accepted (its entries are settled), refused
+(the entry at fault and all that need it are lost), or neither (its entries are sent again with the next batch).
+Requests may overtake each other, so a batch repeats the entries that it needs and that are under way; a gateway takes
+each entry once.
 """
 
 from __future__ import annotations
@@ -193,9 +194,9 @@ class Collected:
                 self._external.add(name)
 
     def batches(self, gets: Iterable[str] = ()) -> list[Batch]:
-        """The batches to send, one after the other, the last one with `gets`. There is at least one.
+        """The batches to send, one after the other, the last one with `gets`. The list has at least one batch.
 
-        They have all new entries, and those under way that `gets` or the new entries need.
+        The batches have all new entries, and the entries under way that `gets` or the new entries need.
         """
         with self._lock:
             named = list(gets)

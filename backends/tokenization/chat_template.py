@@ -40,7 +40,7 @@ OF_TRANSFORMERS: Final = frozenset(
         "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
     }
 )  # fmt: skip
-"""Names that are parameters of transformers. A client's option of such a name may not reach the template."""
+"""Names of transformers' parameters. Transformers can keep a client's option of such a name from the template."""
 
 # Errors that a template can raise for messages that it does not expect. vLLM answers all of them with a 400.
 TEMPLATE_ERRORS: Final = (
@@ -212,7 +212,7 @@ def read_template(path: Path) -> str:
 
 
 def template_options(template: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's options (`chat_template_kwargs`) that the template reads. vLLM ignores the others too.
+    """The call's options (`chat_template_kwargs`) that the template reads. vLLM too ignores all other options.
 
     Raises CallerError for `chat_template` and `tokenize`, which vLLM refuses.
     """

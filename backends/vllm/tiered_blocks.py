@@ -18,8 +18,9 @@ from plait.backends.vllm.tree_blocks import TreeBlocks
 class TieredBlocks:
     """A `TreeBlocks` for two tiers. A chunk has `chunk_blocks` engine blocks.
 
-    A tree block is on the accelerator if all of its engine blocks are. It is in host memory, and in the journal `host`,
-    if each of the others is there: vLLM loads the engine blocks that the accelerator lacks.
+    A tree block is on the accelerator if all of its engine blocks are. Any other tree block is in host memory, and in
+    the journal `host`, if host memory has each of its engine blocks that the accelerator lacks: vLLM loads these engine
+    blocks.
     """
 
     def __init__(self, journal: CacheJournal, chunk_blocks: int) -> None:
@@ -135,7 +136,10 @@ class TieredBlocks:
 
 
 class _OnDevice:
-    """Journals the tree blocks that are whole on the accelerator. `either` has those of `_InEither`, with parents."""
+    """Journals the tree blocks that are whole on the accelerator.
+
+    `either` has the parent of each tree block that is whole in the two tiers together.
+    """
 
     def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
         self._device, self._host, self._either = device, host, either

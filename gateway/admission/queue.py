@@ -21,12 +21,12 @@ from plait.policy.admission.fair_shares import FairShares
 
 DECODE_SHARE = 1 / 16
 """A call's work counts only this part of its decode, because engines decode many calls at once. `DrainRate` corrects
-the rest.
+the error of this estimate.
 """
 
 COLD = 4.0
-"""Until a call has left a queue, its bound is this many times larger. Bursts of short prompts with long answers drain
-in a third of the prediction, because engines decode more of them at once.
+"""The bound of a backlog is this many times larger until its drain rate is measured. Bursts of short prompts with long
+answers drain in a third of the prediction, because engines decode more of them at once.
 """
 
 
@@ -66,7 +66,7 @@ class Queue:
         return self.backlogs[model].waiting(tenant) if model in self.backlogs else 0
 
     def most_waiting(self, tenant: str) -> int:
-        """How many calls of a tenant wait for a model, at most over the models."""
+        """How many calls of a tenant wait for the model for which most of them wait."""
         return max((backlog.waiting(tenant) for backlog in self.backlogs.values()), default=0)
 
     def wants(self, tenant: str) -> int:
@@ -145,7 +145,7 @@ class Queue:
             raise LimitError(text, code="too_many_waiting", retry_after_s=max(1.0, wait_s), reached=reached)
 
     def check(self, calls: Sequence[Waiting]) -> None:
-        """Assert the invariants, with all calls that have entered and not left; for tests."""
+        """Assert the invariants; for tests. `calls` has all calls that wait or run, and may have failed calls."""
         waiting = [call for call in calls if not call.is_sent and call.error is None]
         assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
         for backlog in self.backlogs.values():
@@ -167,7 +167,7 @@ class Queue:
         self.place_held(call.tenant, now_s)
 
     def place_held(self, tenant: str, now_s: float) -> None:
-        """Place held calls of a tenant, as many as may run now."""
+        """Place a tenant's calls in `held`, as many as may run now."""
         use, held = self._uses[tenant], self.held.get(tenant)
         while held and use.running < self._limits(tenant).max_running:
             call = next(iter(held))

@@ -114,7 +114,7 @@ def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
     try:
         check_unicode(answer)
         body = _LONG_DECODER.decode(answer)
-    except msgspec.DecodeError:  # another JSON object, or NaN and the like, which JSON lacks
+    except msgspec.DecodeError:  # an object of another form, or NaN and the like, which JSON lacks
         return decode(answer)
     except (UnicodeDecodeError, RecursionError):
         return None
@@ -147,7 +147,7 @@ def ending_problem(engine_id: str, ended: Collection[str], choices: int) -> Engi
 
 
 def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bool]:
-    """The usage, clamped to its bounds (None if it has no numbers), and whether it was changed."""
+    """The usage, clamped to its bounds (None if a count is no number), and whether the usage was changed."""
     if not isinstance(usage, dict):
         return None, usage is not None
     details = usage.get("prompt_tokens_details")
@@ -216,7 +216,8 @@ Comments stay.
 class EventStream(ABC):
     """Reads one stream, in any form of events. `may_be_empty`: a stream without events is a whole answer.
 
-    `usage` is the last usage that the engine reported, clamped to `bounds` (`usage_corrected`: it was out of bounds).
+    `usage` is the last usage that the engine reported, clamped to `bounds`. `usage_corrected`: one of the reported
+    usages was changed.
     `error` is an error that the engine sent as an event. `finish` is the finish reason of the first choice that ended.
     """
 
@@ -262,7 +263,7 @@ class EventStream(ABC):
 
     @abstractmethod
     def _says_more(self, events: bytes) -> bool:
-        """Whether the events may have more than text. Most have not, and are forwarded without being decoded."""
+        """Whether the events may have more than text. Most events have only text and are forwarded undecoded."""
 
     @abstractmethod
     def _pass(self, event: bytes) -> bytes:

@@ -14,7 +14,7 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import NO_SLO
 
 LEAST_WAIT_S = 0.01
-"""The answer has `plait-waited-s` if at least this time passed from the call's arrival until it was sent."""
+"""The answer has `plait-waited-s` if the engine was sent the call at least this long after the call's arrival."""
 
 _USUAL: Final = frozenset((b"keep-alive", b"close"))
 """Values of `Connection` that list no headers."""
@@ -50,7 +50,7 @@ def answer_headers(
 def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
     """`plait-slo`: whether TTFT and JCT are missed, at risk or expected, at a stream's first token or an answer's end.
 
-    None if neither TTFT nor JCT is missed, and the placement predicted neither.
+    None if neither TTFT nor JCT is missed, and the placement has no prediction of them.
     """
     slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
     age_s = (loop_time_s() if first_s is None else first_s) - arrived_s

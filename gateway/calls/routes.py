@@ -44,7 +44,7 @@ class CallRoute:
     translation: Translation | None = None
 
     computes: bool = True
-    """Whether the model runs. If not, the call counts as no work in placement."""
+    """Whether the model runs. A call for which no model runs counts as no work in placement."""
 
     has_files: bool = False
     """Whether the body is multipart/form-data."""

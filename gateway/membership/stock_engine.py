@@ -36,7 +36,7 @@ SLOTS_INTERVAL_S: Final = 1.0
 """The period of reading slots, which is longer because the answer lists the parameters of each call."""
 
 SIZES_INTERVAL_S: Final = 5.0
-"""The period of reading sizes. Ollama has none until a call has loaded the model."""
+"""The period of reading sizes. Ollama reports no sizes until a call has loaded the model."""
 
 WITHOUT_S: Final = 60.0
 """The pause if the engine's kind is unknown, or it has no counters."""
@@ -72,7 +72,7 @@ class StockEngine:
         self._timeout_s = timeout_s
         self._dialect: Dialect | None = None
         self._sizes_due_s = self._counts_due_s = 0.0
-        self._lists_slots = False  # it has counted so, and not in its metrics
+        self._lists_slots = False  # the engine's counts come from its slots, not its metrics
 
     async def look(self) -> float:
         """Read what is due. Returns the seconds until the next look."""
@@ -118,7 +118,7 @@ class StockEngine:
     async def _recognise(self, engine: FleetEngine) -> Dialect | None:
         """The kind, by the owner of the listed models, the routes, the sizes or the metrics; None if unknown.
 
-        A route that does not answer is no evidence against its kind.
+        A kind stays possible if one of its routes does not answer.
         """
         listed = await self._get("/v1/models")
         owners, routes = set() if listed is None else read_owners(listed), engine.offer.routes or ()

@@ -28,7 +28,8 @@ correction applied, mean E2E on hot prefixes was up to a quarter longer.
 class Ratio:
     """Observed over predicted seconds, with exponential decay.
 
-    The ratio is one of two sums, not a mean of ratios: long times count more than short ones, which are noisier.
+    The ratio is the sum of the observed seconds over the sum of the predicted seconds, not a mean of ratios: long times
+    count more than short ones, which are noisier.
     """
 
     __slots__ = ("_at_s", "_observed_s", "_predicted_s")
@@ -45,12 +46,12 @@ class Ratio:
         self._at_s = now_s
 
     def at(self, now_s: float, prior: float) -> float:
-        """The ratio, with `prior` as `PRIOR_S` seconds of observations. Without new ones, it decays to `prior`."""
+        """The ratio, with `prior` as `PRIOR_S` seconds of observations. Without new observations, it nears `prior`."""
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._predicted_s else 0.0
         return (PRIOR_S * prior + self._observed_s * kept) / (PRIOR_S + self._predicted_s * kept)
 
     def known(self, now_s: float) -> float | None:
-        """The ratio without a prior; None if the remembered observations sum to less than `PRIOR_S`."""
+        """The ratio without a prior; None if the predicted seconds, after decay, sum to less than `PRIOR_S`."""
         if self._predicted_s * exp((self._at_s - now_s) / MEMORY_S) < PRIOR_S:
             return None
         return self._observed_s / self._predicted_s
@@ -86,7 +87,7 @@ class EnginePace(Ratio):
         self._fleet.ratios.append(self)
 
     def slowness(self, now_s: float) -> float:
-        """How many times slower the engine is than the median: 1 within `TRUSTED`, at most `MOST` or its inverse."""
+        """How many times slower the engine is than the median: 1 within `TRUSTED`, else from 1 / `MOST` to `MOST`."""
         usual, fastest = self._fleet.known(now_s)
         if usual == 0.0:
             return 1.0

@@ -33,7 +33,7 @@ from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import MAY_PASS, Line
 from plait.policy.costs.delay import CallToPlace, change_gain_s
 from plait.policy.costs.prefill_queue import Precedence
-from plait.policy.costs.situation import NOTHING_PASSED, Passed
+from plait.policy.costs.situation import NONE_OVERTAKEN, Overtaken
 from plait.policy.types import Placement
 
 LEAST_PAUSE_S = 0.005
@@ -98,9 +98,15 @@ class Lines:
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
         self.room.conversations.came(call.tenant, call.conversation, now_s)
-        passed = _passed(router, self._lines, call) if router.waiting else NOTHING_PASSED
+        overtaken = _overtaken(router, self._lines, call) if router.waiting else NONE_OVERTAKEN
         placement = router.select(
-            asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route, passed=passed, compares=call.compares
+            asked,
+            now_s,
+            prefer=call.prefer,
+            avoid=call.avoid,
+            route=call.route,
+            overtaken=overtaken,
+            compares=call.compares,
         )
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         view = router.engines[engine_id].view
@@ -341,12 +347,12 @@ class Lines:
         self._alarms.by(engine_id, self.room.due_s(view, tenant, now_s, due_s=due_s), now_s)
 
 
-def _passed(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Passed:
+def _overtaken(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Overtaken:
     """The waiting calls that the call would overtake by fair shares if it joined now."""
-    shares = {engine_id: share for engine_id, line in lines.items() if (share := line.passed_share(call.tenant))}
+    shares = {engine_id: share for engine_id, line in lines.items() if (share := line.overtaken_share(call.tenant))}
     engines = len(router.models.able(call.call.model))
     calls = sum(share * len(lines[engine_id]) for engine_id, share in shares.items())
-    return Passed(shares, calls / engines) if shares and engines else NOTHING_PASSED
+    return Overtaken(shares, calls / engines) if shares and engines else NONE_OVERTAKEN
 
 
 def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:

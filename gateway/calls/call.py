@@ -27,7 +27,7 @@ Outcome = Literal["ok", "refused", "failed", "no_engine", "client_gone", "defect
 """How a call or an attempt ended. `refused`: by the engine or by the gateway. `defect`: a bug of the gateway."""
 
 
-class HeldBytes(Protocol):
+class BufferedBytes(Protocol):
     """A limit on the bytes that are buffered for calls."""
 
     def hold(self, size_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     text: TextTap | None = None
     """Reads the completion's text on its way to the client. The variable named by `output` gets the text."""
 
-    answer_bytes: HeldBytes | None = None
+    answer_bytes: BufferedBytes | None = None
     """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
 
     continues_on: str | None = None

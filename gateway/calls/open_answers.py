@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from plait.backends.errors import AnswerTooLargeError
-from plait.gateway.calls.call import HeldBytes
+from plait.gateway.calls.call import BufferedBytes
 
 
 class OpenAnswers:
@@ -14,23 +14,23 @@ class OpenAnswers:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.held_bytes = 0
+        self.buffered_bytes = 0
 
     def __repr__(self) -> str:
-        return f"OpenAnswers({self.held_bytes} of {self._max_bytes} bytes)"
+        return f"OpenAnswers({self.buffered_bytes} of {self._max_bytes} bytes)"
 
     def hold(self, size_bytes: int) -> None:
         """Add to the count. Raises `AnswerTooLargeError` beyond the limit, and then adds nothing."""
-        if self.held_bytes + size_bytes > self._max_bytes:
+        if self.buffered_bytes + size_bytes > self._max_bytes:
             raise AnswerTooLargeError(
                 f"The answers that this gateway holds would have more than {self._max_bytes} bytes together. Ask for a "
                 "stream or for less, or send the call again later.",
                 retry_after_s=1.0,
             )
-        self.held_bytes += size_bytes
+        self.buffered_bytes += size_bytes
 
     def free(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+        self.buffered_bytes -= size_bytes
 
 
 class OpenAnswer:
@@ -38,7 +38,7 @@ class OpenAnswer:
 
     __slots__ = ("_places",)
 
-    def __init__(self, *places: HeldBytes) -> None:
+    def __init__(self, *places: BufferedBytes) -> None:
         self._places = dict.fromkeys(places, 0)
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class OpenAnswer:
         for place in reversed(self._places):
             self.end_in(place)
 
-    def end_in(self, place: HeldBytes) -> None:
+    def end_in(self, place: BufferedBytes) -> None:
         """Take this answer's bytes off the count of one place."""
         size_bytes, self._places[place] = self._places[place], 0
         if size_bytes:

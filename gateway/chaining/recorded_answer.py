@@ -96,14 +96,14 @@ class AnswerWindow:
     """A buffer of messages from one writer to `followers`. Synchronous.
 
     With `keeps`, the buffer has all messages, as long as `ledger` allows it. Otherwise it has only the messages that
-    some follower has not been sent. `held_bytes` is the size of the messages in the buffer.
+    some follower has not been sent. `buffered_bytes` is the size of the messages in the buffer.
     """
 
-    __slots__ = ("_first", "_ledger", "_messages", "_written_bytes", "followers", "held_bytes", "keeps")
+    __slots__ = ("_first", "_ledger", "_messages", "_written_bytes", "buffered_bytes", "followers", "keeps")
 
     def __init__(self, ledger: Ledger, *, keeps: bool) -> None:
         self.keeps = keeps
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self.followers: dict[Follower, None] = {}
         self._ledger = ledger
         self._messages: deque[Message] = deque()
@@ -130,7 +130,7 @@ class AnswerWindow:
             self._ledger.hold(size_bytes)
         self._written_bytes += size_bytes
         if self.keeps or self.followers:
-            self.held_bytes += size_bytes
+            self.buffered_bytes += size_bytes
             self._messages.append(message)
         else:
             self._first += 1
@@ -153,7 +153,7 @@ class AnswerWindow:
     def clear(self) -> None:
         """Remove all messages. No follower may have been sent any."""
         self._messages.clear()
-        self._free(self.held_bytes)
+        self._free(self.buffered_bytes)
         self._first = self._written_bytes = 0
 
     def _trim(self) -> None:
@@ -166,7 +166,7 @@ class AnswerWindow:
             self._first += 1
 
     def _free(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+        self.buffered_bytes -= size_bytes
         self._ledger.free(size_bytes)
 
 
@@ -238,8 +238,8 @@ class RecordedAnswer(MessageSink):
         return self._window.keeps
 
     @property
-    def held_bytes(self) -> int:
-        return self._window.held_bytes
+    def buffered_bytes(self) -> int:
+        return self._window.buffered_bytes
 
     @property
     def lag_bytes(self) -> int:
@@ -346,33 +346,33 @@ class HeldEnd(PassingSink):
         super().__init__(answer)
         self._record = record
         self._is_whole = is_whole
-        self._held: list[Message] = []
+        self._buffered: list[Message] = []
 
     @property
     def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self._held)
+        return b"".join(message.get("body", b"") for message in self._buffered)
 
     def put(self, message: Message) -> None:
-        if self._held or self._is_whole or _is_end(message):
-            self._held.append(message)
+        if self._buffered or self._is_whole or _is_end(message):
+            self._buffered.append(message)
         elif message["type"] != "http.response.start":
             self._to.put(message)
         elif message["status"] != 200 or not is_event_stream(message["headers"]):
-            self._held.append(message)  # an engine's refusal
+            self._buffered.append(message)  # an engine's refusal
         elif self._record.is_durable:
             self._to.put(message)
         else:
             self._to.put({**message, "headers": unstored_headers(message["headers"])})
 
     def clear(self) -> None:
-        self._held.clear()
+        self._buffered.clear()
 
     async def release(self) -> None:
         """Wait for the commit, then forward the end, marked if it could not be stored.
 
         Raises `PlaitError` if no client may be answered, because another gateway owns the session.
         """
-        held, self._held = self._held, []
+        held, self._buffered = self._buffered, []
         for message in await self._record.once_stored(held, unstored_messages, is_begun=True):
             self._to.put(message)
 

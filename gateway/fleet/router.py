@@ -32,7 +32,7 @@ from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.costs.pace import EnginePace, FleetPace
-from plait.policy.costs.situation import NOTHING_PASSED, Demand, Passed
+from plait.policy.costs.situation import NONE_OVERTAKEN, Demand, Overtaken
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.policies import POLICIES, Policy, continued
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
@@ -107,13 +107,13 @@ class Router:
         avoid: Collection[str] = (),
         unable: Collection[str] = (),
         route: str | None = None,
-        passed: Passed = NOTHING_PASSED,
+        overtaken: Overtaken = NONE_OVERTAKEN,
         compares: int = 0,
     ) -> Placement:
         """Choose an engine that has `route` and a long enough context. Raises `NotFoundError` or `NoEngineError`.
 
         `prefer` is the engine of the call that this one continues, and is chosen if it is eligible. An engine in
-        `avoid` is chosen only if there is no other, one in `unable` never. `passed` and `compares` are as in
+        `avoid` is chosen only if there is no other, one in `unable` never. `overtaken` and `compares` are as in
         `Situation`.
         """
         assert call.block_tokens == self.block_tokens
@@ -129,7 +129,7 @@ class Router:
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
         path = self.tree.match(call.block_hashes)
-        whole = situation = self.demand.situation(call, path, engines, now_s, passed, compares=compares)
+        whole = situation = self.demand.situation(call, path, engines, now_s, overtaken, compares=compares)
         if self.hand_over.leaving:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)

@@ -228,7 +228,7 @@ class Line(Generic[T]):
         """Whether a tenant is further behind than all waiting ones. The line must not be empty."""
         return self._shares.served(tenant) < self._shares.served(self.next_tenant())
 
-    def passed_share(self, tenant: str) -> float:
+    def overtaken_share(self, tenant: str) -> float:
         """The part of the line's work that a call of the tenant would overtake if it joined now.
 
         While its own tenant's waiting work is served, the others get as much as their weights allow; the rest is

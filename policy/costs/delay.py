@@ -13,7 +13,7 @@ from math import ceil, inf
 from typing import Final
 
 from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
-from plait.policy.costs.situation import NOTHING_PASSED, Passed, Situation, cached_prefix, loads_of, placed
+from plait.policy.costs.situation import NONE_OVERTAKEN, Overtaken, Situation, cached_prefix, loads_of, placed
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
@@ -155,11 +155,11 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
     """Compute the delay of the call on `engine`."""
     if engine.tiers.views:
         cached_blocks, ready_s = loads_of(asked.call, situation, engine)
-        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
+        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.overtaken)
         cost.load_s = max(0.0, ready_s - cost.queue_s)
     else:
         cached_blocks = cached_prefix(asked.call, situation, engine)
-        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.passed)
+        cost = delay_cost(asked, engine, cached_blocks, situation.now_s, situation.overtaken)
     # Only blocks that leave the last tier are lost; its `free_tokens` include the faster tiers.
     free_tokens = engine.tiers.views[-1].free_tokens if engine.tiers.views else engine.free_tokens
     if free_tokens is not None:
@@ -184,34 +184,34 @@ def _evicted_s(call: Call, situation: Situation, engine: EngineView, cached_bloc
 
 
 def delay_cost(
-    asked: CallToPlace, engine: EngineView, cached_blocks: int, now_s: float, passed: Passed = NOTHING_PASSED
+    asked: CallToPlace, engine: EngineView, cached_blocks: int, now_s: float, overtaken: Overtaken = NONE_OVERTAKEN
 ) -> DelayCost:
     """The delay of placing the call on `engine`, which has `cached_blocks` of its prompt.
 
-    The calls in `passed` wait behind this one in the gateway. So they are not in its queue, but it delays them.
+    The calls in `overtaken` wait behind this one in the gateway. So they are not in its queue, but it delays them.
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
     if engine.queue.unsent or engine.queue.sent:
-        share, is_urgent = passed.shares.get(engine.engine_id, 0.0), asked.call.due_s < inf
-        queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, passed_share=share)
-    if passed.calls:
-        calls = calls_beside(engine, passed)
+        share, is_urgent = overtaken.shares.get(engine.engine_id, 0.0), asked.call.due_s < inf
+        queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, overtaken_share=share)
+    if overtaken.calls:
+        calls = calls_beside(engine, overtaken)
         context_tokens *= calls / max(1, engine.calls)
     return delay_beside(asked, engine, cached_blocks, calls, context_tokens, queue_s=queue_s)
 
 
-def calls_beside(engine: EngineView, passed: Passed) -> int:
-    """The engine's calls, where the `passed` ones count as an average over engines instead of those waiting here."""
-    return engine.calls + round(passed.calls - passed.shares.get(engine.engine_id, 0.0) * engine.queue.unsent)
+def calls_beside(engine: EngineView, overtaken: Overtaken) -> int:
+    """The engine's calls, where the `overtaken` ones count as an average over engines instead of those waiting here."""
+    return engine.calls + round(overtaken.calls - overtaken.shares.get(engine.engine_id, 0.0) * engine.queue.unsent)
 
 
-def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, passed: Passed) -> DelayCost:
+def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, overtaken: Overtaken) -> DelayCost:
     """The delay on the offer's engine if `cached_blocks` of the prompt were cached there, without evictions.
 
     Queue and decode are those of the offer.
     """
     engine, cost = offer.engine, offer.cost
-    calls = calls_beside(engine, passed) if passed.calls else engine.calls
+    calls = calls_beside(engine, overtaken) if overtaken.calls else engine.calls
     prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, cost.queue_s)
     return DelayCost(cost.queue_s, prefill_s, cost.decode_s, stall_s, cost.slow_s, later_s)
 

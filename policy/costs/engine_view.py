@@ -286,10 +286,10 @@ class EngineView:
         )
         return self.floor
 
-    def queue_s(self, now_s: float, *, is_urgent: bool = False, passed_share: float = 0.0) -> float:
+    def queue_s(self, now_s: float, *, is_urgent: bool = False, overtaken_share: float = 0.0) -> float:
         """Seconds until the queued prompts are computed, by the cost model, for a call to be placed.
 
-        An urgent call waits only for prompts on time if the engine serves those first. `passed_share` is the part of
+        An urgent call waits only for prompts on time if the engine serves those first. `overtaken_share` is the part of
         the prompts in the gateway's line that the call overtakes.
         """
         queue = self.queue
@@ -300,7 +300,7 @@ class EngineView:
         if is_urgent and self.urgent_first:
             queue.find_late(now_s)
             return self.drain_s(queue.on_time_tokens)
-        unsent_share = 1.0 - passed_share
+        unsent_share = 1.0 - overtaken_share
         tokens = queue.sent_tokens + round(unsent_share * (queue.tokens - queue.sent_tokens))
         attention_s = queue.sent_attention_s + unsent_share * (queue.attention_s - queue.sent_attention_s)
         return self.drain_s(tokens) + attention_s - queue.progress_s(now_s)

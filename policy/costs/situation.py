@@ -108,7 +108,7 @@ class Arrivals:
 NO_TRAFFIC = Traffic(1.0, 0.0)
 
 
-class Passed(NamedTuple):
+class Overtaken(NamedTuple):
     """The calls in the gateway's lines that a new call overtakes by the fair order of tenants."""
 
     shares: Mapping[str, float]
@@ -117,7 +117,7 @@ class Passed(NamedTuple):
     """The mean number of overtaken calls for each engine. The new call delays them wherever it goes."""
 
 
-NOTHING_PASSED: Final = Passed({}, 0.0)
+NONE_OVERTAKEN: Final = Overtaken({}, 0.0)
 
 
 class Situation(NamedTuple):
@@ -134,7 +134,7 @@ class Situation(NamedTuple):
     """The answers' length of calls of this model, with or without a task group as this call is."""
     siblings: int = 0
     """The other calls of its task group that still have to be placed."""
-    passed: Passed = NOTHING_PASSED
+    overtaken: Overtaken = NONE_OVERTAKEN
     coming: Callable[[], Coming] = nothing_comes
     """Returns the expected arrivals of the call's model at each engine."""
     compares: int = 0
@@ -201,7 +201,7 @@ class Demand:
         path: Sequence[Segment],
         engines: Sequence[EngineView],
         now_s: float,
-        passed: Passed = NOTHING_PASSED,
+        overtaken: Overtaken = NONE_OVERTAKEN,
         *,
         compares: int = 0,
     ) -> Situation:
@@ -216,7 +216,7 @@ class Demand:
             now_s,
             self._traffic.get((call.model, call.group is not None), self._nothing),
             0 if call.group is None else self.siblings(call.group),
-            passed,
+            overtaken,
             nothing_comes if arrivals is None else partial(arrivals.coming, engines, now_s),
             compares,
         )

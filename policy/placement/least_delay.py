@@ -36,7 +36,7 @@ from plait.policy.costs.delay import (
     offer,
 )
 from plait.policy.costs.engine_view import EngineView
-from plait.policy.costs.situation import Passed, Situation, loads_of, placed
+from plait.policy.costs.situation import Overtaken, Situation, loads_of, placed
 from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.types import Call, Compared, Placement, Rule
 
@@ -116,8 +116,8 @@ def with_copies(
     if found is None:
         return offers
     copy = Copy.of(situation, found, min((offers[place] for place in sorted(found.holders)), key=_rank))
-    passed = situation.passed
-    return [one if place in found.holders else copy.on(asked, passed, one) for place, one in enumerate(offers)]
+    overtaken = situation.overtaken
+    return [one if place in found.holders else copy.on(asked, overtaken, one) for place, one in enumerate(offers)]
 
 
 def best_of_many(asked: CallToPlace, situation: Situation, engines: Sequence[EngineView]) -> Search:
@@ -199,7 +199,7 @@ class Search:
     def _offer(self, place: int) -> Offer:
         found = offer(self._asked, self._situation, self._engines[place])
         if self.copy is not None:
-            found = self.copy.on(self._asked, self._situation.passed, found)
+            found = self.copy.on(self._asked, self._situation.overtaken, found)
         self.offers.append(found)
         return found
 
@@ -281,9 +281,9 @@ class Copy(NamedTuple):
             for cost_s, copy_s in zip(costs_s, with_copy_s, strict=True)
         ]
 
-    def on(self, asked: CallToPlace, passed: Passed, offer: Offer) -> Offer:
+    def on(self, asked: CallToPlace, overtaken: Overtaken, offer: Offer) -> Offer:
         """Take what the copy repays off the offer of an engine without these blocks."""
-        with_copy_s = cost_with_copy(asked, offer, self.blocks, passed).total_s
+        with_copy_s = cost_with_copy(asked, offer, self.blocks, overtaken).total_s
         repaid_s = self.uses * max(0.0, self.holder_s - with_copy_s)
         if repaid_s:
             offer.cost.repaid_s = repaid_s
@@ -323,7 +323,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
 
     The loop runs for each call over each engine of a large fleet, so its body makes no function call.
     """
-    call, output_tokens, now_s, passed = asked.call, asked.output_tokens, situation.now_s, situation.passed
+    call, output_tokens, now_s, overtaken = asked.call, asked.output_tokens, situation.now_s, situation.overtaken
     models = _models(engines)
     most_blocks, prefills = _prefills(asked, situation, models)
     copy_own_s, copy_half_s, copy_added_s, copy_later = _least_prefill(asked, models, copy_blocks)
@@ -338,8 +338,8 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         queue_s = until_s - now_s
         if queue_s < least_s:  # a call of `max` would take a third of the loop
             queue_s = least_s
-        if passed.calls:
-            queue_s, calls = _passing(engine, passed, queue_s)
+        if overtaken.calls:
+            queue_s, calls = _overtaking(engine, overtaken, queue_s)
             iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
         if not waits:
             queue_s = 0.0
@@ -358,12 +358,12 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
     return Floors(costs_s, with_copy_s)
 
 
-def _passing(engine: EngineView, passed: Passed, queue_s: float) -> tuple[float, int]:
+def _overtaking(engine: EngineView, overtaken: Overtaken, queue_s: float) -> tuple[float, int]:
     """(queue seconds, calls) of an engine for a call that overtakes calls in the gateway's lines."""
-    if queue_s and passed.shares.get(engine.engine_id, 0.0):
+    if queue_s and overtaken.shares.get(engine.engine_id, 0.0):
         sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
         queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
-    return queue_s, calls_beside(engine, passed)
+    return queue_s, calls_beside(engine, overtaken)
 
 
 def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:

@@ -233,7 +233,7 @@ async def gateway(
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
     made.router.check()
-    assert made.open_answers.held_bytes == 0
+    assert made.open_answers.buffered_bytes == 0
     assert all(engine.view.outstanding == 0 for engine in made.router.engines.values())
 
 

@@ -101,7 +101,7 @@ def has_let_go(made: Gateway) -> None:
     assert made.gate.admission.use("").running == 0
     assert made.router.retries._retrying["m"] == 0
     assert made.router.engines["a"].view.outstanding == 0
-    assert made.open_answers.held_bytes == 0
+    assert made.open_answers.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("part", HOLDINGS)

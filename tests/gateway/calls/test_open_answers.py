@@ -36,16 +36,16 @@ class Place:
     """Has room for `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self.limit = limit
 
     def hold(self, size_bytes: int) -> None:
-        if self.held_bytes + size_bytes > self.limit:
+        if self.buffered_bytes + size_bytes > self.limit:
             raise LimitError("full")
-        self.held_bytes += size_bytes
+        self.buffered_bytes += size_bytes
 
     def free(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+        self.buffered_bytes -= size_bytes
 
 
 def test_the_bytes_of_all_answers_are_bounded() -> None:
@@ -59,7 +59,7 @@ def test_the_bytes_of_all_answers_are_bounded() -> None:
         assert repr(answers) == "OpenAnswers(100 of 100 bytes)"
         other.end()
         one.hold(40)
-    assert answers.held_bytes == 0
+    assert answers.buffered_bytes == 0
 
 
 def test_an_answer_that_has_no_room_in_one_place_leaves_all() -> None:
@@ -68,12 +68,12 @@ def test_an_answer_that_has_no_room_in_one_place_leaves_all() -> None:
         answer.hold(40)
         with pytest.raises(LimitError):
             answer.hold(20)
-    assert (answers.held_bytes, place.held_bytes) == (0, 0)
+    assert (answers.buffered_bytes, place.buffered_bytes) == (0, 0)
     with OpenAnswer(answers, place) as answer:
         answer.hold(40)
         answer.end_in(place)
-        assert (answers.held_bytes, place.held_bytes) == (40, 0)
-    assert answers.held_bytes == 0
+        assert (answers.buffered_bytes, place.buffered_bytes) == (40, 0)
+    assert answers.buffered_bytes == 0
 
 
 async def test_an_answer_counts_until_its_client_has_it() -> None:
@@ -83,16 +83,16 @@ async def test_an_answer_counts_until_its_client_has_it() -> None:
         slow, fast = Client(stuck_at=1), Client()
         reading = asyncio.create_task(made.deliver(slow))
         await until_stuck()
-        assert made.open_answers.held_bytes == 2_000
+        assert made.open_answers.buffered_bytes == 2_000
         with pytest.raises(AnswerTooLargeError):
             await made.deliver(fast)
-        assert (made.open_answers.held_bytes, fast.sent) == (2_000, [])
+        assert (made.open_answers.buffered_bytes, fast.sent) == (2_000, [])
         assert made.outcomes() == {("b", "refused"): 1}
         assert made.router.engines["b"].health.state == "up"
         assert len(engines[0].answers) == 1, "it is not tried again"
         slow.gone.set()
         await asyncio.gather(reading, return_exceptions=True)
-        assert made.open_answers.held_bytes == 0
+        assert made.open_answers.buffered_bytes == 0
         await made.deliver(fast)
         assert len(fast.body) == 2_000
 
@@ -107,7 +107,7 @@ async def test_what_has_come_counts_no_more_however_the_call_ends(end: bytes | E
         await until_stuck()
         client.gone.set()
         await asyncio.gather(task, return_exceptions=True)
-        assert made.open_answers.held_bytes == 0
+        assert made.open_answers.buffered_bytes == 0
 
 
 async def test_one_answer_that_is_larger_than_all_may_be() -> None:

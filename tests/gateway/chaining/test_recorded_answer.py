@@ -97,7 +97,7 @@ async def test_followers_early_and_late_get_the_same() -> None:
     await following
     await answer.follow(late.send, ECHO)
     assert early.sent == late.sent == [START, ONE, LAST]
-    assert (answer.ended, answer.kept, answer.held_bytes) == (True, True, SIZE)
+    assert (answer.ended, answer.kept, answer.buffered_bytes) == (True, True, SIZE)
 
 
 async def test_what_is_dropped_is_still_read_by_those_who_follow() -> None:
@@ -211,7 +211,7 @@ async def test_a_failure_that_is_taken_back_was_never_seen(keep_alive_s: float |
         await write(answer, message)
     await settle()
     assert answer.take_back()
-    assert (answer.ended, answer.held_bytes) == (False, 0)
+    assert (answer.ended, answer.buffered_bytes) == (False, 0)
     for message in (START, ONE, LAST):
         await write(answer, message)
     await following
@@ -300,11 +300,11 @@ async def test_the_writer_waits_for_the_slowest_follower(keeps: bool) -> None:
     await slower.leave()
     await settle()
     assert writing.done()
-    assert (answer.held_bytes == 0) == (not keeps)
+    assert (answer.buffered_bytes == 0) == (not keeps)
     await write(answer, LAST)
     await slow.take()
     assert slow.following.done()
-    assert budget.bytes == answer.held_bytes
+    assert budget.bytes == answer.buffered_bytes
 
 
 async def test_without_followers_only_what_is_kept_is_held() -> None:
@@ -314,10 +314,10 @@ async def test_without_followers_only_what_is_kept_is_held() -> None:
         await write(answer, message)
     assert (answer.kept, budget.bytes) == (True, 5_000 + 2 * MESSAGE_BYTES)
     await write(answer, piece(5_000))
-    assert (answer.kept, answer.held_bytes, budget.bytes) == (False, 0, 0)
+    assert (answer.kept, answer.buffered_bytes, budget.bytes) == (False, 0, 0)
     for _ in range(1_000):
         await write(answer, piece(5_000))
-    assert (answer.held_bytes, answer.take_back()) == (0, True)
+    assert (answer.buffered_bytes, answer.take_back()) == (0, True)
 
 
 async def test_a_follower_that_the_budget_does_not_allow_is_told() -> None:
@@ -382,7 +382,7 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
         is_late = step == "follow" or (is_late and step != "send")
         assert writing.done() or lag > MAX_LAG_BYTES
         assert not writing.done() or lag <= MAX_LAG_BYTES or is_late, "a late follower stops the next message"
-        assert budget.bytes == answer.held_bytes == (sum(map(size, sent)) if answer.kept else lag)
+        assert budget.bytes == answer.buffered_bytes == (sum(map(size, sent)) if answer.kept else lag)
     error = LOST
     answer.fail(error)
     for follower in followers:
@@ -391,7 +391,7 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
         assert follower.following.done()
         follower.following.exception()
     await settle()
-    assert (budget.bytes, answer.held_bytes) == (0, 0)
+    assert (budget.bytes, answer.buffered_bytes) == (0, 0)
     if writing is not None and not writing.done():
         writing.cancel()
 

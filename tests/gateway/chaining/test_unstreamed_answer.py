@@ -33,18 +33,18 @@ class Ledger:
     """Where the bytes count, up to `limit`."""
 
     def __init__(self, limit: int = 10**9) -> None:
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self.most_bytes = 0
         self._limit = limit
 
     def hold(self, size_bytes: int) -> None:
-        if self.held_bytes + size_bytes > self._limit:
+        if self.buffered_bytes + size_bytes > self._limit:
             raise LimitError("too much")
-        self.held_bytes += size_bytes
-        self.most_bytes = max(self.most_bytes, self.held_bytes)
+        self.buffered_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self.buffered_bytes)
 
     def free(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+        self.buffered_bytes -= size_bytes
 
 
 class Received(MessageSink):
@@ -98,7 +98,7 @@ async def test_a_stream_becomes_one_answer() -> None:
     assert (b"content-type", b"application/json") in headers
     assert (b"plait-engine", b"e1") in headers
     assert {name for name, _ in headers} == {b"content-type", b"content-length", b"plait-engine"}
-    assert client.ledger.held_bytes == 0
+    assert client.ledger.buffered_bytes == 0
     assert client.ledger.most_bytes >= len("one two")
 
 
@@ -119,11 +119,11 @@ async def test_a_stream_that_breaks_off_is_not_seen_and_the_next_one_is_whole() 
     await client.send(text("wrong"), ends=False)
     lost = EngineBrokenError("engine e1 was lost")
     client.answer.put({"type": "http.response.body", "body": b"data: %b\n\n" % lost.body()})
-    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+    assert (client.messages, client.ledger.buffered_bytes) == ([], 0)
     await client.send(text("wrong again"), ends=False)
     await client.send(text("right", "stop"), DONE)
     assert client.got[1]["choices"][0]["text"] == "right"
-    assert client.ledger.held_bytes == 0
+    assert client.ledger.buffered_bytes == 0
 
 
 async def test_an_error_event_that_is_the_callers_fault_is_a_refusal() -> None:
@@ -137,7 +137,7 @@ async def test_an_engine_that_sends_no_completion_is_at_fault() -> None:
     with pytest.raises(EngineGarbledError, match="engine e1 sent an event that is no part of a completion"):
         await client.send(text("one"), b"data: {\n\n")
     client.answer.put({"type": "http.response.body", "body": b"data: {}\n\n"})
-    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+    assert (client.messages, client.ledger.buffered_bytes) == ([], 0)
 
 
 async def test_an_answer_beyond_all_bounds_is_the_engines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ async def test_an_answer_beyond_all_bounds_is_the_engines_fault(monkeypatch: pyt
     client = Client()
     with pytest.raises(EngineGarbledError, match="over 3000 bytes"):
         await client.send(*[text("x" * 500)] * 10)
-    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+    assert (client.messages, client.ledger.buffered_bytes) == ([], 0)
 
 
 async def test_an_answer_beyond_the_tenants_limit_is_given_up() -> None:
@@ -153,7 +153,7 @@ async def test_an_answer_beyond_the_tenants_limit_is_given_up() -> None:
     with pytest.raises(LimitError):
         await client.send(*[text("x" * 500)] * 10)
     client.answer.drop()
-    assert (client.messages, client.ledger.held_bytes) == ([], 0)
+    assert (client.messages, client.ledger.buffered_bytes) == ([], 0)
 
 
 def test_a_request_becomes_a_stream_with_its_usage() -> None:

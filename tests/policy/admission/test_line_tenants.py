@@ -16,14 +16,14 @@ from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines
 
 def test_a_tenant_alone_passes_nothing() -> None:
     line = new_line()
-    assert line.passed_share("a") == 0.0
+    assert line.overtaken_share("a") == 0.0
     line.push(asked("a"))
-    assert line.passed_share("a") == 0.0
+    assert line.overtaken_share("a") == 0.0
 
 
 def test_a_tenant_passes_all_that_others_have_in_a_line_where_it_has_nothing() -> None:
     line = new_line(asked("a", 900), asked("b", 100), weights={"new": 0.1})
-    assert line.passed_share("new") == 1.0
+    assert line.overtaken_share("new") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -39,36 +39,36 @@ def test_as_much_goes_before_a_call_as_the_weights_allow_beside_its_tenants_own_
     weights: dict[str, float], share: float
 ) -> None:
     line = new_line(asked("a", 60), asked("b", 900), asked("a", 40), weights=weights)
-    assert line.passed_share("a") == pytest.approx(share)
+    assert line.overtaken_share("a") == pytest.approx(share)
 
 
 def test_a_tenant_that_has_left_the_line_has_no_weight_in_it() -> None:
     gone = asked("gone", 1)
     line = new_line(asked("a", 100), asked("b", 900), gone, weights={"gone": 50.0})
-    assert line.passed_share("a") == 0.0
+    assert line.overtaken_share("a") == 0.0
     line.remove(gone)
-    assert line.passed_share("a") == pytest.approx(0.8)
+    assert line.overtaken_share("a") == pytest.approx(0.8)
 
 
 def test_each_other_tenant_goes_before_with_its_weight() -> None:
     line = new_line(asked("a", 100), asked("b", 400), asked("c", 500), weights={"c": 2.0})
-    assert line.passed_share("a") == pytest.approx(0.6), "100 ms of b's and 200 ms of c's go before"
-    assert line.passed_share("b") == 0.0
-    assert line.passed_share("c") == 0.0
+    assert line.overtaken_share("a") == pytest.approx(0.6), "100 ms of b's and 200 ms of c's go before"
+    assert line.overtaken_share("b") == 0.0
+    assert line.overtaken_share("c") == 0.0
 
 
 def test_what_is_taken_or_removed_is_not_passed() -> None:
     first, last = asked("b", 400), asked("b", 300)
     line = new_line(asked("a", 100), first, last)
-    assert line.passed_share("a") == pytest.approx(0.75), "600 ms of 800"
+    assert line.overtaken_share("a") == pytest.approx(0.75), "600 ms of 800"
     line.take("b")
-    assert line.passed_share("a") == pytest.approx(0.5), "200 ms of 400"
+    assert line.overtaken_share("a") == pytest.approx(0.5), "200 ms of 400"
     line.remove(last)
-    assert line.passed_share("a") == 0.0
+    assert line.overtaken_share("a") == 0.0
 
 
 def test_calls_without_work_are_not_passed() -> None:
-    assert new_line(asked("a", 0)).passed_share("b") == 0.0
+    assert new_line(asked("a", 0)).overtaken_share("b") == 0.0
 
 
 CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 900)), max_size=12)
@@ -88,7 +88,7 @@ def test_what_is_passed_is_what_the_weights_leave(
         before_s = sum(work[name] * weights[other] / weights[name] for other in waiting if other != name)
         passed_s = max(0.0, sum(work.values()) - work[name] - before_s)
         expected = passed_s / sum(work.values()) if waiting else 0.0
-        assert line.passed_share(name) == pytest.approx(expected, abs=1e-9)
+        assert line.overtaken_share(name) == pytest.approx(expected, abs=1e-9)
 
 
 # Who goes next.

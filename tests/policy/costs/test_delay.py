@@ -18,7 +18,7 @@ from plait.policy.costs.delay import CallToPlace, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.prefill_queue import Prefill
-from plait.policy.costs.situation import Coming, Passed, Situation, Traffic, cached_prefix
+from plait.policy.costs.situation import Coming, Overtaken, Situation, Traffic, cached_prefix
 from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -151,22 +151,24 @@ def test_a_copy_of_a_prefix_is_made_earlier_if_it_is_used_often() -> None:
 
 
 PASSED = [
-    ("it passes nothing", Passed({}, 0.0), 2, 150, 0.110 + 0.060),
-    ("it passes all that is held, as on the other engines", Passed({"0": 1.0}, 1.0), 2, 150, 0.060),
-    ("it passes half", Passed({"0": 0.5}, 0.5), 2, 150, 0.110),
-    ("it passes more on the other engines", Passed({"0": 1.0}, 3.0), 4, 300, 0.060),
-    ("it passes calls on the other engines only", Passed({"1": 1.0}, 2.0), 4, 300, 0.110 + 0.060),
+    ("it passes nothing", Overtaken({}, 0.0), 2, 150, 0.110 + 0.060),
+    ("it passes all that is held, as on the other engines", Overtaken({"0": 1.0}, 1.0), 2, 150, 0.060),
+    ("it passes half", Overtaken({"0": 0.5}, 0.5), 2, 150, 0.110),
+    ("it passes more on the other engines", Overtaken({"0": 1.0}, 3.0), 4, 300, 0.060),
+    ("it passes calls on the other engines only", Overtaken({"1": 1.0}, 2.0), 4, 300, 0.110 + 0.060),
 ]
 
 
-@pytest.mark.parametrize(("name", "passed", "calls", "context", "queue_s"), PASSED, ids=[name for name, *_ in PASSED])
+@pytest.mark.parametrize(
+    ("name", "overtaken", "calls", "context", "queue_s"), PASSED, ids=[name for name, *_ in PASSED]
+)
 def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
-    name: str, passed: Passed, calls: int, context: int, queue_s: float
+    name: str, overtaken: Overtaken, calls: int, context: int, queue_s: float
 ) -> None:
     """50 tokens were sent and 100 are held, in iterations of 100 tokens."""
     assert name
     (view,) = situation(Engine(waiting=(50,), held=(100,), contexts=(50, 100))).engines
-    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, 0, 0.0, passed)
+    cost = delay_cost(CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf), view, 0, 0.0, overtaken)
     iteration_s = 0.010 + 0.001 * (calls + 1) + 0.000_01 * (context + 61 + 10)
     assert (cost.queue_s, cost.prefill_s) == pytest.approx((queue_s, 0.071 + 0.000_61))
     assert cost.decode_s == pytest.approx(20 * iteration_s)
@@ -300,7 +302,7 @@ def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: 
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[list[Engine], Passed]:
+def fleets(draw: st.DrawFn) -> tuple[list[Engine], Overtaken]:
     """Engines, of which some have calls that wait in the gateway, and the part of these that a call passes."""
     engines = draw(st.lists(ENGINES, min_size=1, max_size=15))
     shares, passed_calls = dict[str, float](), 0.0
@@ -311,7 +313,7 @@ def fleets(draw: st.DrawFn) -> tuple[list[Engine], Passed]:
         if share:
             shares[f"{number}"] = share
             passed_calls += share * len(held)
-    return engines, Passed(shares, passed_calls / len(engines))
+    return engines, Overtaken(shares, passed_calls / len(engines))
 
 
 CHOICES = given(
@@ -326,7 +328,7 @@ CHOICES = given(
 
 
 def choice(
-    chosen: tuple[list[Engine], Passed],
+    chosen: tuple[list[Engine], Overtaken],
     *,
     output_tokens: int,
     slowness: list[float],
@@ -336,8 +338,8 @@ def choice(
     prompt: str,
 ) -> tuple[CallToPlace, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT or a JCT first."""
-    engines, passed = chosen
-    fleet = used(situation(*engines, prompt=prompt), uses)._replace(passed=passed, coming=lambda: COMING)
+    engines, overtaken = chosen
+    fleet = used(situation(*engines, prompt=prompt), uses)._replace(overtaken=overtaken, coming=lambda: COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
         view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
@@ -355,12 +357,12 @@ def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
         fleet.engines, *floors(asked, fleet, fleet.engines, blocks or 1), strict=True
     ):
         assert (1 - ROUNDING) * floor_s <= offer(asked, fleet, view).cost.total_s
-        with_copy = delay_cost(asked, view, blocks or 1, fleet.now_s, fleet.passed)
+        with_copy = delay_cost(asked, view, blocks or 1, fleet.now_s, fleet.overtaken)
         assert (1 - ROUNDING) * with_copy_s <= with_copy.total_s
 
 
-AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Passed({"0": 1.0}, 1.0)
-HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], Passed({"0": 0.5}, 0.25)
+AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Overtaken({"0": 1.0}, 1.0)
+HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], Overtaken({"0": 0.5}, 0.25)
 
 
 @CHOICES

@@ -61,7 +61,11 @@ def serve_command(arguments: Sequence[str]) -> list[str]:
 
 
 def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables to set for the server: our settings merged into the given ones. Raises LaunchError."""
+    """The variables that the server's environment needs beside `environment`. Raises LaunchError.
+
+    `VARIABLE` gets the settings that it has in `environment`, with our settings added. The allow list, if it is set,
+    gets our plugin.
+    """
     settings, _ = split_arguments(arguments, "SGLang")
     try:
         given = json.loads(environment.get(VARIABLE) or "{}")

@@ -1,7 +1,8 @@
 """Reads an engine's chat completion, whole or as the chunks of a stream, tolerantly.
 
 Engines differ in every field. A field of another type than OpenAI's is read as far as possible, and a field that is not
-needed is never an error. Only the first choice is read, since the other APIs have no choices.
+needed is never an error. Only the first choice is read, since OpenAI's responses and Anthropic's messages have no
+choices.
 """
 
 from __future__ import annotations
@@ -161,7 +162,12 @@ def _is_thought(part: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """The text in a value: of a list all texts, of an object the one under its usual key, else the JSON that it is."""
+    """The text in a value, whatever its type.
+
+    A string is the text itself. A list gives the joined texts of its items. An object gives the text under the first of
+    `_TEXT_KEYS` that has a value. If no key has a value, an object with a `type` gives no text. None gives no text. Any
+    other value gives its JSON.
+    """
     if isinstance(value, str):
         return value
     if value is None:
@@ -194,7 +200,7 @@ def _objects(value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _call_piece(call: Object) -> CallPiece:
-    """Some engines have the fields of the function beside its id, and arguments as an object."""
+    """Some engines put the function's fields beside the call's `id`. Some send the arguments as an object."""
     function, index = call.get("function"), call.get("index")
     if not isinstance(function, dict):
         function = call

@@ -1,7 +1,7 @@
 """Lets the API server talk to the scheduler, by methods of EngineCore that vLLM's utility channel can call.
 
-One method returns reports, the other changes objectives of calls. vLLM runs them between two iterations. The scheduler
-adds the methods to the class when it is built, in the engine core's process.
+One method returns reports, the other changes objectives of calls. vLLM runs them between two iterations. `install` adds
+the methods to EngineCore when the engine core's process builds the scheduler.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class ChangedObjectives:
     async def _send_all(self, engine_id: str) -> None:
         """Send the engine's changes, one request after the other.
 
-        The task first runs after the present event, so that all changes of one event go in one request.
+        asyncio starts the task only after the callback that made the first change. So all changes of that callback go
+        in one request.
         """
         untold = self._untold.get(engine_id, {})
         try:

@@ -28,8 +28,9 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
     The limit is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a
-    short iteration would not help arrivals. Then the limit is the time of the pivot's tokens after the longest context
-    of a prompt begun, so that such a prompt makes progress. `batch` has only the running decodes.
+    short iteration would not help arrivals. In that case the limit is the iteration's time with one more chunk of
+    `pace.pivot_tokens` (AccelGen's pivot forward size) after the longest context of the running prefills. So each of
+    these prefills can make progress. `batch` has only the running decodes.
     """
     slack_s, pace = moment.arrivals_slack_s, moment.pace
     if slack_s is None:
@@ -43,7 +44,8 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:
     """End the iteration within `limit_s`, but allow a part of the reserve beyond it.
 
-    That part is `limit_s` divided by the iteration's time with all tokens left, at most 1.
+    The allowed share of the reserve is `limit_s` / t, at most 1. t is the iteration's time if the batch takes all the
+    tokens that still fit.
     """
     if limit_s < batch.budget.limit_s:
         all_s = batch.budget.time_s(batch.left_tokens)
@@ -107,7 +109,7 @@ def add_best_effort(
 def _fill(
     moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
 ) -> Iterator[LocalCall]:
-    """If the best-effort head lacks blocks, no waiting call may bypass it, unless it waits for a leader."""
+    """If the first of `turns` lacks blocks and does not wait for a leader, no waiting call may bypass that call."""
     head = next(turns, None)
     first = [] if head is None else [waiting_candidate(moment, head)]
     best_effort = [one for one in running if not one.missed_slo]

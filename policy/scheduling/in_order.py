@@ -31,8 +31,8 @@ class HitRatioGroups:
 
     The p-th call of group g is picked within `ceil(55 p / (g + 1)) + 55` picks. Proof: a group starts at most one step
     (the time of 55 / (g + 1) picks) ahead of the others. It reaches its p-th pick after p - 1 more steps. Until then
-    every other group gets at most its proportion, and one pick for rounding. In all, these are fewer than
-    `55 p / (g + 1) + 10`.
+    every other group gets at most its proportion, and one pick for rounding. Up to the p-th pick, all groups together
+    get fewer than `55 p / (g + 1) + 10` picks.
     """
 
     def __init__(self, groups: int = GROUPS) -> None:
@@ -63,7 +63,7 @@ class HitRatioGroups:
             heapreplace(standing, (position + self._steps[-negative], negative))
 
     def charge(self, group: int) -> None:
-        """A call of the group was admitted. Charge the calls in the order of `turns`."""
+        """A call of the group was admitted. The caller charges admitted calls in the order of `turns`."""
         self._reached = max(self._positions[group], self._reached)
         self._positions[group] = self._reached + self._steps[group]
 
@@ -86,7 +86,10 @@ class Fcfs:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
-        """Running calls first, then waiting calls. A call that lacks blocks preempts the latest running arrival."""
+        """Running calls first, then waiting calls.
+
+        If a running call lacks blocks, the latest running call is preempted.
+        """
         del now_s
         return plan_in_order(waiting, running, facts, lambda waiting, _: waiting)
 
@@ -198,7 +201,7 @@ def plan_in_order(
 
 
 def _lead(leaders: Leaders, running: Iterable[tuple[LocalCall, int]], facts: EngineFacts) -> None:
-    """Running calls lead while other calls cannot find their whole prompts in the cache."""
+    """A running call leads until other calls can find the running call's whole prompt in the cache."""
     for call, tokens in running:
         if call.output_tokens <= 1:
             leaders.add(call, facts.stored_tokens(call), min(call.prompt_tokens, call.computed_tokens + tokens))

@@ -40,8 +40,8 @@ class IterationWork(NamedTuple):
 
 
 RECENT_ITERATIONS = 128
-"""The window of T_max and L_c, and of an engine's reports about its iterations, in iterations
-(docs/design/local-scheduler.md).
+"""How many of the latest iterations count for AccelGen's T_max (the longest iteration) and L_c (the mean chunk), and
+for an engine's reports about its iterations (docs/design/local-scheduler.md).
 """
 
 
@@ -105,7 +105,7 @@ class EngineFacts(Protocol):
         """Tokens of a running call in whole blocks that other calls can find in the cache."""
 
     def block_key(self, call: LocalCall, tokens: int) -> Hashable | None:
-        """The key of the call's block with the token after its first `tokens`; None if this block is not whole.
+        """The key of the block with the call's token at index `tokens`, from 0; None if this block is not whole.
 
         Two blocks have equal keys if calls can share them: all tokens up to their ends are equal.
         """

@@ -182,7 +182,7 @@ def _text(value: object) -> str:
 
 
 def _count(value: object) -> int:
-    """A number of tokens, or an index; 0 for what is none."""
+    """A number of tokens, or an index; 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 18:
         return int(value)
     return int(value) if isinstance(value, int | float) and 0 <= value < 2**53 else 0

@@ -70,7 +70,10 @@ class ChangedObjectives:
         self._deliveries.pop(delivery.asked.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
-        """Give the call with this handle the objectives of `call`. No effect unless that call is being delivered."""
+        """Give the call with this handle the objectives of `call`.
+
+        The change has no effect unless the call with this handle is being delivered.
+        """
         delivery = self._deliveries.get(handle)
         if delivery is None:
             return

@@ -111,7 +111,7 @@ class EngineFacts(Protocol):
         """
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
-        """Tokens of a waiting call that it could take from the other call's blocks, without its last token."""
+        """Tokens that a waiting call could take from the other call's blocks, except the waiting call's last token."""
 
 
 def ready(waiting: Sequence[LocalCall], facts: EngineFacts) -> Sequence[LocalCall]:

@@ -189,7 +189,7 @@ nightly: test
 	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
 	$(BIN)/python -m benchmarks mission
 	$(BIN)/python -m benchmarks margins
-	$(BIN)/python -m benchmarks tiers
+	$(BIN)/python -m benchmarks tiers --json docs/results/tiers.json
 	$(MAKE) results-long
 
 clean:

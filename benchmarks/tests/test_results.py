@@ -42,6 +42,16 @@ def test_the_readme_has_the_gains_of_the_reports() -> None:
     assert results.with_table(text, made, results.README_GAINS) == text, made
 
 
+def test_the_page_of_the_local_scheduler_has_the_goodput_of_its_variants() -> None:
+    text = (results.ROOT / "docs" / "local_scheduler.md").read_text(encoding="utf-8")
+    shown = {variant: cells for variant, *cells in re.findall(r"`(slo_\w+)`[^|]*\| ([\d.]+) \| ([\d.]+) \|", text)}
+    assert len(shown) == 8
+    for variant, cells in shown.items():
+        rows = Stored.read().rows("local_scheduler", figure="rate", tpot="range", long_share=0.35, system=variant)
+        goodput = {row["rate_per_s"]: f"{row['goodput_calls_s']:.3f}" for row in rows}
+        assert cells == [goodput[0.3], goodput[0.6]], variant
+
+
 def test_every_figure_has_a_number_or_a_reason() -> None:
     for figures in PAPERS.values():
         assert all(figure.ours or figure.why for figure in figures)

@@ -1,6 +1,6 @@
 """`plait profile` on a running engine gives its cost model back, in a file that another engine runs with.
 
-How exactly is tested in virtual time (`tests/backends/profiling/test_profiler.py`): here others take CPU time, too.
+The accuracy is tested in virtual time (`tests/backends/profiling/test_profiler.py`): here other processes disturb it.
 """
 
 from __future__ import annotations

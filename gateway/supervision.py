@@ -23,7 +23,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Run `work` as a task. It is restarted whenever it raises, and ends when it returns."""
+        """Run `work` as a task, again whenever it raises, until it returns."""
         task = asyncio.create_task(self._run(name, work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -240,7 +240,7 @@ class Engine:
         return self._reporter.has_news(since, None, gateway)
 
     def cache_state(self, since: int | None = None, gateway: str | None = None) -> CacheState:
-        """The cache-state report (docs/design/residency.md). It leaves out the calls of `gateway`, which asks."""
+        """The cache-state report (docs/design/residency.md). The calls of `gateway`, which asks, are left out."""
         return self._reporter.report(
             since,
             self.epoch,

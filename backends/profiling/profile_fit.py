@@ -1,4 +1,4 @@
-"""Fits the cost model to measured iteration times. It takes points, and gives coefficients and each point's error.
+"""Fits the cost model to measured iteration times: takes points, and gives coefficients and each point's error.
 
 The model is linear in coefficients of at least 0. The forward pass has one for its time at the first knot, one for the
 rise from each knot to the next, and one for the slope after the last. Attention has one for each term. So a single

@@ -1,6 +1,6 @@
 """A mixed load: whole answers, streams, and programs of chained calls. Each call's fate is counted.
 
-The longest call is that of a single call: in a program, the wait for the calls before it is theirs.
+A call's time begins when its inputs are there: in a program, when the call before it was answered.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MixedCalls:
         await self._client.delete(f"/v1/sessions/{session}")
 
     def _count(self, body: dict[str, Any], answer: Answer, before_s: float = 0.0) -> None:
-        """Judge an answer. Its call's time begins when the call before it was answered, after `before_s`."""
+        """Judge an answer. The call before it was answered after `before_s`."""
         self.worst_s = max(self.worst_s, answer.time_s - before_s)
         found = sorted(set(complaints(answer, frozenset())))
         if is_good(body, answer) and not found:

@@ -22,7 +22,7 @@ ENTER = """
     INSERT INTO plait.gateways (epoch, url, release, until, steady_since, commits)
     VALUES (nextval('plait.epochs'), '{url}', '1', now() + interval '1 h', now(), 0) RETURNING epoch
 """
-"""What somebody writes who can write to the database."""
+"""The row of somebody who can write to the database and has no `peer_key`."""
 
 Start = Callable[..., Server]
 

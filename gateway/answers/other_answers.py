@@ -182,7 +182,7 @@ class MessageForm(CompletionForm):
     """Objects and events of `/v1/messages`."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer. It has to have a stop reason."""
+        """Read an answer, which has to have a stop reason."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_message(body.get("usage")), bounds)
         if body.get("type") == "error":
@@ -198,7 +198,7 @@ class MessageForm(CompletionForm):
         return TRANSLATIONS["/v1/messages"].error(error)
 
     def error_event(self, error: PlaitError) -> bytes:
-        """The error event of Anthropic's streams. It needs a name: Anthropic's clients skip events without one."""
+        """The error event of Anthropic's streams, with its name: Anthropic's clients skip events without a name."""
         return TRANSLATIONS["/v1/messages"].error_event(error)
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:

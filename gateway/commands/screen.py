@@ -308,7 +308,7 @@ def _title(title: str) -> Text:
 
 
 def _table(*names: str, right: Iterable[int] = ()) -> Table:
-    """A table with these columns. Those at the positions `right` have figures and are aligned right."""
+    """A table with these columns. The columns at the positions `right` have figures and are aligned right."""
     table = Table(box=None, pad_edge=True, header_style="dim", expand=False)
     for place, name in enumerate(names):
         table.add_column(name, no_wrap=True, justify="right" if place in right else "left")

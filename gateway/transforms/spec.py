@@ -19,7 +19,7 @@ from plait.gateway.transforms.errors import TransformSpecError, quoted
 
 MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384
-"""The limit of a specification and of its canonical form. It also limits a step's work for each character of text."""
+"""The limit of a specification and of its canonical form, and so of a step's work for each character of text."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _PARAMETER = re.compile(r"([a-z_]+)\s*=")

@@ -136,7 +136,7 @@ class OneOf(Step):
 _SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
 """Separators of thousands: comma, underscore, apostrophes, no-break and thin spaces. A point is a decimal point."""
 
-# Next to one of these, a number is part of a word. Of letters only Latin ones: scripts without spaces, such as Chinese,
+# Next to one of these, a number is part of a word. Only Latin letters count: scripts without spaces, such as Chinese,
 # write numbers directly next to letters.
 _LETTER = r"0-9A-Za-z_\u00c0-\u024f"
 

@@ -37,7 +37,7 @@ MEASURED = Measured(POINTS, len(POINTS), None)
 
 
 class TieredEngine(EmbeddedEngine):
-    """One that has lower tiers, and tells what it loaded as late as it is said here."""
+    """An embedded engine with lower tiers. Its loads show up `late_reports` reports late."""
 
     def __init__(self, *lower: tuple[TierLink, int]) -> None:
         tiers = tuple(TierSettings(link, tokens) for link, tokens in lower)

@@ -13,7 +13,7 @@ from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 LONG = 500
 GATEWAYS = 2
-"""Those with prompts in the engine. Each sends its part of what several tenants may have there."""
+"""The gateways with prompts in the engine. Each sends its part of what several tenants may have there."""
 
 
 def fleet_of(*tenants: str) -> WaitingFleet:

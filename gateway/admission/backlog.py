@@ -87,6 +87,9 @@ class Waiting(msgspec.Struct, eq=False):
     work_s: float = 0.0
     """The engine time that it counts as, set in `queue`."""
 
+    prefill_s: float = 0.0
+    """The part of `work_s` that is its prefill, set in `queue`."""
+
     before: int = 0
     """How many calls of its tenant have ever waited for its model before it, set in `backlog`."""
 

@@ -349,10 +349,10 @@ class Lines:
 
 def _overtaken(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Overtaken:
     """The waiting calls that the call would overtake by fair shares if it joined now."""
-    shares = {engine_id: share for engine_id, line in lines.items() if (share := line.overtaken_share(call.tenant))}
+    found = {engine_id: one for engine_id, line in lines.items() if (one := line.overtaken(call.tenant))}
     engines = len(router.models.able(call.call.model))
-    calls = sum(share * len(lines[engine_id]) for engine_id, share in shares.items())
-    return Overtaken(shares, calls / engines) if shares and engines else NONE_OVERTAKEN
+    calls = sum(one.calls for one in found.values())
+    return Overtaken(found, calls / engines) if found and engines else NONE_OVERTAKEN
 
 
 def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:

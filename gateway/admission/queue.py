@@ -90,7 +90,8 @@ class Queue:
         if backlog is None:
             engines = len(self._router.models.able(call.call.model))
             backlog = self.backlogs[call.call.model] = Backlog(self._shares, self.lines.room.conversations, engines)
-        call.work_s = _predicted_s(self._router, call)
+        call.prefill_s, decode_s = _predicted_s(self._router, call)
+        call.work_s = call.prefill_s + decode_s
         call.rank, call.priority = rank_of(call.call), call.call.priority
         backlog.add(call)
         if call.booking is None:
@@ -186,12 +187,12 @@ class Queue:
         self._on_given_up(call, now_s)
 
 
-def _predicted_s(router: Router, call: Waiting) -> float:
-    """The engine time that a waiting call counts as."""
+def _predicted_s(router: Router, call: Waiting) -> tuple[float, float]:
+    """The engine times that the prefill and the decode of a waiting call count as."""
     engines = router.models.able(call.call.model)
     if not engines:
-        return 0.0
+        return 0.0, 0.0
     costs, prompt_tokens = engines[0].cost_model, call.call.prompt_tokens
     cached_tokens = 0 if call.booking is None else call.booking.placement.cached_tokens
     prefill_s = costs.prefill_time_s(max(0, prompt_tokens - cached_tokens), cached_tokens)
-    return prefill_s + DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)
+    return prefill_s, DECODE_SHARE * costs.decode_time_s(call.output_tokens, prompt_tokens)

@@ -23,6 +23,7 @@ from typing import Generic, Protocol, TypeVar
 from plait.policy.admission.conversations import InTurn, OfConversation
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.prefill_queue import Precedence
+from plait.policy.costs.situation import OvertakenInLine
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
@@ -62,6 +63,8 @@ class Ticket(OfConversation, Protocol):
     """Ascending in the order of arrival."""
     work_s: float
     """The engine time that it takes."""
+    prefill_s: float
+    """The part of `work_s` that is its prefill."""
     is_back: bool
     """The client was told to retry, and did: the call has the `number` of its first arrival."""
 
@@ -114,14 +117,14 @@ class _Class(Generic[T]):
 class _Tenant(Generic[T]):
     """The waiting calls of one tenant, by class, and by precedence if that may overtake."""
 
-    __slots__ = ("classes", "of_precedence", "waiting", "weight", "work_s")
+    __slots__ = ("classes", "of_precedence", "prefill_s", "waiting", "weight", "work_s")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
         self.of_precedence = {precedence: InTurn[T]() for precedence in MAY_PASS}
         self.waiting = 0
-        self.work_s = 0.0
+        self.work_s = self.prefill_s = 0.0
 
     def add(self, ticket: T) -> None:
         if (ticket.rank, ticket.priority) not in self.classes:
@@ -162,7 +165,7 @@ class Line(Generic[T]):
     """The calls that wait for one engine. `work_s` is the sum of their work."""
 
     def __init__(self, shares: FairShares, cached_share: CachedShare[T]) -> None:
-        self.work_s = 0.0
+        self.work_s = self._prefill_s = 0.0
         self._weights = 0.0
         self._shares = shares
         self._cached_share = cached_share
@@ -206,8 +209,10 @@ class Line(Generic[T]):
         tenant.add(ticket)
         tenant.waiting += 1
         tenant.work_s += ticket.work_s
+        tenant.prefill_s += ticket.prefill_s
         self._tickets[ticket] = None
         self.work_s += ticket.work_s
+        self._prefill_s += ticket.prefill_s
 
     def next_tenant(self) -> str:
         """The waiting tenant that is furthest behind. The line must not be empty."""
@@ -228,27 +233,29 @@ class Line(Generic[T]):
         """Whether a tenant is further behind than all waiting ones. The line must not be empty."""
         return self._shares.served(tenant) < self._shares.served(self.next_tenant())
 
-    def overtaken_share(self, tenant: str) -> float:
-        """The part of the line's work that a call of the tenant would overtake if it joined now.
+    def overtaken(self, tenant: str) -> OvertakenInLine | None:
+        """The waiting calls that a call of the tenant would overtake if it joined now; None if there are none.
 
         While its own tenant's waiting work is served, the others get as much as their weights allow; the rest is
         overtaken.
         """
-        mine, waiting = self._tenants.get(tenant), len(self._tenants)
-        if not self.work_s or (mine is not None and waiting == 1):
-            return 0.0
-        if mine is None:
-            return max(0.0, 1.0 - self._before_s(tenant) / self.work_s)
-        others = (self._weights - mine.weight) / mine.weight
-        return max(0.0, self.work_s - mine.work_s - others * mine.work_s) / self.work_s
+        mine, calls, prefill_s, share = self._tenants.get(tenant), len(self._tickets), self._prefill_s, 1.0
+        for other in self._before(tenant) if mine is None else (mine,):
+            calls, prefill_s = calls - other.waiting, prefill_s - other.prefill_s
+        if mine is not None and calls:
+            others_s = self.work_s - mine.work_s
+            share -= (self._weights - mine.weight) / mine.weight * mine.work_s / others_s if others_s > 0.0 else 1.0
+        if not calls or share <= 0.0:
+            return None
+        return OvertakenInLine(share * calls, share * prefill_s / self._prefill_s if prefill_s > 0.0 else 0.0)
 
-    def _before_s(self, tenant: str) -> float:
-        """The work of the tenants that are further behind than `tenant`, which has no waiting call."""
+    def _before(self, tenant: str) -> list[_Tenant[T]]:
+        """The waiting tenants that are further behind than `tenant`, which has no waiting call."""
         served = self._shares.served
         own = served(tenant)
-        if own <= served(self.next_tenant()):
-            return 0.0
-        return sum(other.work_s for name, other in self._tenants.items() if served(name) < own)
+        if not self._tenants or own <= served(self.next_tenant()):
+            return []
+        return [other for name, other in self._tenants.items() if served(name) < own]
 
     def take(self, tenant: str | None = None) -> T:
         """Remove and return the call to send next, of `tenant` or of the next tenant, and charge its tokens."""
@@ -270,9 +277,11 @@ class Line(Generic[T]):
     def _left(self, ticket: T) -> None:
         del self._tickets[ticket]
         self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # 0.0 drops rounding errors
+        self._prefill_s = self._prefill_s - ticket.prefill_s if self._tickets else 0.0
         tenant = self._tenants[ticket.tenant]
         tenant.waiting -= 1
         tenant.work_s -= ticket.work_s
+        tenant.prefill_s -= ticket.prefill_s
         self._shares.left(ticket.tenant)
         if not tenant.waiting:
             del self._tenants[ticket.tenant], self._entered[ticket.tenant]

@@ -192,7 +192,8 @@ def delay_cost(
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
     if engine.queue.unsent or engine.queue.sent:
-        share, is_urgent = overtaken.shares.get(engine.engine_id, 0.0), asked.call.due_s < inf
+        line, is_urgent = overtaken.lines.get(engine.engine_id), asked.call.due_s < inf
+        share = 0.0 if line is None else line.prefill
         queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, overtaken_share=share)
     if overtaken.calls:
         calls = calls_beside(engine, overtaken)
@@ -202,7 +203,8 @@ def delay_cost(
 
 def calls_beside(engine: EngineView, overtaken: Overtaken) -> int:
     """The engine's calls, where the `overtaken` ones count as an average over engines instead of those waiting here."""
-    return engine.calls + round(overtaken.calls - overtaken.shares.get(engine.engine_id, 0.0) * engine.queue.unsent)
+    line = overtaken.lines.get(engine.engine_id)
+    return engine.calls + round(overtaken.calls - (0.0 if line is None else line.calls))
 
 
 def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, overtaken: Overtaken) -> DelayCost:

@@ -290,7 +290,7 @@ class EngineView:
         """Seconds until the queued prompts are computed, by the cost model, for a call to be placed.
 
         An urgent call waits only for prompts on time if the engine serves those first. `overtaken_share` is the part of
-        the prompts in the gateway's line that the call overtakes.
+        the prefills in the gateway's line that the call overtakes.
         """
         queue = self.queue
         if queue.expires_s <= now_s:

@@ -108,11 +108,19 @@ class Arrivals:
 NO_TRAFFIC = Traffic(1.0, 0.0)
 
 
+class OvertakenInLine(NamedTuple):
+    """The calls in one line that a new call overtakes."""
+
+    calls: float
+    prefill: float
+    """Their part of the line's prefills, in seconds: many calls with short prompts are a small part."""
+
+
 class Overtaken(NamedTuple):
     """The calls in the gateway's lines that a new call overtakes by the fair order of tenants."""
 
-    shares: Mapping[str, float]
-    """By engine, the overtaken part of its line."""
+    lines: Mapping[str, OvertakenInLine]
+    """By engine, where any call is overtaken."""
     calls: float
     """The mean number of overtaken calls for each engine. The new call delays them wherever it goes."""
 

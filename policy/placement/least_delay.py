@@ -360,7 +360,7 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
 
 def _overtaking(engine: EngineView, overtaken: Overtaken, queue_s: float) -> tuple[float, int]:
     """(queue seconds, calls) of an engine for a call that overtakes calls in the gateway's lines."""
-    if queue_s and overtaken.shares.get(engine.engine_id, 0.0):
+    if queue_s and engine.engine_id in overtaken.lines:
         sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
         queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
     return queue_s, calls_beside(engine, overtaken)

@@ -22,6 +22,7 @@ WRITERS = {
     "priority": {"gateway/admission/queue.py"},
     "precedence": {"gateway/admission/lines.py", "policy/admission/line.py"},
     "work_s": {"gateway/admission/queue.py"},
+    "prefill_s": {"gateway/admission/queue.py"},
     "before": {"gateway/admission/backlog.py"},
     "before_s": {"gateway/admission/backlog.py"},
     "turn": {"gateway/admission/admission.py"},

@@ -22,13 +22,18 @@ class Asked:
     priority: int = 0
     number: int = 0
     work_s: float = 0.0
+    prefill_s: float = 0.0
     is_back: bool = False
     cached: float = 0.0
     conversation: str = ""
 
 
-def asked(tenant: str = "a", tokens: int = 100, rank: Rank = Rank.NORMAL, *, cached: float = 0.0) -> Asked:
-    return Asked(tenant, tokens, rank, work_s=tokens / 1000, cached=cached)
+def asked(
+    tenant: str = "a", tokens: int = 100, rank: Rank = Rank.NORMAL, *, cached: float = 0.0, prefill: float = 1.0
+) -> Asked:
+    """A call of which the part `prefill` is prefill."""
+    work_s = tokens / 1000
+    return Asked(tenant, tokens, rank, work_s=work_s, prefill_s=prefill * work_s, cached=cached)
 
 
 def new_lines(number: int, weights: Mapping[str, float] | None = None) -> tuple[FairShares, list[Line[Asked]]]:

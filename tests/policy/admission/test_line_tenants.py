@@ -8,22 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.admission.line import Rank
+from plait.policy.admission.line import Line, Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # What a call passes.
 
 
+def overtaken(line: Line[Asked], tenant: str) -> float:
+    """The part of the line's prefills that a call of the tenant would overtake."""
+    found = line.overtaken(tenant)
+    return 0.0 if found is None else found.prefill
+
+
 def test_a_tenant_alone_passes_nothing() -> None:
     line = new_line()
-    assert line.overtaken_share("a") == 0.0
+    assert overtaken(line, "a") == 0.0
     line.push(asked("a"))
-    assert line.overtaken_share("a") == 0.0
+    assert overtaken(line, "a") == 0.0
 
 
 def test_a_tenant_passes_all_that_others_have_in_a_line_where_it_has_nothing() -> None:
     line = new_line(asked("a", 900), asked("b", 100), weights={"new": 0.1})
-    assert line.overtaken_share("new") == 1.0
+    assert overtaken(line, "new") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -39,36 +45,54 @@ def test_as_much_goes_before_a_call_as_the_weights_allow_beside_its_tenants_own_
     weights: dict[str, float], share: float
 ) -> None:
     line = new_line(asked("a", 60), asked("b", 900), asked("a", 40), weights=weights)
-    assert line.overtaken_share("a") == pytest.approx(share)
+    assert overtaken(line, "a") == pytest.approx(share)
 
 
 def test_a_tenant_that_has_left_the_line_has_no_weight_in_it() -> None:
     gone = asked("gone", 1)
     line = new_line(asked("a", 100), asked("b", 900), gone, weights={"gone": 50.0})
-    assert line.overtaken_share("a") == 0.0
+    assert overtaken(line, "a") == 0.0
     line.remove(gone)
-    assert line.overtaken_share("a") == pytest.approx(0.8)
+    assert overtaken(line, "a") == pytest.approx(0.8)
 
 
 def test_each_other_tenant_goes_before_with_its_weight() -> None:
     line = new_line(asked("a", 100), asked("b", 400), asked("c", 500), weights={"c": 2.0})
-    assert line.overtaken_share("a") == pytest.approx(0.6), "100 ms of b's and 200 ms of c's go before"
-    assert line.overtaken_share("b") == 0.0
-    assert line.overtaken_share("c") == 0.0
+    assert overtaken(line, "a") == pytest.approx(0.6), "100 ms of b's and 200 ms of c's go before"
+    assert overtaken(line, "b") == 0.0
+    assert overtaken(line, "c") == 0.0
 
 
 def test_what_is_taken_or_removed_is_not_passed() -> None:
     first, last = asked("b", 400), asked("b", 300)
     line = new_line(asked("a", 100), first, last)
-    assert line.overtaken_share("a") == pytest.approx(0.75), "600 ms of 800"
+    assert overtaken(line, "a") == pytest.approx(0.75), "600 ms of 800"
     line.take("b")
-    assert line.overtaken_share("a") == pytest.approx(0.5), "200 ms of 400"
+    assert overtaken(line, "a") == pytest.approx(0.5), "200 ms of 400"
     line.remove(last)
-    assert line.overtaken_share("a") == 0.0
+    assert overtaken(line, "a") == 0.0
 
 
-def test_calls_without_work_are_not_passed() -> None:
-    assert new_line(asked("a", 0)).overtaken_share("b") == 0.0
+def test_calls_and_prefills_are_counted_apart() -> None:
+    """One that has long answers has nearly all of the work, and few of the prefills."""
+    line = new_line(*(asked("answers", 900, prefill=0.01) for _ in range(9)), asked("prompts", 900))
+    assert line.overtaken("new") == pytest.approx((10, 1.0))
+    line.push(asked("own", 90))
+    share = 1 - 2 * 90 / 9_000  # each of the two tenants gets as much as the own one
+    assert line.overtaken("own") == pytest.approx((share * 10, share * 981 / (981 + 90)))
+
+
+def test_of_tenants_that_wait_one_that_was_served_more_is_passed() -> None:
+    shares, (line,) = new_lines(1)
+    for call in (asked("answers", 900, prefill=0.1), asked("prompts", 100)):
+        line.push(call)
+    shares.serve("answers", 10)
+    shares.serve("new", 5)
+    assert line.overtaken("new") == pytest.approx((1, 90 / 190))
+
+
+def test_calls_without_a_prefill_are_passed_all_the_same() -> None:
+    assert new_line(asked("a", 0)).overtaken("b") == (1, 0.0)
 
 
 CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 900)), max_size=12)
@@ -88,7 +112,7 @@ def test_what_is_passed_is_what_the_weights_leave(
         before_s = sum(work[name] * weights[other] / weights[name] for other in waiting if other != name)
         passed_s = max(0.0, sum(work.values()) - work[name] - before_s)
         expected = passed_s / sum(work.values()) if waiting else 0.0
-        assert line.overtaken_share(name) == pytest.approx(expected, abs=1e-9)
+        assert overtaken(line, name) == pytest.approx(expected, abs=1e-9)
 
 
 # Who goes next.

@@ -18,7 +18,7 @@ from plait.policy.costs.delay import CallToPlace, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.prefill_queue import Prefill
-from plait.policy.costs.situation import Coming, Overtaken, Situation, Traffic, cached_prefix
+from plait.policy.costs.situation import Coming, Overtaken, OvertakenInLine, Situation, Traffic, cached_prefix
 from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
@@ -150,12 +150,14 @@ def test_a_copy_of_a_prefix_is_made_earlier_if_it_is_used_often() -> None:
     assert chosen == ["0", "1"]
 
 
+ALL = OvertakenInLine(1, 1.0)
 PASSED = [
     ("it passes nothing", Overtaken({}, 0.0), 2, 150, 0.110 + 0.060),
-    ("it passes all that is held, as on the other engines", Overtaken({"0": 1.0}, 1.0), 2, 150, 0.060),
-    ("it passes half", Overtaken({"0": 0.5}, 0.5), 2, 150, 0.110),
-    ("it passes more on the other engines", Overtaken({"0": 1.0}, 3.0), 4, 300, 0.060),
-    ("it passes calls on the other engines only", Overtaken({"1": 1.0}, 2.0), 4, 300, 0.110 + 0.060),
+    ("it passes all that is held, as on the other engines", Overtaken({"0": ALL}, 1.0), 2, 150, 0.060),
+    ("it passes half", Overtaken({"0": OvertakenInLine(0.5, 0.5)}, 0.5), 2, 150, 0.110),
+    ("it passes half of the prefills, and few calls", Overtaken({"0": OvertakenInLine(0.1, 0.5)}, 0.1), 2, 150, 0.110),
+    ("it passes more on the other engines", Overtaken({"0": ALL}, 3.0), 4, 300, 0.060),
+    ("it passes calls on the other engines only", Overtaken({"1": ALL}, 2.0), 4, 300, 0.110 + 0.060),
 ]
 
 
@@ -305,15 +307,16 @@ def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: 
 def fleets(draw: st.DrawFn) -> tuple[list[Engine], Overtaken]:
     """Engines, of which some have calls that wait in the gateway, and the part of these that a call passes."""
     engines = draw(st.lists(ENGINES, min_size=1, max_size=15))
-    shares, passed_calls = dict[str, float](), 0.0
+    passed, passed_calls = dict[str, OvertakenInLine](), 0.0
     for number, engine in enumerate(engines):
         held = draw(st.just(()) | st.lists(st.integers(1, 300), max_size=3).map(tuple))
         engines[number] = replace(engine, held=held, contexts=engine.contexts + held)
         share = draw(st.sampled_from((0.0, 0.0, 0.01, 0.5, 0.99, 1.0))) if held else 0.0
         if share:
-            shares[f"{number}"] = share
-            passed_calls += share * len(held)
-    return engines, Overtaken(shares, passed_calls / len(engines))
+            calls = share * len(held)
+            passed[f"{number}"] = OvertakenInLine(calls, draw(st.sampled_from((share, share / 10))))
+            passed_calls += calls
+    return engines, Overtaken(passed, passed_calls / len(engines))
 
 
 CHOICES = given(
@@ -361,8 +364,11 @@ def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
         assert (1 - ROUNDING) * with_copy_s <= with_copy.total_s
 
 
-AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Overtaken({"0": 1.0}, 1.0)
-HALF_A_TOKEN = [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")], Overtaken({"0": 0.5}, 0.25)
+AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Overtaken({"0": ALL}, 1.0)
+HALF_A_TOKEN = (
+    [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")],
+    Overtaken({"0": OvertakenInLine(0.5, 0.5)}, 0.25),
+)
 
 
 @CHOICES

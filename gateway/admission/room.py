@@ -116,8 +116,8 @@ class Room:
         bound_s = self._bound_s(view, is_shared=is_shared)
         if before_s < bound_s and not (is_shared and self._has_enough(view, tenant, due_s)):
             return None
-        is_kept_back = is_over and precedence is Precedence.REST and _rest_share(view) * before_s < bound_s
-        return "tenant_share" if is_kept_back else "prompts"
+        others_s = self._before_s(view, precedence, now_s, due_s, is_shared=is_shared, is_over=False)
+        return "tenant_share" if is_over and others_s < bound_s else "prompts"
 
     def has_last(self, view: EngineView, tenant: str | None, now_s: float) -> bool:
         """Whether the engine has room for a prompt that it serves last; `tenant` None: one without calls there."""
@@ -184,11 +184,11 @@ class Room:
         queue = view.queue
         if is_over and precedence is Precedence.REST:
             return _all_s(view, now_s, is_shared=True)
-        if precedence is Precedence.ON_TIME:
+        if precedence is Precedence.ON_TIME and not is_over:
             return _prompts_s(view, queue.on_time_before(due_s))
         if precedence is Precedence.SMALL:
             return _prompts_s(view, queue.tokens_of[precedence])
-        if is_shared:
+        if is_shared and not is_over:
             return _rest_share(view) * _all_s(view, now_s, is_shared=True)
         tokens, attention_s = queue.behind()
         return view.slowness * (view.drain_s(tokens) + attention_s) if tokens else 0.0

@@ -114,6 +114,13 @@ def test_of_a_tenant_over_its_share_nothing_passes_what_others_have_there() -> N
     assert precedences(greedy, engine) == []
 
 
+def test_of_a_tenant_over_its_share_prompts_on_time_pass_only_the_one_that_is_computed() -> None:
+    """Otherwise another tenant's next prompt would wait for both its late prompts and those on time."""
+    greedy, engine = greedy_room("ab"), new_engine(of(Precedence.REST, 5_000), of(Precedence.REST, 5_000))
+    assert greedy.waits_for(engine, "a", 0.0, Precedence.ON_TIME, due_s=60.0) == "tenant_share"
+    assert greedy.waits_for(engine, "b", 0.0, Precedence.ON_TIME, due_s=60.0) is None
+
+
 def test_for_a_tenant_over_its_share_everything_counts() -> None:
     engine = new_engine(of(Precedence.ON_TIME), of(Precedence.SMALL))
     assert precedences(greedy_room("ab"), engine) == []

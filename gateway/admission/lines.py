@@ -98,7 +98,7 @@ class Lines:
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
         self.room.conversations.came(call.tenant, call.conversation, now_s)
-        overtaken = _overtaken(router, self._lines, call) if router.waiting else NONE_OVERTAKEN
+        overtaken = self._overtaken(call, now_s) if router.waiting else NONE_OVERTAKEN
         placement = router.select(
             asked,
             now_s,
@@ -179,6 +179,21 @@ class Lines:
         assert call.booking is not None
         self._router.release(call.booking, now_s, delivered=False)
         call.released, call.booking = call.booking, None
+
+    def _overtaken(self, call: Waiting, now_s: float) -> Overtaken:
+        """The waiting calls that the call would overtake by fair shares if it joined now."""
+        tenant, lines = call.tenant, self._lines.items()
+        found = {engine_id: one for engine_id, line in lines if (one := line.overtaken(tenant))}
+        engines = len(self._router.models.able(call.call.model))
+        if not found or not engines:
+            return NONE_OVERTAKEN
+        calls = sum(one.calls for one in found.values())
+        return Overtaken(found, calls / engines, self._sent_weight(tenant, now_s))
+
+    def _sent_weight(self, tenant: str, now_s: float) -> float:
+        """`Overtaken.sent_weight` for a new call of the tenant."""
+        calls, all_calls = 1 + self._uses[tenant].running, 1 + sum(self._router.demand.active.values())
+        return min(1.0, calls / (self.room.active.share(tenant, now_s) * all_calls))
 
     def _on_earlier(self, tenant: str) -> None:
         for line in self._lines.values():
@@ -345,14 +360,6 @@ class Lines:
         """Set an alarm for the time at which the tenant's next call has room without a further event."""
         due_s, view = self._due_s(line.next_call(tenant), now_s), self._router.engines[engine_id].view
         self._alarms.by(engine_id, self.room.due_s(view, tenant, now_s, due_s=due_s), now_s)
-
-
-def _overtaken(router: Router, lines: Mapping[str, Line[Waiting]], call: Waiting) -> Overtaken:
-    """The waiting calls that the call would overtake by fair shares if it joined now."""
-    found = {engine_id: one for engine_id, line in lines.items() if (one := line.overtaken(call.tenant))}
-    engines = len(router.models.able(call.call.model))
-    calls = sum(one.calls for one in found.values())
-    return Overtaken(found, calls / engines) if found and engines else NONE_OVERTAKEN
 
 
 def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:

@@ -104,6 +104,8 @@ class CallToPlace:
     """The most seconds that a later call is taken to wait behind this one (`ELSEWHERE`)."""
     jct_s: float = inf
     """What is left of the JCT, as for `ttft_s`."""
+    sent_weight: float = 1.0
+    """As `Overtaken.sent_weight`."""
 
     @classmethod
     def of(cls, call: Call, situation: Situation) -> CallToPlace:
@@ -113,7 +115,8 @@ class CallToPlace:
         output_tokens, coming = situation.traffic.expected_output_tokens(call.output_limit), situation.coming()
         costs, tokens = situation.engines[0].cost_model, round(coming.prompt_tokens)
         prefill_s = costs.added_s(tokens, 0)[0] * costs.tokens_per_s / coming.tokens_per_s
-        return cls(call, output_tokens, ttft_s, coming.rate_s / coming.tokens_per_s, ELSEWHERE * prefill_s, jct_s)
+        rate, sent_weight = coming.rate_s / coming.tokens_per_s, situation.overtaken.sent_weight
+        return cls(call, output_tokens, ttft_s, rate, ELSEWHERE * prefill_s, jct_s, sent_weight)
 
     def late_s(self, cost: DelayCost) -> float:
         """By how many seconds the TTFT or the JCT will be missed, the larger of both; 0 if both will be met."""
@@ -247,7 +250,7 @@ def delay_beside(
             before_s = known.iteration_s
         else:
             before_s = costs.decode_iteration_s(calls, context_tokens)
-        slow_s = slowness * calls * LEFT_SHARE * output_tokens * (after_s - before_s)
+        slow_s = slowness * counted(asked, engine, calls) * LEFT_SHARE * output_tokens * (after_s - before_s)
     return DelayCost(queue_s, prefill_s, slowness * output_tokens * after_s, stall_s, slow_s, later_s)
 
 
@@ -264,7 +267,14 @@ def _prompt_s(
     prefill_s = slowness * (drain_s + attention_s)
     wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
     later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets fewer calls
-    return prefill_s, STALLED_SHARE * calls * work_s, later_s
+    return prefill_s, STALLED_SHARE * counted(asked, engine, calls) * work_s, later_s
+
+
+def counted(asked: CallToPlace, engine: EngineView, calls: int) -> float:
+    """The engine's `calls`, where a sent one counts with its weight."""
+    if asked.sent_weight == 1.0:
+        return calls
+    return calls - (1.0 - asked.sent_weight) * (engine.calls - engine.queue.unsent)
 
 
 def change_gain_s(

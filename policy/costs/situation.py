@@ -123,6 +123,10 @@ class Overtaken(NamedTuple):
     """By engine, where any call is overtaken."""
     calls: float
     """The mean number of overtaken calls for each engine. The new call delays them wherever it goes."""
+    sent_weight: float = 1.0
+    """The weight of a second by which the new call delays one that was sent: its tenant's part of all calls over its
+    fair share, at most 1. Otherwise one tenant's many calls would keep another tenant's few from an engine.
+    """
 
 
 NONE_OVERTAKEN: Final = Overtaken({}, 0.0)

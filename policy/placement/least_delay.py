@@ -32,6 +32,7 @@ from plait.policy.costs.delay import (
     Rank,
     calls_beside,
     cost_with_copy,
+    counted,
     joined_cost,
     offer,
 )
@@ -336,10 +337,11 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
     for engine in engines:
         until_s, least_s, iteration_s, deepening, calls, slowness = engine.floor or engine.find_floor()
         queue_s = until_s - now_s
+        delayed: float = calls
         if queue_s < least_s:  # a call of `max` would take a third of the loop
             queue_s = least_s
         if overtaken.calls:
-            queue_s, calls = _overtaking(engine, overtaken, queue_s)
+            queue_s, delayed = _overtaking(asked, engine, overtaken, queue_s)
             iteration_s, deepening = engine.cost_model.decode_iteration_s(1, 0.0), 0.0
         if not waits:
             queue_s = 0.0
@@ -348,22 +350,22 @@ def floors(asked: CallToPlace, situation: Situation, engines: Sequence[EngineVie
         wait_s = slowness * (queue_s + half_s)
         if wait_s > most_wait_s:
             wait_s = most_wait_s
-        costs_s.append(slowness * (fixed_s + own_s + added_s * stalled * calls + later * wait_s))
+        costs_s.append(slowness * (fixed_s + own_s + added_s * stalled * delayed + later * wait_s))
         if copy_blocks:
             wait_s = slowness * (queue_s + copy_half_s)
             if wait_s > most_wait_s:
                 wait_s = most_wait_s
-            delays_s = copy_own_s + copy_added_s * stalled * calls + copy_later * wait_s
+            delays_s = copy_own_s + copy_added_s * stalled * delayed + copy_later * wait_s
             with_copy_s.append(slowness * (fixed_s + delays_s))
     return Floors(costs_s, with_copy_s)
 
 
-def _overtaking(engine: EngineView, overtaken: Overtaken, queue_s: float) -> tuple[float, int]:
-    """(queue seconds, calls) of an engine for a call that overtakes calls in the gateway's lines."""
+def _overtaking(asked: CallToPlace, engine: EngineView, overtaken: Overtaken, queue_s: float) -> tuple[float, float]:
+    """(queue seconds, calls as `counted`) of an engine for a call that overtakes calls in the gateway's lines."""
     if queue_s and engine.engine_id in overtaken.lines:
         sent_s = engine.drain_s(engine.queue.sent_tokens) + engine.queue.sent_attention_s
         queue_s = max(0.0, sent_s - engine.queue.most_progress_s)
-    return queue_s, calls_beside(engine, overtaken)
+    return queue_s, counted(asked, engine, calls_beside(engine, overtaken))
 
 
 def _models(engines: Sequence[EngineView]) -> Collection[CostModel]:

@@ -81,6 +81,27 @@ def test_a_slot_that_is_kept_is_taken_once_it_need_not_be_although_nothing_happe
     assert waiting.is_sent
 
 
+# Where a tenant's calls go beside others'.
+
+
+def test_a_light_tenants_call_joins_a_flood_rather_than_wait_behind_another_one_of_its_own() -> None:
+    """It overtakes what waits, and delays what was sent only by the tenant's part."""
+    fleet = WaitingFleet("x", "y")
+    flood = [fleet.enter("heavy", 64) for _ in range(400)]
+    for call in flood:
+        fleet.first_byte(call)
+    for call in flood:
+        if fleet.engine_of(call) == "y":
+            fleet.end(call)
+    for _ in range(3):
+        call = fleet.enter("light", 3_000)
+        assert fleet.engine_of(call) == "y", "nobody waits there, so each second of delay counts"
+    fleet.go(call)
+    for _ in range(4):
+        fleet.enter("heavy", 3_000)
+    assert fleet.engine_of(fleet.enter("light", 3_000)) == "x"
+
+
 # What the room counts.
 
 

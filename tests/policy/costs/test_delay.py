@@ -178,6 +178,15 @@ def test_a_call_does_not_wait_for_what_it_passes_but_delays_it_wherever_it_goes(
     assert cost.slow_s == pytest.approx(calls * 10 * (0.001 + 0.000_71))
 
 
+def test_the_delay_of_a_call_that_was_sent_counts_by_its_weight() -> None:
+    """One was sent, and another one waits in the gateway."""
+    (view,) = situation(Engine(waiting=(50,), held=(100,), contexts=(50, 100))).engines
+    asked = CallToPlace(call_of("prefix"), OUTPUT_TOKENS, inf)
+    whole, part = (delay_cost(replace(asked, sent_weight=weight), view, 0, 0.0) for weight in (1.0, 0.25))
+    assert (part.stall_s, part.slow_s) == pytest.approx((whole.stall_s * 1.25 / 2, whole.slow_s * 1.25 / 2))
+    assert part == replace(whole, stall_s=part.stall_s, slow_s=part.slow_s)
+
+
 def place(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> tuple[str, str]:
     placement = least_delay(call_of(prompt), situation(*engines, prompt=prompt, turn=turn))
     return placement.engine_id, placement.reason
@@ -324,6 +333,7 @@ CHOICES = given(
     output_tokens=st.sampled_from((1, OUTPUT_TOKENS)),
     slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
     slo=st.sampled_from((None, None, Slo(ttft_s=0.2), Slo(ttft_s=0.01), Slo(jct_s=0.5), Slo(jct_s=0.02))),
+    sent_weight=st.sampled_from((1.0, 1.0, 0.5, 0.001)),
     uses=st.sampled_from((0, 1, 20, 500)),
     most_wait_s=st.sampled_from((inf, MOST_WAIT_S, 0.01)),
     prompt=st.sampled_from(("prefix", "preface", "other", "p")),
@@ -336,12 +346,14 @@ def choice(
     output_tokens: int,
     slowness: list[float],
     slo: Slo | None,
+    sent_weight: float,
     uses: int,
     most_wait_s: float,
     prompt: str,
 ) -> tuple[CallToPlace, Situation]:
     """The call, and the engines with these paces. The fast ones serve calls with a TTFT or a JCT first."""
     engines, overtaken = chosen
+    overtaken = overtaken._replace(sent_weight=sent_weight if overtaken.lines else 1.0)
     fleet = used(situation(*engines, prompt=prompt), uses)._replace(overtaken=overtaken, coming=lambda: COMING)
     for view, slow in zip(fleet.engines, slowness, strict=False):
         view.slowness = slow
@@ -349,7 +361,7 @@ def choice(
     rate, call = COMING.rate_s / COMING.tokens_per_s, call_of(prompt)._replace(slo=slo, arrived_s=fleet.now_s)
     times_s = (slo or NO_SLO).ttft_s, (slo or NO_SLO).jct_s
     ttft_s, jct_s = (inf if time_s is None else time_s for time_s in times_s)
-    return CallToPlace(call, output_tokens, ttft_s, rate, most_wait_s, jct_s), fleet
+    return CallToPlace(call, output_tokens, ttft_s, rate, most_wait_s, jct_s, overtaken.sent_weight), fleet
 
 
 @CHOICES
@@ -373,9 +385,25 @@ HALF_A_TOKEN = (
 
 @CHOICES
 @example(
-    chosen=AN_IDLE_ENGINE, output_tokens=20, slowness=[1.0, 1.0], slo=None, uses=0, most_wait_s=inf, prompt="prefix"
+    chosen=AN_IDLE_ENGINE,
+    output_tokens=20,
+    slowness=[1.0, 1.0],
+    slo=None,
+    sent_weight=1.0,
+    uses=0,
+    most_wait_s=inf,
+    prompt="prefix",
 )
-@example(chosen=HALF_A_TOKEN, output_tokens=1, slowness=[1.0, 1.2], slo=None, uses=0, most_wait_s=inf, prompt="prefix")
+@example(
+    chosen=HALF_A_TOKEN,
+    output_tokens=1,
+    slowness=[1.0, 1.2],
+    slo=None,
+    sent_weight=1.0,
+    uses=0,
+    most_wait_s=inf,
+    prompt="prefix",
+)
 def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
     asked, fleet = choice(**chosen)
     offers = [offer(asked, fleet, engine) for engine in fleet.engines]

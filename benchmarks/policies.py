@@ -79,7 +79,15 @@ def _report(plan: Plan, results: Mapping[Task, Runs]) -> Report:
     return Report(
         lines=[*markdown(found), *interval_table(by_figure)],
         claims=[*claims(found), *interval_claims(by_figure)],
-        results=[{**asdict(cell), "seeds": seeds[cell], "policies": by_policy} for cell, by_policy in found.items()],
+        results=[
+            {
+                **asdict(cell),
+                "seeds": seeds[cell],
+                "policies": by_policy,
+                "over_best": {name: asdict(by_cell[cell]) for name, by_cell in by_figure.items() if cell in by_cell},
+            }
+            for cell, by_policy in found.items()
+        ],
         inputs=asdict(plan),
         plot=partial(plot, found),
     )

@@ -216,8 +216,8 @@ def cost_with_copy(asked: CallToPlace, offer: Offer, cached_blocks: int, overtak
     Queue and decode are those of the offer.
     """
     engine, cost = offer.engine, offer.cost
-    calls = calls_beside(engine, overtaken) if overtaken.calls else engine.calls
-    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, cost.queue_s)
+    delayed = counted(asked, engine, calls_beside(engine, overtaken)) if overtaken.calls else engine.calls
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, delayed, cost.queue_s)
     return DelayCost(cost.queue_s, prefill_s, cost.decode_s, stall_s, cost.slow_s, later_s)
 
 
@@ -241,7 +241,8 @@ def delay_beside(
     The engine has `calls` others, whose contexts sum to `context_tokens`.
     """
     output_tokens, slowness, costs = asked.output_tokens, engine.slowness, engine.cost_model
-    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, calls, queue_s)
+    delayed = calls if asked.sent_weight == 1.0 else counted(asked, engine, calls)
+    prefill_s, stall_s, later_s = _prompt_s(asked, engine, cached_blocks, delayed, queue_s)
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
     if calls:
@@ -250,14 +251,14 @@ def delay_beside(
             before_s = known.iteration_s
         else:
             before_s = costs.decode_iteration_s(calls, context_tokens)
-        slow_s = slowness * counted(asked, engine, calls) * LEFT_SHARE * output_tokens * (after_s - before_s)
+        slow_s = slowness * delayed * LEFT_SHARE * output_tokens * (after_s - before_s)
     return DelayCost(queue_s, prefill_s, slowness * output_tokens * after_s, stall_s, slow_s, later_s)
 
 
 def _prompt_s(
-    asked: CallToPlace, engine: EngineView, cached_blocks: int, calls: int, queue_s: float
+    asked: CallToPlace, engine: EngineView, cached_blocks: int, delayed: float, queue_s: float
 ) -> tuple[float, float, float]:
-    """(prefill, stall of the engine's `calls`, delay of later calls) of a prompt that starts after `queue_s`."""
+    """(prefill, stall of the `delayed` calls, delay of later calls) of a prompt that starts after `queue_s`."""
     call, slowness, costs = asked.call, engine.slowness, engine.cost_model
     cached_tokens = cached_blocks * call.block_tokens
     missed_tokens = call.prompt_tokens - cached_tokens
@@ -267,13 +268,11 @@ def _prompt_s(
     prefill_s = slowness * (drain_s + attention_s)
     wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
     later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets fewer calls
-    return prefill_s, STALLED_SHARE * counted(asked, engine, calls) * work_s, later_s
+    return prefill_s, STALLED_SHARE * delayed * work_s, later_s
 
 
 def counted(asked: CallToPlace, engine: EngineView, calls: int) -> float:
     """The engine's `calls`, where a sent one counts with its weight."""
-    if asked.sent_weight == 1.0:
-        return calls
     return calls - (1.0 - asked.sent_weight) * (engine.calls - engine.queue.unsent)
 
 

@@ -38,7 +38,9 @@ STANDING_S: Final = 5.0
 """The longest burst. If the queue has not been empty for longer, more requests come than the loop can take."""
 
 MOST_WAIT_S: Final = 0.25
-"""In such a standing queue, requests that have waited longer are refused. Their clients can try another gateway."""
+"""In such a standing queue, requests that have waited longer are refused, but not those of tenants with fewer than an
+equal part of the queue. Their clients can try another gateway.
+"""
 
 REFUSED: Final = 0.5
 """Refusals for each request that begins. A refusal costs a quarter of a beginning, and its client retries at once: with
@@ -124,9 +126,15 @@ class Turns(Generic[JobT]):
                 del self._waiting[tenant]
 
     def expire(self, is_late: Callable[[JobT], bool], most: int) -> list[JobT]:
-        """Remove and return at most `most` jobs that have waited too long, the oldest of each tenant first."""
+        """Remove and return at most `most` jobs that have waited too long, the oldest of each tenant first.
+
+        A tenant with fewer waiting jobs than an equal part keeps them: they have their turns soon.
+        """
         late: list[JobT] = []
+        equal = self.length / max(1, len(self._waiting))
         for tenant, jobs in [*self._waiting.items()]:
+            if len(jobs) < equal:
+                continue
             while jobs and len(late) < most and is_late(jobs[0]):
                 late.append(jobs.popleft())
             if not jobs:

@@ -42,6 +42,15 @@ def test_a_job_that_waits_can_be_forgotten() -> None:
     assert turns.take() is None
 
 
+def test_late_jobs_go_if_they_are_of_tenants_with_at_least_an_equal_part() -> None:
+    turns: Turns[str] = Turns(1)
+    for job in ("a1", "b1", "b2", "b3", "c1", "c2"):
+        turns.add(job[0], job)
+    assert turns.expire(lambda job: job != "b3", 9) == ["b1", "b2", "c1", "c2"]
+    assert turns.length == 2
+    assert sorted(turns.expire(lambda _: True, 9)) == ["a1", "b3"], "each has an equal part now"
+
+
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "take", "done", "remove"])), max_size=60),

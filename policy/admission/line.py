@@ -330,6 +330,8 @@ class Line(Generic[T]):
     def check(self) -> None:
         """Assert the invariants; for tests."""
         assert abs(self.work_s - sum(ticket.work_s for ticket in self._tickets)) < 1e-6
+        assert abs(self._prefill_s - sum(ticket.prefill_s for ticket in self._tickets)) < 1e-6
+        assert abs(self._prefill_s - sum(tenant.prefill_s for tenant in self._tenants.values())) < 1e-6
         assert sum(tenant.waiting for tenant in self._tenants.values()) == len(self._tickets)
         for name, tenant in self._tenants.items():
             queued = [ticket for of_rank in tenant.classes.values() for ticket in of_rank.tickets]

@@ -15,7 +15,7 @@ taking calls, its line is placed again (`Moves`). See docs/design/admission.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
 from typing import Final
@@ -32,6 +32,7 @@ from plait.gateway.timed_events import At
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import MAY_PASS, Line
 from plait.policy.costs.delay import CallToPlace, change_gain_s
+from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.costs.situation import NONE_OVERTAKEN, Overtaken
 from plait.policy.types import Placement
@@ -184,16 +185,18 @@ class Lines:
         """The waiting calls that the call would overtake by fair shares if it joined now."""
         tenant, lines = call.tenant, self._lines.items()
         found = {engine_id: one for engine_id, line in lines if (one := line.overtaken(tenant))}
-        engines = len(self._router.models.able(call.call.model))
+        engines = self._router.models.able(call.call.model)
         if not found or not engines:
             return NONE_OVERTAKEN
         calls = sum(one.calls for one in found.values())
-        return Overtaken(found, calls / engines, self._sent_weight(tenant, now_s))
+        return Overtaken(found, calls / len(engines), self._sent_weight(engines, tenant, now_s))
 
-    def _sent_weight(self, tenant: str, now_s: float) -> float:
-        """`Overtaken.sent_weight` for a new call of the tenant."""
-        calls, all_calls = 1 + self._uses[tenant].running, 1 + sum(self._router.demand.active.values())
-        return min(1.0, calls / (self.room.active.share(tenant, now_s) * all_calls))
+    def _sent_weight(self, engines: Collection[EngineView], tenant: str, now_s: float) -> float:
+        """`Overtaken.sent_weight` of a new call of the tenant that goes to one of these engines."""
+        own = 1 + sum(self.room.sent.get((view.engine_id, tenant), 0) for view in engines)
+        own += sum(line.waiting(tenant) for view in engines if (line := self._lines.get(view.engine_id)))
+        every = 1 + sum(view.outstanding for view in engines)
+        return min(1.0, own / (self.room.active.share(tenant, now_s) * every))
 
     def _on_earlier(self, tenant: str) -> None:
         for line in self._lines.values():

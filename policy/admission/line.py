@@ -187,6 +187,10 @@ class Line(Generic[T]):
         """How many tenants have waiting calls."""
         return len(self._tenants)
 
+    def waiting(self, tenant: str) -> int:
+        """How many calls of a tenant wait."""
+        return self._tenants[tenant].waiting if tenant in self._tenants else 0
+
     def is_of(self, tenant: str) -> bool:
         """Whether all waiting calls are this tenant's."""
         return self._tenants.keys() == {tenant}

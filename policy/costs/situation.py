@@ -113,7 +113,7 @@ class OvertakenInLine(NamedTuple):
 
     calls: float
     prefill: float
-    """Their part of the line's prefills, in seconds: many calls with short prompts are a small part."""
+    """The overtaken part of the line's prefill seconds: many calls with short prompts are a small part."""
 
 
 class Overtaken(NamedTuple):
@@ -124,8 +124,8 @@ class Overtaken(NamedTuple):
     calls: float
     """The mean number of overtaken calls for each engine. The new call delays them wherever it goes."""
     sent_weight: float = 1.0
-    """The weight of a second by which the new call delays one that was sent: its tenant's part of all calls over its
-    fair share, at most 1. Otherwise one tenant's many calls would keep another tenant's few from an engine.
+    """The weight of a second by which the new call delays one that was sent: the tenant's part of the placed calls
+    over its fair share, at most 1. With a weight of 1, one tenant's many calls keep another's few from an engine.
     """
 
 

@@ -102,6 +102,20 @@ def test_a_light_tenants_call_joins_a_flood_rather_than_wait_behind_another_one_
     assert fleet.engine_of(fleet.enter("light", 3_000)) == "x"
 
 
+def test_what_a_tenant_has_on_other_engines_does_not_count() -> None:
+    fleet = WaitingFleet("x", "y")
+    for _ in range(20):
+        fleet.enter("heavy", 64)
+    fleet.enter("light", 64)
+    lines, views = fleet.admission.queue.lines, {name: engine.view for name, engine in fleet.router.engines.items()}
+    calls = {name: [one for one in fleet.entered if fleet.engine_of(one) == name] for name in views}
+    for name, view in views.items():
+        light = 1 + sum(one.tenant == "light" for one in calls[name])
+        expected = min(1.0, light / (0.5 * (1 + len(calls[name]))))
+        assert lines._sent_weight([view], "light", 0.0) == pytest.approx(expected)
+    assert lines._sent_weight([*views.values()], "light", 0.0) == pytest.approx(2 / (0.5 * 22))
+
+
 # What the room counts.
 
 

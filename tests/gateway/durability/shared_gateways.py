@@ -28,18 +28,31 @@ def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
     return memory
 
 
+class SharedServed(DurableServed):
+    """A gateway that takes over what no other has while `keeping` runs."""
+
+    keeping: asyncio.Task[None]
+
+    async def hang(self) -> None:
+        """It does nothing more: it does not even notice that the others have given it up."""
+        self.keeping.cancel()
+        self.durability.log.jobs.regular = None
+        self.durability.freeze()
+        await self.durability.log.run(lambda: None)  # behind what its store's thread had begun
+
+
 @asynccontextmanager
-async def gateway(name: str, **sessions: Any) -> AsyncIterator[DurableServed]:
+async def gateway(name: str, **sessions: Any) -> AsyncIterator[SharedServed]:
     """One that takes over what nobody has."""
     server = {"api_keys": KEYS, "advertise_url": f"http://{name}", "peer_key": "p" * 32, "secret": "s" * 32}
-    served = DurableServed(None, {"server": server, "store": {"url": "postgresql://plait@db/plait"}}, **sessions)
+    served = SharedServed(None, {"server": server, "store": {"url": "postgresql://plait@db/plait"}}, **sessions)
     await served.recover()
     assert served.durability.membership is not None
-    keeping = asyncio.create_task(served.durability.membership.keep())
+    served.keeping = asyncio.create_task(served.durability.membership.keep())
     try:
         yield served
         check(served.executor)
     finally:
-        keeping.cancel()
+        served.keeping.cancel()
         served.durability.log.jobs.regular = None
         await served.kill()

@@ -43,8 +43,7 @@ async def test_another_gateway_goes_on_with_values_and_interrupted_calls(shared:
         await ended(await one.submit("Write {{code}}", "code"))
         await until(lambda: "Write " in one.engine.running)
         assert (await ended(await one.get("task"))).json["value"] == "a game"
-        one.durability.log.jobs.regular = None
-        one.durability.freeze()  # it hangs
+        await one.hang()
         shared.give_up(epoch_of(one))
         got = await two.get("code")
         await until(lambda: "Write " in two.engine.running)

@@ -94,6 +94,8 @@ LIMITS: Final = (
               "Send fewer at one time; start more workers or gateways."),
     ErrorCode("too_many_open_bytes", 429, AFTER, "The key's open requests have more bytes than `max_open_body_bytes`.",
               "Wait for answers, or raise the limit."),
+    ErrorCode("too_many_open_requests", 429, AFTER, "Most connections are in use, many of them by this key.",
+              "Send fewer at one time, or raise `max_connections`."),
     ErrorCode("too_many_waiting_prompts", 429, AFTER, "Too many bytes of long prompts wait to be tokenized.",
               "Send fewer long prompts at one time, or raise `max_waiting_prompt_bytes`."),
     ErrorCode("too_many_held_bytes", 429, AFTER, "The tenant's recorded answers have more bytes than may be held.",

@@ -217,6 +217,10 @@ class UnsupportedError(CallerError, status=501, code="unsupported"):
     """Plait does not support a valid part of the request, and refuses the request instead of ignoring the part."""
 
 
+class TooManyOpenRequestsError(LimitError, code="too_many_open_requests"):
+    """Most connections are in use, many of them by this tenant. The answer closes its connection."""
+
+
 class TooManyConnectionsError(PlaitError, status=503, code="too_many_connections", quotes=False):
     """The server has no room for another connection."""
 

@@ -130,8 +130,8 @@ class Gateway:
             config, self.engines, self._keys, self._admin.keys, self._terms, registry=self._registry
         )
         self._relay = relay = self._new_relay()
-        self._bodies = new_bodies(config, self._forwarding.peers)
-        self._chained = ChainedCalls(executor, reader, relay, programs, self._bodies, stored=self._stored)
+        self.bodies = new_bodies(config, self._forwarding.peers)
+        self._chained = ChainedCalls(executor, reader, relay, programs, self.bodies, stored=self._stored)
         completions = CompletionApi(reader, relay, self._chained, self._forwarding, self.refusals)
         self._rest = self._new_rest()
         self._requests = OpenRequests(self._new_routes(completions), self.refusals.outermost)
@@ -172,7 +172,7 @@ class Gateway:
 
     def _new_routes(self, completions: CompletionApi) -> ASGIApp:
         """All routes. Calls go straight to the data path, all other requests through Starlette."""
-        keys, forwarding, bodies = self._keys, self._forwarding, self._bodies
+        keys, forwarding, bodies = self._keys, self._forwarding, self.bodies
         rest: ASGIApp = self._rest
         if not forwarding.is_alone:
             self._shared_engines = SharedEngines(rest, forwarding, self.engines)
@@ -194,16 +194,16 @@ class Gateway:
         )
         rest = Starlette(
             routes=[
-                *SemanticApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
-                *ProgramApi(self._chained, self._keys, self._bodies, self.config.sessions.keep_alive_s).routes,
+                *SemanticApi(self._chained, self._keys, self.bodies, self.config.sessions.keep_alive_s).routes,
+                *ProgramApi(self._chained, self._keys, self.bodies, self.config.sessions.keep_alive_s).routes,
                 *self._new_operations().routes,
                 *About(self.router, self._keys, self._admin).routes,
                 *ResponsesApi(self._chained, self._keys).routes,
                 *live.routes,
-                *AdminApi(self.engines, self._admin, self._bodies).routes,
+                *AdminApi(self.engines, self._admin, self.bodies).routes,
                 *StatusApi(self._watched, self._admin, self._forwarding).routes,
                 *ReceiptsApi(self._receipts, self._keys, self._admin, self._tenants.label, self._forwarding).routes,
-                *ExplainApi(self._reader, self._receipts, self._admin, self._bodies).routes,
+                *ExplainApi(self._reader, self._receipts, self._admin, self.bodies).routes,
                 UNKNOWN_PATH,
             ],
             exception_handlers=ANSWERS,

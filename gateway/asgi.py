@@ -21,6 +21,7 @@ from plait.backends.errors import (
     NoWebSocketError,
     PlaitError,
     SessionWaitingError,
+    TooManyOpenRequestsError,
 )
 from plait.gateway.ids import LABEL
 
@@ -433,6 +434,8 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
         headers.append((b"upgrade", b"HTTP/1.1"))
     if isinstance(error, EncodingNotSupportedError):
         headers.append((b"accept-encoding", error.taken.encode()))
+    if isinstance(error, TooManyOpenRequestsError):
+        headers.append((b"connection", b"close"))
     if isinstance(error, SessionWaitingError):
         headers.append((b"plait-session-position", b"%d" % error.position))
     if not isinstance(error, CallerError) or error.status == 409:  # without the header, SDKs retry all of these

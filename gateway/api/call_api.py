@@ -338,9 +338,10 @@ class CallApi:
             tenant, known = self.keys.check(scope), body  # without a valid key, not even the log reads the body
             if self.bodies.begin(tenant, len(body)):
                 call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
+                call.requests = 1
                 asked = self.completions.read(incoming)
                 if asked is None:
-                    self.bodies.remove(tenant, len(body))
+                    self.bodies.remove(tenant, len(body), 1)
         except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
             self.refusals.no_call(msgspec.structs.replace(incoming, body=known, tenant=tenant), error)
             call.end(error)
@@ -421,11 +422,13 @@ class PlainCall(msgspec.Struct, eq=False):
     client: WrittenClient
     on_end: OnEnd
     delivery: Delivery | None = None
+    requests: int = 0
+    """1 while its request counts among the tenant's."""
 
     def end(self, error: BaseException | None) -> None:
         """The call has ended. `error`: a `PlaitError` that the client has to be sent, or a bug, or None."""
         self.client.on_gone = None
-        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
+        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), self.requests)
         if isinstance(error, PlaitError):
             self.api.refuse(self.incoming, error, self.client)
             error = None
@@ -438,7 +441,7 @@ class PlainCall(msgspec.Struct, eq=False):
             if self.delivery is not None:
                 self.api.completions.relay.cancel(self.delivery)
         finally:
-            self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body))
+            self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), self.requests)
 
     def gone(self) -> None:
         try:

@@ -27,7 +27,7 @@ from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.server.connection import ClientBounds
 from plait.gateway.server.http_server import Stops, run_draining_server
 from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
-from plait.gateway.server.request_bounds import RequestLimits
+from plait.gateway.server.request_bounds import RequestLimits, bounds_by_descriptors
 from plait.gateway.server.slow_clients import SlowClients
 from plait.gateway.server.workers import Worker, WorkerProcesses
 
@@ -173,7 +173,9 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
         body_timeout_s=server.body_timeout_s,
     )
     slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
-    bounds = ClientBounds(limits, gateway.refusals.unread, slow_clients, share=worker.share)
+    connections = bounds_by_descriptors(server.max_connections)
+    gateway.bodies.serve(connections.max_connections)
+    bounds = ClientBounds(limits, gateway.refusals.unread, slow_clients, connections, worker.share)
     on_hangup = partial(gateway.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
-    run_draining_server(gateway.app, worker.sockets, stops, max_connections=server.max_connections, bounds=bounds)
+    run_draining_server(gateway.app, worker.sockets, stops, bounds)

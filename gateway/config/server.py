@@ -57,9 +57,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     wait."""
 
     max_connections: Positive = 10_000
-    """Most connections of clients at one time. Another one is answered with 503 and closed. The process needs twice as
-    many file descriptors, because of the calls on engines, and 200 more. The process raises its limit of descriptors
-    up to the hard limit (ulimit -Hn). If the hard limit is too low, clients get fewer connections, and the log says how
+    """Most connections of clients at one time. Another one is answered with 503 and closed. When 7/8 of them have open
+    requests, further requests of the keys with most of these are answered with 429. The process needs twice as many
+    file descriptors, because of the calls on engines, and 200 more. The process raises its limit of descriptors up to
+    the hard limit (ulimit -Hn). If the hard limit is too low, clients get fewer connections, and the log says how
     many."""
 
     max_headers: Positive = 128

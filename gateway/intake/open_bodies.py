@@ -1,15 +1,16 @@
-"""Reads the bodies of all requests: decodes them, and limits them by size, by tenant and by rate."""
+"""Reads the bodies of all requests: decodes them, and limits them by number, by size, by tenant and by rate."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from math import inf
 from typing import Final, Self
 
 import msgspec
 from starlette.types import Receive, Scope
 
-from plait.backends.errors import BodyTooLargeError, LimitError, ReachedLimit
+from plait.backends.errors import BodyTooLargeError, LimitError, ReachedLimit, TooManyOpenRequestsError
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
 from plait.gateway.intake.body_encodings import decoder_of
 from plait.gateway.intake.turns import LoopTurns
@@ -21,6 +22,9 @@ LARGE_BYTES: Final = 64 * 1024
 BYTES_PER_S: Final = 100e6
 """The rate of a tenant's large bodies while the event loop is late. A byte costs some 5 ns to receive, join and decode,
 so that a tenant's bodies then take half of the loop at most."""
+
+SPARE: Final = 1 / 8
+"""The part of the connections that tenants with many requests leave to others, to health checks and to operators."""
 
 ADMIN: Final = "admin"
 """The owner of the bodies that operators send; no tenant has this identity."""
@@ -47,11 +51,14 @@ class BodyPace:
 
 
 class OpenBodies:
-    """Counts each tenant's body bytes, from their arrival to the end of the request.
+    """Counts each tenant's requests and their body bytes, from their arrival to the end of the request.
 
     `max_bytes` limits one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all bodies of a tenant. A body
     waits for its tenant's turn (`turns`). While the loop is late, bodies above `LARGE_BYTES` are slowed down (`pace`).
     """
+
+    most_requests: float = inf
+    """With as many open in all, only tenants with few of them may add one."""
 
     def __init__(
         self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None, *, max_multipart_bytes: int = 0
@@ -63,6 +70,12 @@ class OpenBodies:
         self._pace = pace or BodyPace()
         self._max_tenant_bytes = max_tenant_bytes
         self._bytes: dict[str, int] = {}
+        self._requests: dict[str, int] = {}
+        self._all_requests = 0
+
+    def serve(self, connections: int) -> None:
+        """The server takes so many connections. Each open request has one."""
+        self.most_requests = (1 - SPARE) * connections
 
     def open(self, scope: Scope, tenant: str) -> OpenBody:
         """The body of a tenant's request. Cached in the scope, so that middleware and route share it."""
@@ -72,23 +85,28 @@ class OpenBodies:
         return found
 
     def __repr__(self) -> str:
-        return f"OpenBodies({self._bytes})"
+        return f"OpenBodies({self._requests}, bytes={self._bytes})"
 
     def bytes_of(self, tenant: str) -> int:
         return self._bytes.get(tenant, 0)
 
+    def requests_of(self, tenant: str) -> int:
+        return self._requests.get(tenant, 0)
+
     def begin(self, tenant: str, size: int) -> bool:
-        """Take a turn for a body that has arrived whole, and count it until `remove`. False: no turn is free.
+        """Take a turn for a request whose body is whole, and count both until `remove`. False: no turn is free.
 
         Raises `LimitError`.
         """
         if not self.turns.may_begin(tenant):
             return False
-        self.add(tenant, size)
+        self.add(tenant, size, 1)
         return True
 
-    def add(self, tenant: str, size: int) -> None:
-        """Count `size` bytes. Raises `LimitError` beyond the tenant's limit, and then counts nothing."""
+    def add(self, tenant: str, size: int, requests: int = 0) -> None:
+        """Count `size` bytes, of new `requests`. Raises `LimitError` beyond a limit, and then counts nothing."""
+        if requests and self._all_requests >= self.most_requests:
+            self._check_few(tenant)
         held = self._bytes.get(tenant, 0) + size
         if held > self._max_tenant_bytes:
             raise LimitError(
@@ -99,17 +117,37 @@ class OpenBodies:
                 reached=ReachedLimit("max_open_body_bytes", self._max_tenant_bytes, held),
             )
         self._bytes[tenant] = held
+        if requests:
+            self._requests[tenant] = self._requests.get(tenant, 0) + requests
+            self._all_requests += requests
+
+    def _check_few(self, tenant: str) -> None:
+        """Raises `TooManyOpenRequestsError` if the tenant has half as many requests as the one with the most."""
+        own = self._requests.get(tenant, 0)
+        if 2 * own >= max(self._requests.values()):
+            raise TooManyOpenRequestsError(
+                f"{self._all_requests} requests are open here, {own} of them of this key. Send fewer at once.",
+                retry_after_s=1.0,
+            )
 
     def wait_s(self, tenant: str, size: int) -> float:
         """Seconds to wait after `size` bytes of a large body; 0 unless the loop is late."""
         return self._pace.wait_s(tenant, size, loop_time_s()) if self.turns.is_late() else 0.0
 
-    def remove(self, tenant: str, size: int) -> None:
+    def remove(self, tenant: str, size: int, requests: int = 0) -> None:
+        """Count no longer what was added."""
         left = self._bytes.get(tenant, 0) - size
         if left:
             self._bytes[tenant] = left
         else:
             self._bytes.pop(tenant, None)
+        if requests:
+            self._all_requests -= requests
+            others = self._requests[tenant] - requests
+            if others:
+                self._requests[tenant] = others
+            else:
+                del self._requests[tenant]
 
 
 class OpenBody(msgspec.Struct, eq=False):
@@ -121,6 +159,8 @@ class OpenBody(msgspec.Struct, eq=False):
     bodies: OpenBodies
     tenant: str
     size: int = 0
+    requests: int = 0
+    """1 while the body's request counts."""
     whole: bytes | None = None
 
     def __enter__(self) -> Self:
@@ -130,9 +170,9 @@ class OpenBody(msgspec.Struct, eq=False):
         self.end()
 
     def end(self) -> None:
-        """Stop counting the body, and free its bytes."""
-        size, self.size, self.whole = self.size, 0, None
-        self.bodies.remove(self.tenant, size)
+        """Stop counting the request and its body, and free the bytes."""
+        size, requests, self.size, self.requests, self.whole = self.size, self.requests, 0, 0, None
+        self.bodies.remove(self.tenant, size, requests)
 
     async def read(self, receive: Receive, headers: Headers, max_bytes: int | None = None) -> bytes:
         """The whole body, decoded by its `Content-Encoding`, of at most `max_bytes`. A second call returns it again.
@@ -153,6 +193,8 @@ class OpenBody(msgspec.Struct, eq=False):
     async def pieces(self, receive: Receive, headers: Headers, max_bytes: int) -> AsyncGenerator[bytes]:
         """Yield the body as it comes, without buffering. Raises as `read` does."""
         await self.bodies.turns.begin(self.tenant)
+        self.bodies.add(self.tenant, 0, 1)
+        self.requests += 1
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
                 raise _too_large(max_bytes)

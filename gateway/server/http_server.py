@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from types import FrameType
@@ -22,7 +22,6 @@ from plait.gateway.server.connection import ClientBounds, Connection, Server
 from plait.gateway.server.full_collections import FullCollections
 from plait.gateway.server.listening import ListeningServer, accept_backlog, bound_sockets
 from plait.gateway.server.open_requests import OpenRequests
-from plait.gateway.server.request_bounds import bounds_by_descriptors
 from plait.gateway.server.signals import end_process
 
 BACKLOG = 16_384
@@ -134,15 +133,9 @@ def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
     _run(ListeningServer(config), sockets)
 
 
-def run_draining_server(
-    app: ASGIApp, sockets: Sequence[socket.socket], stops: Stops, *, max_connections: int, bounds: ClientBounds
-) -> None:
-    """Serve on bound sockets until SIGINT or SIGTERM, then stop as `stops` says.
-
-    `max_connections` may be lowered by the limit of file descriptors. `app` has its own `OpenRequests`.
-    """
+def run_draining_server(app: ASGIApp, sockets: Sequence[socket.socket], stops: Stops, bounds: ClientBounds) -> None:
+    """Serve on bound sockets until SIGINT or SIGTERM, then stop as `stops` says. `app` has its own `OpenRequests`."""
     host, port = sockets[0].getsockname()[:2]
-    bounds = replace(bounds, connections=bounds_by_descriptors(max_connections))
     cancels_s = ceil(stops.grace_s) + AFTER_CUT_S
     config = new_config(app, bounds, host=host, port=port, timeout_graceful_shutdown=cancels_s)
     _run(DrainingServer(config, stops), list(sockets))

@@ -202,7 +202,7 @@ class ConnectionBounds:
     """
 
     def __init__(self, max_connections: int, descriptors: float = inf) -> None:
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._spare = min(SPARE_CONNECTIONS, descriptors // 16)
         self._last_descriptor = descriptors - LAST_DESCRIPTORS
         self._refused = 0
@@ -210,10 +210,10 @@ class ConnectionBounds:
 
     def check(self, connections: int, descriptor: int, now_s: float) -> None:
         """Check a new connection, of `connections` in all. Raises `TooManyConnectionsError`."""
-        if connections > self._max_connections:
+        if connections > self.max_connections:
             self._log("max_connections", connections, now_s)
             raise TooManyConnectionsError(
-                f"This gateway serves at most {self._max_connections} connections at one time. "
+                f"This gateway serves at most {self.max_connections} connections at one time. "
                 "Close idle ones, or try again later.",
                 retry_after_s=1.0,
             )
@@ -226,7 +226,7 @@ class ConnectionBounds:
 
     def is_far_above(self, connections: int) -> bool:
         """Whether to abort a new connection without an answer."""
-        return connections > self._max_connections + self._spare
+        return connections > self.max_connections + self._spare
 
     def _log(self, why: str, connections: int, now_s: float) -> None:
         self._refused += 1

@@ -276,7 +276,9 @@ class ServedRequest(Client, eq=False):
         if framing is Framing.CLOSE or (self.requests is not None and self.requests.stopping):
             self.keep_alive = False
         given = [*self.line.default_headers, *headers]
-        if not self.keep_alive:
+        if CLOSE in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
             given.append(CLOSE)
         if status in WITHOUT_BODY or self.scope["method"] == "HEAD":
             framing = Framing.NO_BODY

@@ -138,7 +138,7 @@ async def gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     made: Gateway = request.param(monkeypatch)
     made.router.health.answered("a", {"m": None})
     yield made
-    assert made._bodies._bytes == {}, "a body that has ended counts"
+    assert (made.bodies._bytes, made.bodies._requests) == ({}, {}), "a body that has ended counts"
 
 
 @pytest.mark.parametrize("path", paths())
@@ -172,9 +172,9 @@ async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
 async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
     tenant = ADMIN if is_admin(path) else gateway._keys.check({"headers": [(b"x-api-key", KEY.encode())]})
     held = (MOST_OPEN // gateway._forwarding.peers.count) - 30_000
-    gateway._bodies.add(tenant, held)
+    gateway.bodies.add(tenant, held)
     answer = await ask(gateway, path, begun(path, PIECE), *[PIECE] * 3, key=right(path))
-    gateway._bodies.remove(tenant, held)
+    gateway.bodies.remove(tenant, held)
     assert (answer.status, answer.taken) == (429, 2)
 
 

@@ -215,7 +215,7 @@ async def test_a_defect_as_a_call_is_read_gives_its_body_back(
     connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
     assert api.app.begin(scope, body, connection.client, ended.append) is not None
-    assert (ended, api.bodies.bytes_of("")) == ([defect], 0)
+    assert (ended, api.bodies.bytes_of(""), api.bodies.requests_of("")) == ([defect], 0, 0)
     await api.http.aclose()
 
 
@@ -232,13 +232,28 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
     call = api.app.begin(scope, body, connection.client, ended.append)
     assert call is not None
     assert api.bodies.bytes_of("") > 0
+    assert api.bodies.requests_of("") == 1
     if leaves:
         connection.client.gone()
     else:
         call.cancel()
-    assert (ended, cancelled, api.bodies.bytes_of("")) == ([None] * leaves, ["a delivery"], 0)
+    assert (ended, cancelled) == ([None] * leaves, ["a delivery"])
+    assert (api.bodies.bytes_of(""), api.bodies.requests_of("")) == (0, 0)
     assert connection.client.on_gone is None
     await api.http.aclose()
+
+
+async def test_a_request_is_refused_while_most_connections_are_in_use_by_its_key(api: Api) -> None:
+    api.bodies.serve(connections=8)
+    for _ in range(7):
+        api.bodies.add("", 0, 1)
+    response = await api.post(CHAT, {"messages": HI})
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "too_many_open_requests")
+    assert (response.headers["connection"], response.headers["retry-after"]) == ("close", "1")
+    api.bodies.remove("", 0, 1)
+    for _ in range(3):
+        assert (await api.post(CHAT, {"messages": HI})).status_code == 200
+    assert api.bodies.requests_of("") == 6
 
 
 async def test_a_key_is_asked_for_before_anything_is_read(prompts: PromptReader) -> None:

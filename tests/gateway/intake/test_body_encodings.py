@@ -94,8 +94,8 @@ async def test_a_bomb_stops_at_the_bound(form: str) -> None:
     bodies, counted = OpenBodies(most, 4 * MIB), list[int]()
     real_add = bodies.add
 
-    def add(tenant: str, size: int) -> None:
-        real_add(tenant, size)
+    def add(tenant: str, size: int, requests: int = 0) -> None:
+        real_add(tenant, size, requests)
         counted.append(bodies.bytes_of(tenant))
 
     bodies.add = add  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive
 
-from plait.backends.errors import BodyTooLargeError, LimitError
+from plait.backends.errors import BodyTooLargeError, LimitError, TooManyOpenRequestsError
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
 from plait.gateway.intake.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
 
@@ -98,6 +99,25 @@ def test_the_bytes_are_those_of_the_open_bodies(steps: list[tuple[str, int]]) ->
         assert bodies.bytes_of(tenant) == sum(size for body, size in open_ if body.tenant == tenant)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=80))
+def test_tenants_with_many_requests_leave_the_last_connections_to_others(steps: list[tuple[str, bool]]) -> None:
+    """A step begins a request, or ends one."""
+    bodies, open_ = OpenBodies(MOST, MOST_OF_ALL), Counter[str]()
+    bodies.serve(connections=16)
+    for tenant, begins in steps:
+        if not begins:
+            if open_[tenant]:
+                bodies.remove(tenant, 0, 1)
+                open_[tenant] -= 1
+        elif open_.total() >= 14 and 2 * open_[tenant] >= max(open_.values()):
+            with pytest.raises(TooManyOpenRequestsError, match=f"{open_[tenant]} of them of this key"):
+                bodies.add(tenant, 5, 1)
+        else:
+            bodies.add(tenant, 0, 1)
+            open_[tenant] += 1
+        assert (bodies.requests_of(tenant), bodies.bytes_of(tenant)) == (open_[tenant], 0)
+
+
 async def _read(body: OpenBody, receive: Receive) -> bytes:
     return await body.read(receive, [])
 
@@ -179,6 +199,6 @@ async def test_a_body_is_read_and_counted_once() -> None:
             assert await again.read(sending(b"never read"), []) == b"01234"
             with pytest.raises(BodyTooLargeError, match="4 bytes"):
                 await again.read(sending(b""), [], 4)
-            assert bodies.bytes_of("a") == 5
-        assert bodies.bytes_of("a") == 0
-    assert bodies.bytes_of("a") == 0
+            assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (5, 1)
+        assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (0, 0)
+    assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (0, 0)

@@ -125,7 +125,7 @@ async def _refused_behind(made: Served, data: bytes, count: int) -> dict[str, An
     before = [asyncio.create_task(made.send(data)) for _ in range(count)]
     one = len(data.partition(b"\r\n\r\n")[2])
     async with asyncio.timeout(10.0):
-        while sum(made.gateway._bodies._bytes.values()) < one * sum(not task.done() for task in before):  # noqa: ASYNC110
+        while sum(made.gateway.bodies._bytes.values()) < one * sum(not task.done() for task in before):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     found = await receipt_of(made, data)
     for task in before:

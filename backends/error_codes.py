@@ -100,7 +100,7 @@ LIMITS: Final = (
               "Send fewer long prompts at one time, or raise `max_waiting_prompt_bytes`."),
     ErrorCode("too_many_held_bytes", 429, AFTER, "The tenant's recorded answers have more bytes than may be held.",
               "Read answers, end sessions, or raise `max_held_bytes`."),
-    ErrorCode("too_many_connections", 503, AFTER, "There are as many connections as may be.",
+    ErrorCode("too_many_connections", 503, AFTER, "There are as many connections as may be, none of them idle.",
               "Use fewer, or raise `max_connections` and `ulimit -n`."),
     ErrorCode("too_many_watchers", 429, AFTER, "As many clients watch the gateway as may.", "Close a page."),
     ErrorCode("too_many_sessions", 429, AFTER, "The tenant has as many sessions as may be.", "End some."),

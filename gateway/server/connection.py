@@ -150,6 +150,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return  # until the connection closes
+        self._of_client.connections.idle.pop(self, None)
         self._now_s = self._loop.time()
         try:
             self._reader.read(data, self._now_s)
@@ -225,6 +226,7 @@ class Connection(asyncio.Protocol):
             self._bounds.answered(now_s)
         elif self._bounds.part is Part.NOTHING:
             self._bounds.deadline_s = now_s + self._of_client.idle_s
+            self._of_client.connections.idle[self] = None
         self._look()
 
     # Called by the reader.
@@ -340,6 +342,7 @@ class Connection(asyncio.Protocol):
         self._make_room()
         self._deadline.cancel()
         self._server.connections.discard(self)
+        self._of_client.connections.idle.pop(self, None)
         if self._is_counted and self._of_client.share is not None:
             self._of_client.share.went()
         self._reader.end()

@@ -6,13 +6,14 @@ connections comes from the configuration and from the process's limit of file de
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -195,6 +196,13 @@ def _encoding(headers: Sequence[Header]) -> bytes:
     return b"several" if more else first.strip().lower()
 
 
+class Idle(Protocol):
+    """A connection between two requests."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+
 class ConnectionBounds:
     """The limit of clients' connections. `descriptors` is the process's limit of file descriptors.
 
@@ -203,25 +211,34 @@ class ConnectionBounds:
 
     def __init__(self, max_connections: int, descriptors: float = inf) -> None:
         self.max_connections = max_connections
+        self.idle: dict[Idle, None] = {}  # the longest idle one first
         self._spare = min(SPARE_CONNECTIONS, descriptors // 16)
         self._last_descriptor = descriptors - LAST_DESCRIPTORS
         self._refused = 0
         self._logged_s = -inf
 
     def check(self, connections: int, descriptor: int, now_s: float) -> None:
-        """Check a new connection, of `connections` in all. Raises `TooManyConnectionsError`."""
-        if connections > self.max_connections:
+        """Check a new connection, of `connections` in all. Raises `TooManyConnectionsError`.
+
+        Where there are too many, the one that is idle for longest is closed instead, as its client can open another.
+        """
+        is_one_too_many = connections > self.max_connections
+        if not is_one_too_many and descriptor < self._last_descriptor:
+            return
+        if self.idle:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            oldest.transport.close()
+        elif is_one_too_many:
             self._log("max_connections", connections, now_s)
             raise TooManyConnectionsError(
-                f"This gateway serves at most {self.max_connections} connections at one time. "
-                "Close idle ones, or try again later.",
+                f"This gateway serves at most {self.max_connections} connections at one time. Try again later.",
                 retry_after_s=1.0,
             )
-        if descriptor >= self._last_descriptor:
+        else:
             self._log("file descriptors", connections, now_s)
             raise TooManyConnectionsError(
-                "This gateway has no file descriptor for another connection. Close idle ones, or try again later.",
-                retry_after_s=1.0,
+                "This gateway has no file descriptor for another connection. Try again later.", retry_after_s=1.0
             )
 
     def is_far_above(self, connections: int) -> bool:

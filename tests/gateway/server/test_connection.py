@@ -111,6 +111,25 @@ async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
     assert not running.refused
 
 
+async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() -> None:
+    async with serving(ROOMY) as running:
+        kept = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        for number in (2, 0, 2):
+            kept[number][1].write(GET + b"\r\n")
+            assert (await kept[number][0].readuntil(b"\r\n\r\n/")).startswith(b"HTTP/1.1 200")
+        kept[2][1].write(GET.replace(b"/", b"/wait", 1) + b"\r\n")
+        await asyncio.sleep(0.05)
+        last = GET + b"Connection: close\r\n\r\n"
+        assert (await running.ask(last)).startswith(b"HTTP/1.1 200")
+        assert await kept[0][0].read() == b"", "the only idle one"
+        assert (await running.ask(last)).startswith(b"HTTP/1.1 200"), "the one closed has left its place"
+        kept.append(await asyncio.open_connection("127.0.0.1", running.port))
+        assert (await running.ask(last)).startswith(b"HTTP/1.1 503")
+        for _, writer in kept:
+            writer.close()
+    assert [refused.code for refused in running.refused] == ["too_many_connections"]
+
+
 async def test_a_client_of_http_1_0_may_leave_its_host_out() -> None:
     async with serving(ROOMY) as running:
         assert (await running.ask(b"GET /ready HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n/ready")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from math import inf
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -78,6 +81,21 @@ def test_the_last_descriptors_are_for_no_client() -> None:
     assert not refused(bounds, descriptor=100 - LAST_DESCRIPTORS - 1)
     assert refused(bounds, descriptor=100 - LAST_DESCRIPTORS)
     assert not refused(ConnectionBounds(10, inf), descriptor=10**9)
+
+
+class FakeIdle:
+    def __init__(self) -> None:
+        self.transport: Any = Mock(asyncio.Transport)
+
+
+@pytest.mark.parametrize("few", [{"connections": 11}, {"descriptor": 100 - LAST_DESCRIPTORS}], ids=str)
+def test_the_longest_idle_one_is_closed_for_a_new_one(few: dict[str, int]) -> None:
+    bounds, first, second = ConnectionBounds(10, 100), FakeIdle(), FakeIdle()
+    bounds.idle |= {first: None, second: None}
+    assert not refused(bounds, 10)
+    for closed in (0, 1, 2):
+        assert [one.transport.close.call_count for one in (first, second)] == [closed > 0, closed > 1]
+        assert refused(bounds, **few) == (closed == 2)
 
 
 def test_who_comes_far_above_the_limit_is_not_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from e2e.tenants import KEYS
 CONTEXT_TOKENS = 512
 """Of the model `small`; that of `demo` is the engine's whole KV cache."""
 MAX_BODY_BYTES = 256 * 1024
+
+# A shell starts what runs in its background with SIGINT ignored, which all processes of the tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -198,7 +198,7 @@ class Gateway:
                 *ProgramApi(self._chained, self._keys, self.bodies, self.config.sessions.keep_alive_s).routes,
                 *self._new_operations().routes,
                 *About(self.router, self._keys, self._admin).routes,
-                *ResponsesApi(self._chained, self._keys).routes,
+                *ResponsesApi(self._chained, self._keys, self.bodies).routes,
                 *live.routes,
                 *AdminApi(self.engines, self._admin, self.bodies).routes,
                 *StatusApi(self._watched, self._admin, self._forwarding).routes,

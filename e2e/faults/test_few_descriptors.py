@@ -30,13 +30,16 @@ def test_connections_too_many_are_told_and_calls_go_on(launch: Launcher) -> None
     assert (line["level"], line["descriptors"], line["connections"]) == ("warning", DESCRIPTORS, ALLOWED)
     with ExitStack() as stack:
         address = ("127.0.0.1", gateway.port)
-        clients = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(100)]
+        clients = []
+        for _ in range(100):
+            clients.append(stack.enter_context(socket.create_connection(address, timeout=20)))
+            clients[-1].sendall(GET)  # which is not whole: an idle connection would be closed for the next
         answers = [answer(client) for client in clients[ALLOWED:]]
         statuses = [received.partition(b" ")[2][:3] for received in answers]
         assert statuses == [b"503"] * TOLD + [b""] * (100 - ALLOWED - TOLD)
         assert b"too_many_connections" in answers[0]
         for client in clients[:ALLOWED]:
-            client.sendall(GET + b"\r\n")
+            client.sendall(b"\r\n")
         assert {answer(client).split()[1] for client in clients[:ALLOWED]} == {b"200"}
         body = chat()
         for client in clients[:ALLOWED]:

@@ -127,6 +127,8 @@ def test_templates_of_clients_cost_nobody_else_anything(gateway: Server, templat
 
 def test_connections_are_bounded_and_answered(gateway: Server) -> None:
     held = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(LIMITS["max_connections"])]
+    for client in held:
+        client.sendall(GET)
     answer = sent(gateway, [GET + b"\r\n"])
     for client in held:
         client.close()

@@ -15,7 +15,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, ProgramTooLargeError
 from plait.backends.protocol.client_bodies import mended
@@ -90,7 +90,7 @@ class ProgramApi:
         self._keep_alive_s = keep_alive_s
         self.routes = [Route(PATH, self._run, methods=["POST"])]
 
-    async def _run(self, request: Request) -> Response:
+    async def _run(self, request: Request) -> ASGIApp:
         executor, headers = self._chained.executor, request.scope["headers"]
         tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:
@@ -117,7 +117,7 @@ class ProgramApi:
                 wants_durable(headers),
             )
             session, call_ids = await enter(self._chained.runner, asked)
-        return ProgramResponse(
+        response = ProgramResponse(
             executor,
             session,
             call_ids,
@@ -126,6 +126,7 @@ class ProgramApi:
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
+        return self._bodies.counted(tenant, response)
 
     def _check_size(self, calls: int) -> None:
         most = self._chained.executor.sessions.limits.max_program_calls

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.translation.answer_translator import write_event
@@ -21,6 +21,7 @@ from plait.gateway.chaining.background_answer import BackgroundAnswer, events_fr
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.unstored import unstored_events, unstored_headers, unstored_response
 from plait.gateway.ids import RESPONSE_ID
+from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.timer import loop_time_s
 
 
@@ -34,7 +35,8 @@ class Named(NamedTuple):
 class ResponsesApi:
     """The routes. A tenant finds only its own responses."""
 
-    def __init__(self, chained: ChainedCalls, keys: KeyRing) -> None:
+    def __init__(self, chained: ChainedCalls, keys: KeyRing, bodies: OpenBodies) -> None:
+        self._bodies = bodies
         self._background = BackgroundApi(chained)
         self._endings = chained.executor.endings
         self._stored = chained.runner.stored
@@ -47,7 +49,7 @@ class ResponsesApi:
             Route("/v1/responses/{response_id}/input_items", self._items, methods=["GET"]),
         ]
 
-    async def _get(self, request: Request) -> Response:
+    async def _get(self, request: Request) -> ASGIApp:
         named = self._named(request)
         if request.query_params.get("stream") == "true":
             return await self._stream(named, _first_number(request))
@@ -58,12 +60,14 @@ class ResponsesApi:
         is_background = _background_of(answer)
         return await self._stored.once_stored(*named, _json(answer), unstored_response, in_background=is_background)
 
-    async def _stream(self, named: Named, number: int) -> Response:
+    async def _stream(self, named: Named, number: int) -> ASGIApp:
         owner = self._background.find(*named)
         if owner is not None:
             none: Headers = ()
             headers = await owner.once_stored(none, unstored_headers)
-            return FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
+            return self._bodies.counted(
+                named.tenant, FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
+            )
         answer = self._stored.get(*named, loop_time_s()).answer
         _check_background(answer, "streamed again")
         events = events_from(number, list(map(write_event, replayed(msgspec.json.decode(answer)))))

@@ -12,6 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
 from plait.backends.protocol.client_bodies import mended
@@ -165,10 +166,10 @@ class SemanticApi:
             raise NotFoundError(message, param="semantic_var_id")
         return await _stored(session, _described_variable(session, name))
 
-    async def _get(self, request: Request) -> Response:
+    async def _get(self, request: Request) -> ASGIApp:
         tenant, body = await self._read(request, GetBody)
         session = await self._open_for(request, tenant, body.session_id)
-        return VariableResponse(
+        response = VariableResponse(
             self._executor,
             session,
             body.semantic_var_id,
@@ -176,6 +177,7 @@ class SemanticApi:
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
+        return self._bodies.counted(tenant, response)
 
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]

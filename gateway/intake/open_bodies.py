@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Self
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import BodyTooLargeError, LimitError, ReachedLimit, TooManyOpenRequestsError
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
@@ -51,7 +51,7 @@ class BodyPace:
 
 
 class OpenBodies:
-    """Counts each tenant's requests and their body bytes, from their arrival to the end of the request.
+    """Counts each tenant's requests, and their body bytes from the arrival until nobody needs them any more.
 
     `max_bytes` limits one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all bodies of a tenant. A body
     waits for its tenant's turn (`turns`). While the loop is late, bodies above `LARGE_BYTES` are slowed down (`pace`).
@@ -118,11 +118,34 @@ class OpenBodies:
             )
         self._bytes[tenant] = held
         if requests:
-            self._requests[tenant] = self._requests.get(tenant, 0) + requests
-            self._all_requests += requests
+            self._count(tenant, requests)
+
+    def counted(self, tenant: str, answer: ASGIApp) -> ASGIApp:
+        """An answer that may wait for long, as a request of the tenant until it ends: its body counts no more.
+
+        Raises `TooManyOpenRequestsError` instead if the tenant may not add one.
+        """
+        if self._all_requests >= self.most_requests:
+            self._check_few(tenant)
+
+        async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+            self._count(tenant, 1)
+            try:
+                await answer(scope, receive, send)
+            finally:
+                self._count(tenant, -1)
+
+        return answers
+
+    def _count(self, tenant: str, requests: int) -> None:
+        self._all_requests += requests
+        if of_tenant := self._requests.get(tenant, 0) + requests:
+            self._requests[tenant] = of_tenant
+        else:
+            del self._requests[tenant]
 
     def _check_few(self, tenant: str) -> None:
-        """Raises `TooManyOpenRequestsError` if the tenant has half as many requests as the one with the most."""
+        """Raises `TooManyOpenRequestsError` if the tenant has at least half as many requests as the one with most."""
         own = self._requests.get(tenant, 0)
         if 2 * own >= max(self._requests.values()):
             raise TooManyOpenRequestsError(
@@ -142,12 +165,7 @@ class OpenBodies:
         else:
             self._bytes.pop(tenant, None)
         if requests:
-            self._all_requests -= requests
-            others = self._requests[tenant] - requests
-            if others:
-                self._requests[tenant] = others
-            else:
-                del self._requests[tenant]
+            self._count(tenant, -requests)
 
 
 class OpenBody(msgspec.Struct, eq=False):
@@ -160,7 +178,7 @@ class OpenBody(msgspec.Struct, eq=False):
     tenant: str
     size: int = 0
     requests: int = 0
-    """1 while the body's request counts."""
+    """How often its request counts: each reading is one, and after a failed one there may be another."""
     whole: bytes | None = None
 
     def __enter__(self) -> Self:

@@ -49,7 +49,8 @@ which discards the answer."""
 MAX_CONNECTIONS: Final = 10_000
 
 IDLE_S: Final = 75.0
-"""Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it."""
+"""Longer than Plait's clients keep an idle connection, so that the client, not the server, closes it, unless there are
+too many connections."""
 
 UNREAD: Final = {"http_version": "1.1", "method": ""}
 """The scope of a request that could not be read."""
@@ -145,6 +146,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._refuse(error)
             return
+        bounds.connections.idle[self] = self._now_s
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -161,6 +163,8 @@ class Connection(asyncio.Protocol):
         except CallerError as error:
             self._refuse(error, of_whole=self._bounds.part is Part.NOTHING)
         self._serve()
+        if self._bounds.deadline_s is None and self._first is None and not self._is_refused:
+            self._rest(self._now_s)  # the body has ended after the answer
         self._look()
 
     def eof_received(self) -> None:
@@ -225,8 +229,7 @@ class Connection(asyncio.Protocol):
         elif self._bounds.part is Part.BODY:
             self._bounds.answered(now_s)
         elif self._bounds.part is Part.NOTHING:
-            self._bounds.deadline_s = now_s + self._of_client.idle_s
-            self._of_client.connections.idle[self] = None
+            self._rest(now_s)
         self._look()
 
     # Called by the reader.
@@ -313,7 +316,7 @@ class Connection(asyncio.Protocol):
             self._bounds.excuse(self._loop.time())
             self._look()
         elif (error := self._bounds.overdue()) is None or self._has_empty_lines_only:
-            self.transport.close()
+            self.transport.abort()  # not `close`, which would wait for a client that does not read its answer
         else:
             self._refuse(error)
 
@@ -322,6 +325,11 @@ class Connection(asyncio.Protocol):
         """Whether no request has begun. An error now could be taken for the answer of the client's next request."""
         is_idle = self._is_reused and self._first is None
         return is_idle and self._bounds.part is Part.HEAD and not self._reader.in_head
+
+    def _rest(self, now_s: float) -> None:
+        """All requests are answered: the connection is idle."""
+        self._bounds.deadline_s = now_s + self._of_client.idle_s
+        self._of_client.connections.idle[self] = now_s
 
     def _make_room(self) -> None:
         if self._patience is not None:

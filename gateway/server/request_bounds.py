@@ -11,7 +11,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 from typing import Final, Protocol
 
@@ -43,6 +43,12 @@ SPARE_CONNECTIONS: Final = 100
 
 OTHER_DESCRIPTORS: Final = 200
 """File descriptors for the spare connections, probes, listeners and files."""
+
+LEAST_IDLE_S: Final = 1.0
+"""A connection is not closed for a new one before it is idle for as long: its next request may be on its way."""
+
+LOOKED_AT: Final = 64
+"""So many of the longest idle connections are looked at for one to close."""
 
 LAST_DESCRIPTORS: Final = 16
 """Descriptors that no client's connection gets. Without any left, the event loop would close new connections unseen."""
@@ -197,7 +203,7 @@ def _encoding(headers: Sequence[Header]) -> bytes:
 
 
 class Idle(Protocol):
-    """A connection between two requests."""
+    """A connection without a request."""
 
     @property
     def transport(self) -> asyncio.Transport: ...
@@ -211,7 +217,7 @@ class ConnectionBounds:
 
     def __init__(self, max_connections: int, descriptors: float = inf) -> None:
         self.max_connections = max_connections
-        self.idle: dict[Idle, None] = {}  # the longest idle one first
+        self.idle: dict[Idle, float] = {}  # since when; the longest idle one first
         self._spare = min(SPARE_CONNECTIONS, descriptors // 16)
         self._last_descriptor = descriptors - LAST_DESCRIPTORS
         self._refused = 0
@@ -220,26 +226,33 @@ class ConnectionBounds:
     def check(self, connections: int, descriptor: int, now_s: float) -> None:
         """Check a new connection, of `connections` in all. Raises `TooManyConnectionsError`.
 
-        Where there are too many, the one that is idle for longest is closed instead, as its client can open another.
+        Beyond `max_connections`, the one that is idle for longest is closed instead: its client can open another.
         """
-        is_one_too_many = connections > self.max_connections
-        if not is_one_too_many and descriptor < self._last_descriptor:
-            return
-        if self.idle:
-            oldest = next(iter(self.idle))
-            del self.idle[oldest]
-            oldest.transport.close()
-        elif is_one_too_many:
+        if connections > self.max_connections:
+            if not self.is_far_above(connections) and self._close_idle(now_s):
+                return
             self._log("max_connections", connections, now_s)
             raise TooManyConnectionsError(
                 f"This gateway serves at most {self.max_connections} connections at one time. Try again later.",
                 retry_after_s=1.0,
             )
-        else:
+        if descriptor >= self._last_descriptor:
+            self._close_idle(now_s)  # for the client's next try: this connection keeps its high descriptor
             self._log("file descriptors", connections, now_s)
             raise TooManyConnectionsError(
-                "This gateway has no file descriptor for another connection. Try again later.", retry_after_s=1.0
+                "This gateway has no file descriptor for another connection. Try again.", retry_after_s=1.0
             )
+
+    def _close_idle(self, now_s: float) -> bool:
+        """Close the connection that is idle for longest and owes its client nothing. False: there is none."""
+        for one, since_s in islice(self.idle.items(), LOOKED_AT):
+            if now_s - since_s < LEAST_IDLE_S:
+                return False
+            if not one.transport.get_write_buffer_size():
+                del self.idle[one]
+                one.transport.abort()  # not `close`, which may take until the client has read
+                return True
+        return False
 
     def is_far_above(self, connections: int) -> bool:
         """Whether to abort a new connection without an answer."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from plait.policy.types import Slo
-from tests.gateway.chaining.chained_gateway import GET, SUBMIT, Served, events, served_calls
+from tests.gateway.chaining.chained_gateway import GET, SUBMIT, Served, events, served_calls, settle
 from tests.invariants import check
 
 A = {"name": "a", "in_out": True}
@@ -262,3 +263,16 @@ async def test_each_step_has_its_share_of_the_time(served: Served) -> None:
     assert slo is not None
     assert slo.jct_s == pytest.approx(10.0, abs=0.5)
     assert slo.ttft_s == 0.3
+
+
+async def test_a_get_that_waits_counts_as_a_request_and_its_body_does_not(served: Served) -> None:
+    bodies = served.gateway.bodies
+    waiting = await served.get("never")
+    assert (list(bodies._requests.values()), bodies._bytes) == ([1], {})
+    bodies.serve(connections=1)
+    refused = await served.get("never")
+    await asyncio.wait_for(refused.task, 10)
+    assert refused.refusal == (429, "too_many_open_requests")
+    waiting.task.cancel()
+    await settle()
+    assert bodies._requests == {}

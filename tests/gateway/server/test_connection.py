@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 from typing import Any
 
 import pytest
 import structlog
+from starlette.types import Receive, Scope, Send
 
+from plait.gateway.asgi import send_whole
 from plait.gateway.server.connection import Connection
+from plait.gateway.server.request_bounds import LEAST_IDLE_S
 from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, LIMITS, POST, ROOMY, serving
 
@@ -112,22 +116,59 @@ async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
 
 
 async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() -> None:
+    last = GET + b"Connection: close\r\n\r\n"
     async with serving(ROOMY) as running:
-        kept = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
-        for number in (2, 0, 2):
-            kept[number][1].write(GET + b"\r\n")
-            assert (await kept[number][0].readuntil(b"\r\n\r\n/")).startswith(b"HTTP/1.1 200")
-        kept[2][1].write(GET.replace(b"/", b"/wait", 1) + b"\r\n")
-        await asyncio.sleep(0.05)
-        last = GET + b"Connection: close\r\n\r\n"
+
+        async def opened(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(request)
+            await asyncio.sleep(0.05)
+            return reader, writer
+
+        kept = [await opened(GET + b"\r\n"), await opened(GET), await opened(b"")]
+        await kept[0][0].readuntil(b"\r\n\r\n/")
+        assert (await running.ask(last)).startswith(b"HTTP/1.1 503"), "a request may be on its way"
+        await asyncio.sleep(LEAST_IDLE_S)
         assert (await running.ask(last)).startswith(b"HTTP/1.1 200")
-        assert await kept[0][0].read() == b"", "the only idle one"
-        assert (await running.ask(last)).startswith(b"HTTP/1.1 200"), "the one closed has left its place"
-        kept.append(await asyncio.open_connection("127.0.0.1", running.port))
+        assert await kept[0][0].read() == b"", "idle for longest"
+        kept.append(await opened(GET.replace(b"/", b"/wait", 1) + b"\r\n"))
+        assert (await running.ask(last)).startswith(b"HTTP/1.1 200")
+        assert await kept[2][0].read() == b"", "has never sent a request"
+        kept.append(await opened(GET))
         assert (await running.ask(last)).startswith(b"HTTP/1.1 503")
         for _, writer in kept:
             writer.close()
-    assert [refused.code for refused in running.refused] == ["too_many_connections"]
+    assert [refused.code for refused in running.refused] == ["too_many_connections"] * 2
+
+
+async def test_a_connection_is_idle_once_its_body_has_ended_after_the_answer() -> None:
+    async with serving(ROOMY, keep_alive_s=0.2, application=refusing) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(POST + b"Content-Length: 40000\r\n\r\n" + bytes(20_000))
+        assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
+        writer.write(bytes(20_000))
+        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        writer.close()
+
+
+async def refusing(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answers before the body has come."""
+    await send_whole(send, 401, [], b"no")
+
+
+async def test_an_idle_client_that_does_not_read_its_answer_is_let_go() -> None:
+    async with serving(ROOMY, keep_alive_s=0.2) as running:
+        running.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+            client.connect(("127.0.0.1", running.port))
+            body = bytes(9_900)
+            for _ in range(6):
+                client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                await asyncio.sleep(0.02)
+            async with asyncio.timeout(5.0):
+                while running.server.server_state.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_client_of_http_1_0_may_leave_its_host_out() -> None:
@@ -161,6 +202,9 @@ async def test_a_slow_request_in_time_is_served() -> None:
 async def test_connections_are_bounded() -> None:
     async with serving(ROOMY) as running:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        for _, writer in idle:
+            writer.write(GET)
+        await asyncio.sleep(0.05)
         status, error = error_of(await running.ask(GET + b"\r\n"))
         assert (status, error["code"]) == (503, "too_many_connections")
         for _, writer in idle:

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from plait.backends.errors import TooManyConnectionsError
 from plait.gateway.server.request_bounds import (
     LAST_DESCRIPTORS,
+    LEAST_IDLE_S,
     LINE_INTERVAL_S,
     OTHER_DESCRIPTORS,
     SPARE_CONNECTIONS,
@@ -84,18 +85,42 @@ def test_the_last_descriptors_are_for_no_client() -> None:
 
 
 class FakeIdle:
-    def __init__(self) -> None:
+    def __init__(self, unsent: int = 0) -> None:
         self.transport: Any = Mock(asyncio.Transport)
+        self.transport.get_write_buffer_size.return_value = unsent
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.transport.abort.called)
 
 
-@pytest.mark.parametrize("few", [{"connections": 11}, {"descriptor": 100 - LAST_DESCRIPTORS}], ids=str)
-def test_the_longest_idle_one_is_closed_for_a_new_one(few: dict[str, int]) -> None:
-    bounds, first, second = ConnectionBounds(10, 100), FakeIdle(), FakeIdle()
-    bounds.idle |= {first: None, second: None}
+def test_the_longest_idle_one_is_closed_for_a_new_one() -> None:
+    bounds = ConnectionBounds(10)
+    unread, first, second = all_idle = FakeIdle(unsent=1), FakeIdle(), FakeIdle()
+    bounds.idle |= dict.fromkeys(all_idle, 5.0)
     assert not refused(bounds, 10)
-    for closed in (0, 1, 2):
-        assert [one.transport.close.call_count for one in (first, second)] == [closed > 0, closed > 1]
-        assert refused(bounds, **few) == (closed == 2)
+    assert refused(bounds, 11, now_s=5.0 + LEAST_IDLE_S / 2), "a request may be on its way"
+    now_s = 5.0 + LEAST_IDLE_S
+    assert not refused(bounds, 11, now_s=now_s)
+    assert (first.is_closed, second.is_closed) == (True, False)
+    assert not refused(bounds, 11, now_s=now_s)
+    assert refused(bounds, 11, now_s=now_s), "the only one left has not sent all of its answer"
+    assert second.is_closed
+    assert not unread.is_closed
+
+
+def test_who_comes_far_above_the_limit_has_nobody_closed() -> None:
+    bounds, idle = ConnectionBounds(10), FakeIdle()
+    bounds.idle[idle] = -LEAST_IDLE_S
+    assert refused(bounds, 11 + SPARE_CONNECTIONS)
+    assert not idle.is_closed
+
+
+def test_without_descriptors_a_new_one_is_refused_and_an_idle_one_closed_for_the_next() -> None:
+    bounds, idle = ConnectionBounds(10, 100), FakeIdle()
+    bounds.idle[idle] = -LEAST_IDLE_S
+    assert refused(bounds, descriptor=100 - LAST_DESCRIPTORS)
+    assert idle.is_closed
 
 
 def test_who_comes_far_above_the_limit_is_not_told() -> None:

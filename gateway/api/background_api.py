@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from starlette.types import Receive, Send
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError, SessionEndedError
@@ -57,8 +58,10 @@ class BackgroundApi:
         if not annotations.is_label:
             message = "A response in the background takes no inputs, output, condition or objective of a session."
             raise CallerError(message, param="background")
+        items = input_items(own)
+        self.chained.runner.stored.check_background(msgspec.json.encode(items))
         identity = self._new_identity(incoming.tenant)
-        asked = AskedResponse(fields, input_items(own), fields.get("previous_response_id"), identity.created_s)
+        asked = AskedResponse(fields, items, fields.get("previous_response_id"), identity.created_s)
         held = read_response(incoming, asked)
         check_request(held.request)
         reader = self.chained.runner.reader

@@ -125,6 +125,15 @@ class StoredResponses:
     def size_bytes(self, tenant: str) -> int:
         return self._tenants[tenant].size_bytes if tenant in self._tenants else 0
 
+    def check_background(self, items: bytes) -> None:
+        """Raise `CallerError` if a response in the background with this input could not be stored for its client."""
+        if len(items) >= self._max_bytes:
+            raise CallerError(
+                f"A response in the background is stored, and this gateway stores at most {self._max_bytes} bytes of a "
+                "key's responses, less than this input has. Leave 'background' out.",
+                param="background",
+            )
+
     def put(
         self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
     ) -> bool:
@@ -229,9 +238,10 @@ class StoredResponses:
             try:
                 stored = self.get(tenant, wanted, now_s)
             except NotFoundError:
-                shown = response_id[:SHOWN]
+                continues = "" if wanted == response_id else f", which '{response_id[:SHOWN]}' continues,"
                 raise CallerError(
-                    f"Previous response with id '{shown}' not found: it was not stored, or is not any more.",
+                    f"Previous response with id '{wanted[:SHOWN]}'{continues} not found: it was not stored, or is not "
+                    "any more.",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 ) from None

@@ -110,7 +110,8 @@ class Durability:
         if self.is_over:
             raise GatewayStoppingError
         if self._why is not None:
-            raise RecoveringError(self.log.problem or self._why)
+            # The problem is the log's and `/ready`'s to tell: it has the store's path and another gateway's process.
+            raise RecoveringError(self._why if self.log.problem is None else "the store cannot be used")
         if self.membership is not None and self.log.problem is not None:
             raise UnreachableStoreError
 

@@ -119,6 +119,18 @@ async def test_what_cannot_be_is_refused(fields: dict[str, Any], param: str) -> 
         assert unknown.status == 404
 
 
+@pytest.mark.parametrize(("most", "status"), [(0, 400), (20, 400), (1_000, 200)])
+async def test_what_could_not_be_stored_is_not_begun(most: int, status: int) -> None:
+    async with served_calls(max_response_bytes=most) as served:
+        asked = await begin(served)
+        assert asked.status == status
+        if status == 400:
+            assert asked.json["error"]["param"] == "background"
+            return
+        await served.engine.answer("hi", TEXT)
+        assert (await retrieve(served, asked.json["id"])).json["status"] == "completed"
+
+
 async def test_what_an_engine_refuses_has_failed() -> None:
     async with served_calls() as served:
         response_id = await begun(served)

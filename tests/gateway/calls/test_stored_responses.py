@@ -77,8 +77,8 @@ def test_a_gap_in_the_chain_is_the_callers_error() -> None:
     put(stored, "a", None, 0.0)
     put(stored, "b", "a", 0.0)
     stored.delete("t", "a", 0.0)
-    for name in ("b", "never"):
-        with pytest.raises(CallerError) as caught:
+    for name, missing in (("b", "'a', which 'b' continues, not found"), ("never", "'never' not found")):
+        with pytest.raises(CallerError, match=missing) as caught:
             stored.said_before("t", name, 0.0)
         assert (caught.value.status, caught.value.code) == (400, "previous_response_not_found")
 

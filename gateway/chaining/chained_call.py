@@ -12,7 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -47,6 +47,14 @@ from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import TransformError
 
 log = structlog.get_logger(__name__)
+
+THROTTLED_S: Final = 60.0
+"""The longest wait of a call for its tenant's limits, by their `Retry-After`. The calls that need its value cannot be
+sent again by their clients, so they would fail for a limit that a second later is none.
+"""
+
+MOMENTARY: Final = frozenset(("calls_per_second", "tokens_per_second", "too_many_waiting", "overloaded"))
+"""The codes of limits that a call waits for."""
 
 _KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key"))
 
@@ -254,9 +262,21 @@ class ChainedCall(ABC):
             begins_anew=self._begins_anew,
         )
         self._is_delivered, self._is_begun_anew = True, False
-        ending = await self.runner.relay.run(asked, sink)
+        ending = await self._within_limits(asked, sink)
         self._was_cut = asked.text is not None and asked.text.was_cut
         return ending
+
+    async def _within_limits(self, asked: Asked, sink: Sink) -> Ending:
+        """Deliver the call once its tenant's limits allow it."""
+        until_s = loop_time_s() + THROTTLED_S
+        while True:
+            try:
+                return await self.runner.relay.run(asked, sink)
+            except LimitError as error:
+                pause_s = error.retry_after_s
+                if error.code not in MOMENTARY or pause_s is None or loop_time_s() + pause_s > until_s:
+                    raise
+            await asyncio.sleep(pause_s)
 
     def _begins_anew(self, ending: Ending) -> bool:
         """Whether another delivery follows the one with this `ending`."""

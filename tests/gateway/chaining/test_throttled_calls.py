@@ -1,0 +1,71 @@
+"""Calls of programs whose tenant is at a limit when they could begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from plait.backends.errors import LimitError
+from plait.gateway.asgi import Sink
+from plait.gateway.calls.call import Asked, Ending
+from plait.gateway.chaining import chained_call
+from tests.gateway.chaining.chained_gateway import Engine, Exchange, Served, served_calls
+
+
+class Throttling(Engine):
+    """Refuses the first deliveries."""
+
+    refusals: list[LimitError]
+
+    async def run(self, asked: Asked, sink: Sink) -> Ending:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return await super().run(asked, sink)
+
+
+def throttled(served: Served, *refusals: LimitError) -> None:
+    served.engine.__class__ = Throttling
+    served.engine.refusals = list(refusals)  # type: ignore[attr-defined]
+
+
+def limit(code: str | None = "calls_per_second", retry_after_s: float | None = 0.01) -> LimitError:
+    return LimitError("too many", code=code, retry_after_s=retry_after_s)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - the call wakes by the clock
+            await asyncio.sleep(0.001)
+
+
+async def chain(served: Served) -> Exchange:
+    """Two calls, the second of which needs the first one's value; the answer to a get of its output."""
+    await served.submit("Write {{code}}", "code")
+    await served.submit("Test {{code}}: {{test}}", "test", inputs=("code",))
+    return await served.get("test")
+
+
+async def test_a_call_waits_for_its_tenants_limits() -> None:
+    async with served_calls() as served:
+        throttled(served, limit(), limit("tokens_per_second"), limit("too_many_waiting"))
+        got = await chain(served)
+        await until(lambda: "Write " in served.engine.running)
+        await served.engine.answer("Write ", "print()")
+        await until(lambda: "Test print(): " in served.engine.running)
+        await served.engine.answer("Test print(): ", "fine")
+        await asyncio.wait_for(got.task, 10)
+        assert got.json["value"] == "fine"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [limit("too_many_held_bytes"), limit(retry_after_s=None), limit(retry_after_s=chained_call.THROTTLED_S + 1)],
+)
+async def test_a_call_fails_at_a_limit_that_does_not_pass_in_time(refusal: LimitError) -> None:
+    async with served_calls() as served:
+        throttled(served, refusal)
+        got = await chain(served)
+        await asyncio.wait_for(got.task, 10)
+        assert got.refusal == (424, "variable_failed")

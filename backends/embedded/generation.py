@@ -103,11 +103,12 @@ def _sentence(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text for the client. The last piece says why the completion ended (`stop` or `length`)."""
+    """Text for the client. The last piece says why the completion ended (`stop` or `length`), and at which string."""
 
     text: str
     tokens: tuple[tuple[int, str], ...]
     finish_reason: str | None = None
+    stop: str | None = None
 
 
 class Generation:
@@ -188,10 +189,10 @@ class Generation:
 
     def _on_output(self, output: Output) -> None:
         text = "".join(text for _, text in self._held)
-        cut = min((at for at in (text.find(stop) for stop in self._stop) if at >= 0), default=-1)
+        cut, stop = min(((at, stop) for stop in self._stop if (at := text.find(stop)) >= 0), default=(-1, None))
         if cut >= 0:
             self._clock.end(self.call)
-            self._take(text[:cut], len(self._held), "stop")
+            self._take(text[:cut], len(self._held), "stop", stop)
         elif output.finished:
             self._take(text, len(self._held), "stop" if self._ends_by_itself else "length")
         else:
@@ -206,6 +207,6 @@ class Generation:
         if count:
             self._take(text[:length], count, None)
 
-    def _take(self, text: str, count: int, finish_reason: str | None) -> None:
+    def _take(self, text: str, count: int, finish_reason: str | None, stop: str | None = None) -> None:
         tokens, self._held = tuple(self._held[:count]), self._held[count:]
-        self._send(Piece(text, tokens, finish_reason))
+        self._send(Piece(text, tokens, finish_reason, stop))

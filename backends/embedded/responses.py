@@ -93,6 +93,8 @@ class ChatFormat:
         if finish_reason == "stop" and self._tool is not None:
             finish_reason = "tool_calls"
         choice = {"index": index, key: value, "logprobs": None, "finish_reason": finish_reason}
+        if pieces and pieces[-1].stop is not None:
+            choice["stop_reason"] = pieces[-1].stop  # vLLM's field, from which `stop_sequence` of /v1/messages comes
         if self._logprobs and pieces:
             choice["logprobs"] = {"content": [_certain(text) for piece in pieces for _, text in piece.tokens]}
         return choice
@@ -130,6 +132,8 @@ class TextFormat:
     def _choice(self, index: int, echo: str, pieces: list[Piece]) -> Json:
         text = "".join(piece.text for piece in pieces)
         choice = _text_choice(index, echo + text, pieces[-1].finish_reason)
+        if pieces[-1].stop is not None:
+            choice["stop_reason"] = pieces[-1].stop
         if self._logprobs:
             choice["logprobs"] = self._certain_tokens(index, [text for piece in pieces for _, text in piece.tokens])
         return choice

@@ -112,7 +112,10 @@ def test_every_token_is_sent_at_once_where_nothing_can_stop_it() -> None:
 
 def test_a_stop_string_over_several_tokens_is_not_sent_in_part() -> None:
     pieces, call = generate(["go", " EN", "D", " on"], stop=["END"])
-    assert [(piece.text, piece.finish_reason) for piece in pieces] == [("go", None), (" ", "stop")]
+    assert [(piece.text, piece.finish_reason, piece.stop) for piece in pieces] == [
+        ("go", None, None),
+        (" ", "stop", "END"),
+    ]
     assert call.output_tokens == 3
 
 

@@ -103,7 +103,7 @@ async def test_a_streams_choices_are_told_apart(served: Served) -> None:
 async def test_a_stop_string_is_left_out_and_ends_the_call(served: Served) -> None:
     body = await served.chat(max_tokens=100, stop=["emu", "never"])
     assert body["choices"][0]["message"]["content"] == "This is "
-    assert body["choices"][0]["finish_reason"] == "stop"
+    assert (body["choices"][0]["finish_reason"], body["choices"][0]["stop_reason"]) == ("stop", "emu")
     assert body["usage"]["completion_tokens"] == len("This is emu")
 
 

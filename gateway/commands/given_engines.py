@@ -86,6 +86,8 @@ def given_engines(arguments: argparse.Namespace) -> GivenEngines:
     Raises `ConfigError` for an invalid address, and if there is neither an engine nor a file.
     """
     urls = [*arguments.urls, *arguments.engine]
+    if (file := next((url for url in urls if Path(url).is_file()), None)) is not None:
+        raise ConfigError(f"{file} is a file, not an engine: give it as --config {file}")
     if not urls:
         urls = [url for url in re.split(r"[\s,]+", os.environ.get(ENGINES, "")) if url]
     if not urls and arguments.config is None:

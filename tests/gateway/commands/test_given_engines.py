@@ -62,6 +62,13 @@ def test_they_add_to_a_file(tmp_path: Path) -> None:
     assert [(model.name, model.tokenizer) for model in config.models] == [("m", "bytes"), ("x", "auto")]
 
 
+def test_a_file_in_an_engines_place_is_told_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(FILE)
+    with pytest.raises(ConfigError, match=f"give it as --config {file}"):
+        given(str(file))
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -63,6 +63,7 @@ class ResponsesApi:
     async def _stream(self, named: Named, number: int) -> ASGIApp:
         owner = self._background.find(*named)
         if owner is not None:
+            self._bodies.check(named.tenant)
             none: Headers = ()
             headers = await owner.once_stored(none, unstored_headers)
             return self._bodies.counted(

@@ -49,8 +49,8 @@ from plait.gateway.transforms import TransformError
 log = structlog.get_logger(__name__)
 
 THROTTLED_S: Final = 60.0
-"""The longest wait of a call for its tenant's limits, by their `Retry-After`. The calls that need its value cannot be
-sent again by their clients, so they would fail for a limit that a second later is none.
+"""The longest wait of a call for its tenant's limits, by their `Retry-After`. Without it, all calls that need the value
+would fail for a limit that has passed a second later, and no SDK sends them again.
 """
 
 MOMENTARY: Final = frozenset(("calls_per_second", "tokens_per_second", "too_many_waiting", "overloaded"))
@@ -252,31 +252,28 @@ class ChainedCall(ABC):
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # a call that crashes the gateway must not run again without limit
             await self.session.record.settled()
-        asked = msgspec.structs.replace(
-            self.promise.asked,
-            answer_bytes=self.answer_bytes,
-            avoids=frozenset([tried.engine_id for tried in failed]),
-            output=None if output is None else output.variable,
-            inputs_s=self.call.held_s,
-            text=None if output is None else TextTap(self._on_text, self.space),
-            begins_anew=self._begins_anew,
-        )
         self._is_delivered, self._is_begun_anew = True, False
-        ending = await self._within_limits(asked, sink)
-        self._was_cut = asked.text is not None and asked.text.was_cut
-        return ending
-
-    async def _within_limits(self, asked: Asked, sink: Sink) -> Ending:
-        """Deliver the call once its tenant's limits allow it."""
         until_s = loop_time_s() + THROTTLED_S
-        while True:
+        while True:  # until the tenant's limits allow the call
+            asked = msgspec.structs.replace(
+                self.promise.asked,
+                answer_bytes=self.answer_bytes,
+                avoids=frozenset([tried.engine_id for tried in failed]),
+                output=None if output is None else output.variable,
+                inputs_s=self.call.held_s,
+                text=None if output is None else TextTap(self._on_text, self.space),
+                begins_anew=self._begins_anew,
+            )
             try:
-                return await self.runner.relay.run(asked, sink)
+                ending = await self.runner.relay.run(asked, sink)
             except LimitError as error:
                 pause_s = error.retry_after_s
                 if error.code not in MOMENTARY or pause_s is None or loop_time_s() + pause_s > until_s:
                     raise
-            await asyncio.sleep(pause_s)
+                await asyncio.sleep(pause_s)
+            else:
+                self._was_cut = asked.text is not None and asked.text.was_cut
+                return ending
 
     def _begins_anew(self, ending: Ending) -> bool:
         """Whether another delivery follows the one with this `ending`."""

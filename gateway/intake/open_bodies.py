@@ -74,7 +74,7 @@ class OpenBodies:
         self._all_requests = 0
 
     def serve(self, connections: int) -> None:
-        """The server takes so many connections. Each open request has one."""
+        """Limit the open requests by the server's `connections`: each request has one."""
         self.most_requests = (1 - SPARE) * connections
 
     def open(self, scope: Scope, tenant: str) -> OpenBody:
@@ -105,8 +105,8 @@ class OpenBodies:
 
     def add(self, tenant: str, size: int, requests: int = 0) -> None:
         """Count `size` bytes, of new `requests`. Raises `LimitError` beyond a limit, and then counts nothing."""
-        if requests and self._all_requests >= self.most_requests:
-            self._check_few(tenant)
+        if requests:
+            self.check(tenant)
         held = self._bytes.get(tenant, 0) + size
         if held > self._max_tenant_bytes:
             raise LimitError(
@@ -121,12 +121,10 @@ class OpenBodies:
             self._count(tenant, requests)
 
     def counted(self, tenant: str, answer: ASGIApp) -> ASGIApp:
-        """An answer that may wait for long, as a request of the tenant until it ends: its body counts no more.
+        """An answer that may wait for long, as a request of the tenant until it ends.
 
-        Raises `TooManyOpenRequestsError` instead if the tenant may not add one.
+        Nothing is refused here: the request has passed `check`, and may have begun a program since.
         """
-        if self._all_requests >= self.most_requests:
-            self._check_few(tenant)
 
         async def answers(scope: Scope, receive: Receive, send: Send) -> None:
             self._count(tenant, 1)
@@ -144,8 +142,12 @@ class OpenBodies:
         else:
             del self._requests[tenant]
 
-    def _check_few(self, tenant: str) -> None:
-        """Raises `TooManyOpenRequestsError` if the tenant has at least half as many requests as the one with most."""
+    def check(self, tenant: str) -> None:
+        """Raise `TooManyOpenRequestsError` if the tenant may not add a request: there are `most_requests`, and the
+        tenant has at least half as many as the one with most.
+        """
+        if self._all_requests < self.most_requests:
+            return
         own = self._requests.get(tenant, 0)
         if 2 * own >= max(self._requests.values()):
             raise TooManyOpenRequestsError(
@@ -178,7 +180,7 @@ class OpenBody(msgspec.Struct, eq=False):
     tenant: str
     size: int = 0
     requests: int = 0
-    """How often its request counts: each reading is one, and after a failed one there may be another."""
+    """How often the request counts: once for each time that its body was begun to be read."""
     whole: bytes | None = None
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ from plait.backends.errors import LimitError
 from plait.gateway.asgi import Sink
 from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.chaining import chained_call
+from plait.policy.types import Objective
 from tests.gateway.chaining.chained_gateway import Engine, Exchange, Served, served_calls
 
 
@@ -57,6 +58,17 @@ async def test_a_call_waits_for_its_tenants_limits() -> None:
         await served.engine.answer("Test print(): ", "fine")
         await asyncio.wait_for(got.task, 10)
         assert got.json["value"] == "fine"
+
+
+async def test_a_call_that_waits_for_a_limit_gets_its_present_objectives() -> None:
+    async with served_calls() as served:
+        throttled(served, limit(retry_after_s=0.1))
+        await served.submit("Write {{code}}", "code")
+        got = await served.get("code", criteria="latency")
+        await until(lambda: "Write " in served.engine.running)
+        assert served.engine.running["Write "][0].call.objective is Objective.LATENCY
+        await served.engine.answer("Write ", "print()")
+        await asyncio.wait_for(got.task, 10)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from plait.client import (
     semantic_function,
 )
 from tests.client.fake_gateway import CUT, PROGRAMS, FakeGateway, error, events, failed
+from tests.waiting import WITHIN_S
 
 SET = "POST /v1/variables"
 
@@ -61,7 +62,7 @@ def counted(text: str) -> str:
 
 def eventually(answer: Callable[[], Any]) -> Any:
     """What it answers, once that is true."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + WITHIN_S
     while not (found := answer()):
         assert time.monotonic() < deadline_s
         time.sleep(0.002)
@@ -172,7 +173,7 @@ async def test_a_blocking_session_can_be_awaited_too(fake: FakeGateway, client: 
         assert await computed.aget() == f"text of {computed.name}"
         await asyncio.to_thread(eventually, lambda: fake.bodies(SET))
         await step(upper(computed)).aget()
-    await asyncio.wait_for(session._natives.aend(), 5)
+    await asyncio.wait_for(session._natives.aend(), WITHIN_S)
 
 
 async def test_the_end_of_a_session_cancels_what_runs(fake: FakeGateway, client: Client) -> None:

@@ -17,6 +17,7 @@ from plait.gateway.discovery import Discovery, engine_at
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
+from tests.waiting import WITHIN_S
 
 SERVICE = ServiceConfig(url="http://engines:8000", name="vllm", models=("m",), api_key="k", interval_s=0.01)
 
@@ -117,7 +118,7 @@ async def test_addresses_that_are_left_out_are_said_once(parts: tuple[Named, Fak
 async def test_the_name_is_looked_up_again_and_again(parts: tuple[Named, FakeSet, Discovery]) -> None:
     named, _, discovery = parts
     discovery.open()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         while named.lookups < 3:  # noqa: ASYNC110 - of the discovery's own task
             await asyncio.sleep(0.005)
 

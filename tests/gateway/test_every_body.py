@@ -24,6 +24,7 @@ from plait.gateway.peers.peers import ALONE, Peers
 from plait.gateway.peers.signatures import PeerKey
 from tests.gateway.durability.shared_gateways import shared_memory
 from tests.gateway.server.serving import LIMITS, serving
+from tests.waiting import WITHIN_S
 
 MOST, MOST_OPEN = 100_000, 300_000
 FORM = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
@@ -120,7 +121,7 @@ async def ask(gateway: Gateway, path: str, *pieces: bytes, key: str = "", **head
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
-    await asyncio.wait_for(gateway.app(scope, receive, send), 5)
+    await asyncio.wait_for(gateway.app(scope, receive, send), WITHIN_S)
     is_ended.set()
     return answer
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from plait.backends.http.client import HttpClient
+from tests.waiting import WITHIN_S
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -121,7 +122,7 @@ async def serving(
     url = engine.url if server_tls is None else f"https://localhost:{engine.port}"
     client = HttpClient(url + base_path, **options)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WITHIN_S):
             yield engine, client
     finally:
         await client.aclose()

@@ -17,6 +17,7 @@ from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import CacheState, KvState
 from plait.backends.sglang.channel import COVERED, VARIABLE, NewsReceiver, NewsSender, ReportSince, SchedulerQuery
 from plait.backends.sglang.route import CacheStateRoute, SchedulerAccess
+from tests.waiting import WITHIN_S
 
 
 class Scheduler(SchedulerAccess):
@@ -107,7 +108,7 @@ def stored(state: CacheState) -> list[int]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)
 

@@ -13,6 +13,7 @@ from plait.gateway.admission import rate_leases
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.admission.tenants import BURST_S, TenantLimits
 from plait.gateway.store.event_log import Drawn, StoreError, drawn
+from tests.waiting import WITHIN_S
 
 
 class Bucket:
@@ -132,7 +133,7 @@ async def test_what_is_not_used_is_given_back(bucket: Bucket, monkeypatch: pytes
     one.put_back("t", 10)
     bucket.now_s += 0.01
     keeping = asyncio.create_task(one.keep())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while bucket.used[0] > 0:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0.001)
     keeping.cancel()

@@ -17,6 +17,7 @@ from plait.gateway.server.connection import ClientBounds
 from plait.gateway.server.http_server import new_config
 from plait.gateway.server.request_bounds import RequestLimits
 from tests.gateway.exposed import samples
+from tests.waiting import WITHIN_S
 
 CHAT = "/v1/chat/completions"
 SECRET = "the words of a prompt"
@@ -70,7 +71,7 @@ class Served:
         try:
             writer.write(data)
             if answered:
-                return await asyncio.wait_for(reader.read(), 10.0)
+                return await asyncio.wait_for(reader.read(), WITHIN_S)
             await asyncio.sleep(0.1)
             return b""
         finally:
@@ -81,7 +82,7 @@ class Served:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
-            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10.0)
+            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)
         finally:
             writer.close()
 

@@ -11,6 +11,7 @@ import pytest
 from plait.policy.types import Slo
 from tests.gateway.chaining.chained_gateway import GET, SUBMIT, Served, events, served_calls, settle
 from tests.invariants import check
+from tests.waiting import WITHIN_S
 
 A = {"name": "a", "in_out": True}
 
@@ -271,7 +272,7 @@ async def test_a_get_that_waits_counts_as_a_request_and_its_body_does_not(served
     assert (list(bodies._requests.values()), bodies._bytes) == ([1], {})
     bodies.serve(connections=1)
     refused = await served.get("never")
-    await asyncio.wait_for(refused.task, 10)
+    await asyncio.wait_for(refused.task, WITHIN_S)
     assert refused.refusal == (429, "too_many_open_requests")
     waiting.task.cancel()
     await settle()

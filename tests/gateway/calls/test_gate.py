@@ -30,6 +30,7 @@ from tests.gateway.calls.scripted_engines import (
     leaves,
     until_stuck,
 )
+from tests.waiting import WITHIN_S
 
 STREAMED = b'{"model": "m", "prompt": "x", "stream": true}'
 
@@ -60,7 +61,7 @@ async def test_calls_wait_while_their_engine_is_full_and_go_in_turn() -> None:
         await until_stuck()
         assert (made.gate.admission.waiting("m"), made.engines["a"].requests) == (3, [])
         open_gate(made)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WITHIN_S):
             await asyncio.gather(*tasks)
         assert [client.status for client in clients] == [200] * 3
         assert made.outcomes() == {("a", "ok"): 3}
@@ -116,7 +117,7 @@ async def test_a_call_that_the_store_allows_is_sent_or_waits() -> None:
         await until_stuck()
         assert (call.done(), made.gate.admission.waiting("m")) == (False, 1)
         open_gate(made)
-        await asyncio.wait_for(call, 2)
+        await asyncio.wait_for(call, WITHIN_S)
         assert made.outcomes() == {("a", "ok"): 1}
 
 
@@ -139,7 +140,7 @@ async def test_objectives_that_change_while_the_store_is_asked_are_what_the_call
         await until_stuck()
         assert waiting_calls(made)[-1].rank is Rank.THROUGHPUT
         open_gate(made)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WITHIN_S):
             await asyncio.gather(*clients)
         made.gate.admission.check([])
 

@@ -26,6 +26,7 @@ from tests.gateway.calls.scripted_engines import (
     leaves,
     until_stuck,
 )
+from tests.waiting import WITHIN_S
 
 EVENT = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 SIGN = b": waiting\n\n"
@@ -148,7 +149,7 @@ async def test_a_call_that_fails_after_its_client_was_told_ends_with_an_error_ev
         made.router.health.unreachable("a")
         for exchange in exchanges[1:]:
             await say(exchange, LOST)
-        await asyncio.wait_for(call, 5)
+        await asyncio.wait_for(call, WITHIN_S)
         assert client.body.startswith(SIGN + b'data: {"error":')
         assert client.ended
 

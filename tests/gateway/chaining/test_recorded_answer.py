@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError, LimitError
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, MAX_LAG_BYTES, MESSAGE_BYTES, RecordedAnswer
+from tests.waiting import WITHIN_S
 
 START: dict[str, Any] = {
     "type": "http.response.start",
@@ -171,7 +172,7 @@ async def test_a_stream_that_is_silent_amid_its_events_is_kept_alive() -> None:
     answer.put(START)
     answer.put(ONE)
     following = asyncio.create_task(answer.follow(client.send, ECHO, keep_alive_s=0.001))
-    await asyncio.wait_for(client.third.wait(), 5)
+    await asyncio.wait_for(client.third.wait(), WITHIN_S)
     assert client.sent[:3] == [START, ONE, {**ONE, "body": KEEP_ALIVE}]
     answer.put({**LAST, "more_body": True})
     await asyncio.sleep(0.01)  # the engine has not ended its stream yet

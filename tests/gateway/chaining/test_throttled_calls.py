@@ -13,6 +13,7 @@ from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.chaining import chained_call
 from plait.policy.types import Objective
 from tests.gateway.chaining.chained_gateway import Engine, Exchange, Served, served_calls
+from tests.waiting import WITHIN_S
 
 
 class Throttling(Engine):
@@ -36,7 +37,7 @@ def limit(code: str | None = "calls_per_second", retry_after_s: float | None = 0
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():  # noqa: ASYNC110 - the call wakes by the clock
             await asyncio.sleep(0.001)
 
@@ -56,7 +57,7 @@ async def test_a_call_waits_for_its_tenants_limits() -> None:
         await served.engine.answer("Write ", "print()")
         await until(lambda: "Test print(): " in served.engine.running)
         await served.engine.answer("Test print(): ", "fine")
-        await asyncio.wait_for(got.task, 10)
+        await asyncio.wait_for(got.task, WITHIN_S)
         assert got.json["value"] == "fine"
 
 
@@ -68,7 +69,7 @@ async def test_a_call_that_waits_for_a_limit_gets_its_present_objectives() -> No
         await until(lambda: "Write " in served.engine.running)
         assert served.engine.running["Write "][0].call.objective is Objective.LATENCY
         await served.engine.answer("Write ", "print()")
-        await asyncio.wait_for(got.task, 10)
+        await asyncio.wait_for(got.task, WITHIN_S)
 
 
 @pytest.mark.parametrize(
@@ -79,5 +80,5 @@ async def test_a_call_fails_at_a_limit_that_does_not_pass_in_time(refusal: Limit
     async with served_calls() as served:
         throttled(served, refusal)
         got = await chain(served)
-        await asyncio.wait_for(got.task, 10)
+        await asyncio.wait_for(got.task, WITHIN_S)
         assert got.refusal == (424, "variable_failed")

@@ -14,6 +14,7 @@ from plait.gateway.store.event_log import Change
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
 from tests.gateway.chaining.chained_gateway import Exchange, Served, settle
 from tests.invariants import check
+from tests.waiting import WITHIN_S
 
 
 class DurableServed(Served):
@@ -37,7 +38,7 @@ class DurableServed(Served):
     async def recover(self) -> None:
         """Read the store, and start what was interrupted."""
         chained = self.gateway._chained
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await self.durability.recover(chained.runner, self.gateway._stored, self.gateway.router)
         await self.stored()
         self.waits = True

@@ -24,6 +24,7 @@ from plait.gateway.store.event_log import Change, StoredStream, StoreError, Stre
 from tests.gateway.chaining.chained_gateway import settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.durability.random_sessions import BODY_CHARACTERS, KEY, CallBody, Client, call_of, replayed, shown
+from tests.waiting import WITHIN_S
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60), st.integers(0, 40))
@@ -200,11 +201,11 @@ USER = "u" * 30_000
 async def fail_in_a_loop(served: DurableServed, times: int) -> None:
     for number in range(times):
         chat = await served.chat("Write", output="out", user=USER)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while "Write" not in served.engine.running:  # noqa: ASYNC110 - the commits are a thread's
                 await asyncio.sleep(0)
         await served.engine.refuse("Write")
-        await asyncio.wait_for(chat.task, 10)
+        await asyncio.wait_for(chat.task, WITHIN_S)
         assert chat.status == 400, number
         await settle()
 
@@ -258,7 +259,7 @@ async def test_commits_go_on_while_a_long_log_is_compacted(path: Path, monkeypat
         await fail_in_a_loop(first, 12)
         assert await asyncio.to_thread(begun.wait, 10)
         await first.value("task", "a snake game")
-        await asyncio.wait_for(first.stored(), 10)
+        await asyncio.wait_for(first.stored(), WITHIN_S)
         may_go_on.set()
         await fail_in_a_loop(first, 1)
         await first.stored()

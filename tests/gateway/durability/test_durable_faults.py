@@ -20,6 +20,7 @@ from plait.gateway.store.sqlite_schema import MIGRATIONS
 from plait.policy.programs.request_graph_state import GraphTransitionError
 from tests.gateway.chaining.chained_gateway import CHAT, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
+from tests.waiting import WITHIN_S
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ async def fail(served: DurableServed, *, readonly: bool = False) -> None:
 
 async def mend(served: DurableServed) -> None:
     before_writing(served, "PRAGMA query_only = OFF", "PRAGMA max_page_count = 1000000")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while served.durability.problem is not None:  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0.001)
 
@@ -60,7 +61,7 @@ async def mend(served: DurableServed) -> None:
 async def plain_call(served: DurableServed) -> None:
     """It gets to where engines are looked for, of which none is there."""
     plain = await served.send(CHAT, {"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
-    await asyncio.wait_for(plain.task, 10)
+    await asyncio.wait_for(plain.task, WITHIN_S)
     assert plain.refusal == (503, "no_engine_available")
 
 
@@ -74,11 +75,11 @@ async def test_what_runs_goes_on_and_says_that_it_is_not_durable(path: Path, rea
         served.waits = False
         await fail(served, readonly=readonly)
         big = await served.value("big", BIG)
-        await asyncio.wait_for(big.task, 10)
+        await asyncio.wait_for(big.task, WITHIN_S)
         assert (big.status, big.headers[b"plait-durable"]) == (200, b"false")
         chat = await served.chat("Of it", output="out")
         await served.engine.answer("Of it", "y")
-        await asyncio.wait_for(chat.task, 10)
+        await asyncio.wait_for(chat.task, WITHIN_S)
         assert (chat.text, chat.headers[b"plait-durable"]) == ("y", b"false")
         new = await served.chat("Write", output="code", session="new")
         assert new.refusal == (503, "store_failed")
@@ -100,7 +101,7 @@ async def test_a_second_gateway_waits_for_the_first_and_serves_plain_calls(path:
         await first.value("task", "x")
         second = DurableServed(path)
         recovering = asyncio.ensure_future(second.recover())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while second.durability.problem is None:  # noqa: ASYNC110 - of a thread
                 await asyncio.sleep(0.001)
         refused = await second.get("task")

@@ -15,6 +15,7 @@ from tests.gateway.chaining.chained_gateway import CHAT, GET, SUBMIT, Served, se
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.durability.shared_gateways import gateway, shared_memory
 from tests.gateway.peers.shared_memory import SharedMemory
+from tests.waiting import WITHIN_S
 
 BAD = {
     "NUL": "z\0b",
@@ -125,7 +126,7 @@ async def refusal(served: Served, place: Place, bad: str) -> tuple[int, str]:
     """Status and `param` of the answer."""
     headers = {} if place.header is None else {place.header: bad}
     exchange = await served.send(place.path.format(bad), put_in(place.body, bad), method=place.method, **headers)
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, WITHIN_S)
     return exchange.status, exchange.json["error"].get("param") or place.param  # those of Anthropic name none
 
 
@@ -179,7 +180,7 @@ async def test_who_asks_for_a_session_that_is_nowhere_leaves_nothing(
         *(("GET", "/v1/variables/no/x"), ("DELETE", "/v1/sessions/no/calls/c")),
     ):
         exchange = await sharing.send(path, method=method)
-        await asyncio.wait_for(exchange.task, 10)
+        await asyncio.wait_for(exchange.task, WITHIN_S)
         assert exchange.refusal == (404, "session_not_found")
     assert shared.owners == {}
 

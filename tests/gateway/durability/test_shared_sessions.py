@@ -12,6 +12,7 @@ from tests.gateway.chaining.chained_gateway import CHAT, Exchange, settle
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.durability.shared_gateways import gateway, shared_memory
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.waiting import WITHIN_S
 
 
 @pytest.fixture
@@ -27,13 +28,13 @@ def epoch_of(served: DurableServed) -> int:
 
 async def until(holds: object) -> None:
     assert callable(holds)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0.001)
 
 
 async def ended(exchange: Exchange) -> Exchange:
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, WITHIN_S)
     return exchange
 
 

@@ -29,6 +29,7 @@ from tests.gateway.api.test_rewritten_answer import STREAM
 from tests.gateway.chaining.chained_gateway import Exchange, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.durability.test_durable_faults import fail, mend
+from tests.waiting import WITHIN_S
 
 PROGRAM: dict[str, Any] = {"session": "s", "external": ["a", "b", "c"], "gets": {"a": None, "b": None, "c": None}}
 
@@ -61,7 +62,7 @@ class Stepped:
         monkeypatch.setattr(served.durability, "committed", waited)
 
     def _held(self, changes: Sequence[Change], *, again: bool = False) -> None:
-        assert self._may.acquire(timeout=10)
+        assert self._may.acquire(timeout=WITHIN_S)
         self._write(changes, again=again)
         self.written += changes
 
@@ -69,7 +70,7 @@ class Stepped:
         """Write what has come."""
         before = len(self.written)
         self._may.release()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while len(self.written) == before:  # noqa: ASYNC110 - of a thread
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
@@ -123,7 +124,7 @@ async def test_a_streamed_program_tells_only_values_that_are_stored(
         await stepped.step()
         assert told(program).keys() <= stored(stepped), "a value was told that a crash would lose"
     stepped.stop()
-    await asyncio.wait_for(program.task, 10)
+    await asyncio.wait_for(program.task, WITHIN_S)
     assert told(program) == {name: f"of {name}" for name in "abc"}
 
 
@@ -136,7 +137,7 @@ async def test_values_of_a_stream_that_are_not_stored_say_so(served: DurableServ
     for name in "abc":
         set_value(served, name)()
     fill(served)
-    await asyncio.wait_for(program.task, 10)
+    await asyncio.wait_for(program.task, WITHIN_S)
     assert len(told(program)) == 3
     last = [
         json.loads(part.split("data: ")[1]) for part in program.body.decode().split("\n\n") if "event: done" in part
@@ -152,7 +153,7 @@ async def test_a_failure_that_is_not_stored_says_so(served: DurableServed) -> No
     await served.send("/v1/variables", {"session_id": "s", "semantic_var_id": "bad", "error": "it is bad"})
     fill(served)
     got = await served.get("bad")
-    await asyncio.wait_for(got.task, 10)
+    await asyncio.wait_for(got.task, WITHIN_S)
     assert got.status >= 400
     assert got.headers[b"plait-durable"] == b"false"
     await mend(served)
@@ -197,7 +198,7 @@ async def test_what_is_told_without_being_stored_says_so(
     served.waits = False
     monkeypatch.setattr(served.durability, "committed", lost)
     exchange = await ROUTES[route](served)
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, WITHIN_S)
     assert exchange.status == 200
     is_marked = exchange.headers.get(b"plait-durable") == b"false"
     assert is_marked or b'"durable":false' in exchange.body or b": plait-durable=false" in exchange.body
@@ -211,7 +212,7 @@ async def test_a_failure_that_was_there_and_is_not_stored_says_so(
     served.waits = False
     monkeypatch.setattr(served.durability, "committed", lost)
     got = await served.get("bad", stream=stream)
-    await asyncio.wait_for(got.task, 10)
+    await asyncio.wait_for(got.task, WITHIN_S)
     assert (got.status, got.headers[b"plait-durable"]) == (424, b"false")
     assert "bad" in got.json["error"]["message"]
 
@@ -224,7 +225,7 @@ async def test_a_streamed_call_that_an_engine_refuses_is_answered_whole(
     monkeypatch.setattr(served.durability, "committed", lost)
     exchange = await served.chat("Write", output="out", stream=True)
     await served.engine.refuse("Write")
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, WITHIN_S)
     assert (exchange.status, exchange.headers[b"plait-durable"]) == (400, b"false")
     assert exchange.json["error"]
 
@@ -254,7 +255,7 @@ async def test_nothing_is_told_while_the_store_cannot_be_reached(
         assert b"the value" not in told
         assert b"[DONE]" not in told
     may_go_on.set()
-    await asyncio.wait_for(exchange.task, 10)
+    await asyncio.wait_for(exchange.task, WITHIN_S)
     assert exchange.task.exception() is None
 
 

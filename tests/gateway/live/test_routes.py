@@ -13,6 +13,7 @@ import pytest
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import parse_config
 from plait.gateway.live.routes import PAGE_FILES
+from tests.waiting import WITHIN_S
 
 KEY = "an-admin-key"
 ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
@@ -53,13 +54,13 @@ class Watched:
         self.sent.append(message)
 
     async def until(self, messages: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             while len(self.sent) < messages:  # noqa: ASYNC110 - as a server sees it
                 await asyncio.sleep(0.01)
 
     async def leave(self) -> None:
         self._gone.set()
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, WITHIN_S)
 
     @property
     def events(self) -> list[tuple[str, Any]]:
@@ -123,7 +124,7 @@ async def test_streams_end_when_the_gateway_stops_or_the_key_changes() -> None:
         watched = Watched(made)
         await watched.until(2)
         end(made)
-        await asyncio.wait_for(watched.task, 5)
+        await asyncio.wait_for(watched.task, WITHIN_S)
         assert watched.sent[-1] == {"type": "http.response.body", "body": b""}
         assert made._feed.watchers == 0
 

@@ -13,6 +13,7 @@ from plait.gateway.membership import engine_set
 from plait.gateway.membership.engine_set import Drains
 from plait.gateway.supervision import Supervisor
 from tests.gateway.fleet.lettered_prompts import new_router
+from tests.waiting import WITHIN_S
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def draining(router: Router) -> list[str]:
 
 
 async def until_drained(router: Router) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         while not draining(router):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

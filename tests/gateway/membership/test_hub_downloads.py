@@ -20,6 +20,7 @@ from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from tests.backends.tokenization.tokenizer_folders import folder_of
 from tests.backends.tokenization.trained import files_of
+from tests.waiting import WITHIN_S
 
 COMMIT = "0123456789abcdef"
 NAME = "far/model"
@@ -84,7 +85,7 @@ def whole(steps: Tokenizing) -> TokenizedPrompt:
 async def until_found(downloads: HubDownloads) -> None:
     found = asyncio.Event()
     downloads.on_found = found.set
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         await found.wait()
 
 
@@ -123,7 +124,7 @@ async def test_why_it_does_not_come_is_said_once(
     hub.answers.set()
     with capture_logs() as logs:
         downloads.open()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WITHIN_S):
             while hub.asked < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
     assert [entry["log_level"] for entry in logs] == ["warning", "error"]

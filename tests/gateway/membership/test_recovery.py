@@ -30,6 +30,7 @@ from tests.gateway.calls.scripted_engines import (
     gateway,
 )
 from tests.gateway.exposed import samples
+from tests.waiting import WITHIN_S
 
 AT_ONCE = HealthLimits(ejection_s=0.001, max_ejection_s=0.001, probe_s=0.001, max_probe_s=0.001, max_retry_after_s=0)
 
@@ -51,7 +52,7 @@ def streamed() -> Exchange:
 
 
 async def until_up(made: Gateway) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(WITHIN_S):
         while made.router.engines["a"].health.state is not HealthState.UP:  # noqa: ASYNC110 - of the trial's task
             await asyncio.sleep(0.001)
 
@@ -101,7 +102,7 @@ async def test_an_engine_that_goes_down_is_left_to_the_monitor() -> None:
         await eject(made)
         assert trial_tasks()
         made.recovery.on_change(made.router.health.unreachable("a"))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WITHIN_S):
             while trial_tasks():  # noqa: ASYNC110 - of the trial's task
                 await asyncio.sleep(0.001)
         assert made.router.engines["a"].health.state is HealthState.DOWN
@@ -133,7 +134,7 @@ async def test_a_call_without_a_hope_is_given_up(
         owner = recovery if verdict == "forgotten" else made.router.health
         monkeypatch.setattr(owner, verdict, lambda *_: [] if given_up.done() else bookings)
         made.recovery.open()
-        assert type(await asyncio.wait_for(given_up, 2)) is error
+        assert type(await asyncio.wait_for(given_up, WITHIN_S)) is error
         made.recovery.close()
 
 
@@ -154,7 +155,7 @@ def end_streams(made: Gateway) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():  # noqa: ASYNC110 - of the task that asks
             await asyncio.sleep(0.001)
 

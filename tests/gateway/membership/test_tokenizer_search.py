@@ -28,6 +28,7 @@ from plait.gateway.supervision import Supervisor
 from tests.backends.tokenization.tokenizer_folders import folder_of
 from tests.backends.tokenization.trained import files_of
 from tests.gateway.membership.fake_http import requests_to
+from tests.waiting import WITHIN_S
 
 OWN = EmbeddedTokenizer()
 OFFER = msgspec.msgpack.encode(TokenizerFiles(fingerprint(OWN), OWN.files()))
@@ -134,7 +135,7 @@ async def test_only_names_that_the_operator_gave_are_downloaded(tmp_path: Path, 
     assert list(given.learned.awaited) == ["far/model"]
     found = asyncio.Event()
     given.search.downloads.on_found = found.set
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WITHIN_S):
         await found.wait()
     await given.supervisor.close()
     assert given.learned.found == {"far/model": f"far/model@{COMMIT}"}

@@ -25,6 +25,7 @@ from plait.gateway.metrics import new_registry
 from plait.gateway.supervision import Supervisor
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from tests.gateway.membership.fake_http import answer_requests
+from tests.waiting import WITHIN_S
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 TICK_S = 0.001
@@ -138,7 +139,7 @@ async def watching(
     )
     monitor.open()
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WITHIN_S):
             yield router
     finally:
         await supervisor.close()

@@ -19,6 +19,7 @@ from plait.gateway.store import group_commit, jobs
 from plait.gateway.store.event_log import Change, Member, Need, StoredStream, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from tests.gateway.peers.shared_memory import MemoryKeeper, SharedMemory
+from tests.waiting import WITHIN_S
 
 KEY = PeerKey("the-key-of-all-gateways")
 ONE = StreamKey("session", "t", "one")
@@ -87,7 +88,7 @@ async def kept(gateway: OneGateway) -> AsyncIterator[None]:
 
 async def until(holds: object) -> None:
     assert callable(holds)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0.001)
 

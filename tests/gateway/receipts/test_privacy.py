@@ -21,6 +21,7 @@ from plait.gateway.metrics import exposition
 from plait.gateway.receipts.view import shown
 from tests.gateway.api.served_gateway import ANSWER, CHAT, EngineAnswer, Reply, Served, request
 from tests.gateway.receipts.asked_gateway import fleet, get
+from tests.waiting import WITHIN_S
 
 MARK: Final = f"marker-{secrets.token_hex(8)}"
 TEXT: Final = [{"role": "user", "content": "hello"}]
@@ -263,7 +264,7 @@ async def test_names_are_told() -> None:
     """What is no text, so that the marker is in none of them above."""
     async with watched() as seen:
         await send(seen, "output", "x-request-id: an-id")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(WITHIN_S):
             while not (lines := [line for line in seen.logs if line["event"] == "call"]):  # noqa: ASYNC110 - soon
                 await asyncio.sleep(0.01)
     (line,) = lines

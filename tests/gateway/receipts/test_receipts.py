@@ -12,6 +12,7 @@ import pytest
 from plait.gateway.receipts.told import MOST_BYTES
 from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request
 from tests.gateway.receipts.asked_gateway import PREFIX, answer, fleet, get, receipt, receipt_of, reply, said
+from tests.waiting import WITHIN_S
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
 USAGE: Final = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
@@ -124,7 +125,7 @@ async def _refused_behind(made: Served, data: bytes, count: int) -> dict[str, An
     made.answer = None
     before = [asyncio.create_task(made.send(data)) for _ in range(count)]
     one = len(data.partition(b"\r\n\r\n")[2])
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WITHIN_S):
         while sum(made.gateway.bodies._bytes.values()) < one * sum(not task.done() for task in before):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     found = await receipt_of(made, data)

@@ -18,6 +18,7 @@ from plait.gateway.server.connection import ClientBounds
 from plait.gateway.server.http_server import new_config
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
+from tests.waiting import WITHIN_S
 
 LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=0.2, body_timeout_s=0.2)
 ROOMY = replace(LIMITS, header_timeout_s=30.0, body_timeout_s=30.0)
@@ -82,7 +83,7 @@ class Running:
             for piece in pieces:
                 writer.write(piece)
                 await asyncio.sleep(pause_s)
-            return await asyncio.wait_for(reader.read(), 5.0)
+            return await asyncio.wait_for(reader.read(), WITHIN_S)
         finally:
             writer.close()
 

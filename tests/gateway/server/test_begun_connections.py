@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from plait.gateway.asgi import OnEnd
 from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import ROOMY, app, serving
+from tests.waiting import WITHIN_S
 
 
 class Begins:
@@ -76,7 +77,7 @@ async def test_a_long_answer_waits_for_its_client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=2**12)
         writer.write(posted(b"/2000", bytes(5_000), LAST))
         await asyncio.sleep(0.1)
-        answer = await asyncio.wait_for(reader.read(), 5.0)
+        answer = await asyncio.wait_for(reader.read(), WITHIN_S)
         writer.close()
     assert answer.endswith(b"\r\n\r\n" + bytes(10_000_000))
 
@@ -89,4 +90,4 @@ async def test_what_is_begun_is_told_that_its_client_has_gone() -> None:
         await asyncio.sleep(0.05)
         assert not begins.cancelled.is_set()
         writer.close()
-        await asyncio.wait_for(begins.cancelled.wait(), 5.0)
+        await asyncio.wait_for(begins.cancelled.wait(), WITHIN_S)

@@ -17,6 +17,7 @@ from plait.gateway.server.connection import Connection
 from plait.gateway.server.request_bounds import LEAST_IDLE_S
 from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, LIMITS, POST, ROOMY, serving
+from tests.waiting import WITHIN_S
 
 
 def error_of(answer: bytes) -> tuple[int, dict[str, Any]]:
@@ -147,7 +148,7 @@ async def test_a_connection_is_idle_once_its_body_has_ended_after_the_answer() -
         writer.write(POST + b"Content-Length: 40000\r\n\r\n" + bytes(20_000))
         assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
         writer.write(bytes(20_000))
-        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
         writer.close()
 
 
@@ -166,7 +167,7 @@ async def test_an_idle_client_that_does_not_read_its_answer_is_let_go() -> None:
             for _ in range(6):
                 client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
                 await asyncio.sleep(0.02)
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(WITHIN_S):
                 while running.server.server_state.connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
@@ -293,10 +294,10 @@ async def test_an_application_is_told_that_its_client_has_gone() -> None:
     async with serving(ROOMY) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"GET /watched HTTP/1.1\r\nHost: a\r\n\r\n")
-        await asyncio.wait_for(HAPPENED["running"].wait(), 5.0)
+        await asyncio.wait_for(HAPPENED["running"].wait(), WITHIN_S)
         assert not HAPPENED["gone"].is_set()
         writer.close()
-        await asyncio.wait_for(HAPPENED["gone"].wait(), 5.0)
+        await asyncio.wait_for(HAPPENED["gone"].wait(), WITHIN_S)
 
 
 async def test_a_client_that_asks_to_close_gets_an_answer_that_comes_before_its_request_has_ended() -> None:

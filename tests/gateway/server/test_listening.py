@@ -12,6 +12,7 @@ import pytest
 
 from plait.gateway.cli import main
 from plait.gateway.server.listening import bound_sockets
+from tests.waiting import WITHIN_S
 
 CONFIG = Path(__file__).parents[3] / "config.example.toml"
 
@@ -58,7 +59,7 @@ def test_a_port_in_use_is_one_line(command: list[str], taken: int, free: int) ->
     """In a process of its own: the commands set up logging and signals. The default ports may be in use too."""
     command = [str(free) if word == "FREE" else word for word in command]
     plait = [sys.executable, "-m", "plait.gateway.cli", *command, str(taken)]
-    run = subprocess.run(plait, capture_output=True, text=True, check=False, timeout=60)
+    run = subprocess.run(plait, capture_output=True, text=True, check=False, timeout=WITHIN_S)
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1
     assert str(taken) in run.stderr

@@ -14,6 +14,7 @@ from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.served_request import ServedReceive, Stage
 from tests.gateway.server.fake_connection import FakeConnection, Read
 from tests.gateway.server.serving import GET, serving
+from tests.waiting import WITHIN_S
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 WHOLE = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]}
@@ -87,7 +88,7 @@ async def test_a_client_that_takes_nothing_is_not_waited_for(monkeypatch: pytest
     task = asyncio.create_task(served(requests, connected(), stuck))
     await asyncio.sleep(0)
     requests.cut()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WITHIN_S):
         await task
 
 
@@ -165,7 +166,7 @@ async def test_a_whole_answer_for_a_connection_that_closes_is_an_answer() -> Non
             _, writer = await asyncio.open_connection("127.0.0.1", running.port)
             writer.write(GET + b"\r\n")
             writer.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN_S):
                 await answered.wait()
     assert logged == []
 

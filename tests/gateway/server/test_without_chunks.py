@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from plait.gateway.asgi import sink_of
 from tests.gateway.server.fake_connection import FakeConnection
 from tests.gateway.server.serving import LIMITS, ROOMY, serving
+from tests.waiting import WITHIN_S
 
 EVENTS = [b"data: %d\n\n" % number for number in range(3)]
 HEADS = [b"\r\n", b"Host: a\r\nConnection: keep-alive\r\n\r\n"]
@@ -68,7 +69,7 @@ async def test_the_head_of_a_stream_goes_out_before_its_first_bytes() -> None:
     async with serving(LIMITS, application=waits) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)).startswith(b"HTTP/1.1 200 ")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)).startswith(b"HTTP/1.1 200 ")
         writer.close()
 
 

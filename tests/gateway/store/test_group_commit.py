@@ -19,6 +19,7 @@ from plait.gateway.store.event_log import (
     StreamKey,
 )
 from plait.gateway.store.group_commit import GroupCommit
+from tests.waiting import WITHIN_S
 
 ONE, TWO = (StreamKey("session", "t", name) for name in ("one", "two"))
 
@@ -85,7 +86,7 @@ async def opened(memory: Memory, **limits: int) -> GroupCommit:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not condition():  # noqa: ASYNC110 - of a thread
             await asyncio.sleep(0)
 
@@ -313,5 +314,5 @@ async def test_a_commit_while_the_loop_looks_who_waits_is_heard() -> None:
 
     log._tell = told  # type: ignore[method-assign]
     log._settle()
-    assert await asyncio.wait_for(waiter, 5)
+    assert await asyncio.wait_for(waiter, WITHIN_S)
     await log.close()

@@ -100,7 +100,7 @@ class _Collector:
 
 
 def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
-    """The time between tokens while all streams were decoding; None if they overlapped too little.
+    """The time between tokens while all streams were decoding; None if they overlapped too little or came at once.
 
     The estimate is the median slope between two arrivals of a stream (Theil and Sen). A process that stalls delivers
     tokens late, then many at once, which moves single arrivals and gaps, but few slopes.
@@ -117,7 +117,7 @@ def inter_token_s(streams: Sequence[TimedStream]) -> float | None:
             for (before_s, before), (after_s, after) in combinations(window, 2)
             if after - before >= FEWEST_GAPS
         )
-    return median(slopes)
+    return median(slopes) or None  # no time between tokens: they were buffered on their way, and read in one piece
 
 
 def _decode(event: bytes) -> _Event | None:

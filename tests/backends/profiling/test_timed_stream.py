@@ -118,3 +118,8 @@ def test_streams_that_hardly_overlap_tell_nothing() -> None:
     first = stream(*((0.1 * n, n) for n in range(1, 11)))
     assert inter_token_s([first, stream(*((2 + 0.1 * n, n) for n in range(1, 11)))]) is None
     assert inter_token_s([first, stream(*((0.7 + 0.1 * n, n) for n in range(1, 11)))]) is None
+
+
+def test_tokens_that_come_at_once_tell_nothing() -> None:
+    """As a stream that was buffered on its way, or a reader that had no time: a gap of zero is no speed."""
+    assert inter_token_s([stream(*((1.0, n) for n in range(1, 31)))]) is None

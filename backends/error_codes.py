@@ -73,6 +73,8 @@ REQUEST: Final = (
               "Shorten the prompt or lower `max_tokens`."),
     ErrorCode("prompt_without_spaces", 400, CHANGED, "A part of the prompt is too long without a place to cut it.",
               "Put spaces into it, or shorten it."),
+    ErrorCode("template_timeout", 503, AFTER, "The machine had too little CPU time to render the chat's template.",
+              "Send it again; give the gateway more CPU time."),
     ErrorCode("previous_response_not_found", 400, CHANGED, "The response that this one follows is not stored here.",
               "Send the conversation whole; store responses where gateways share a store."),
 )  # fmt: skip

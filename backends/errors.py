@@ -229,6 +229,13 @@ class AnswerTooLargeError(PlaitError, status=502, code="answer_too_large", quote
     """The gateway has no room for an answer that it has to hold. The engine has done nothing wrong."""
 
 
+class TemplateTimeoutError(PlaitError, status=503, code="template_timeout", quotes=False):
+    """The machine gave the process that renders chat templates too little CPU time. The request is not at fault."""
+
+    def __init__(self) -> None:
+        super().__init__("The gateway had too little time to render the chat; send it again.", retry_after_s=1.0)
+
+
 class NoRoomForUploadError(PlaitError, status=503, code="no_room_for_upload", quotes=False):
     """The gateway's disk takes no more of an upload."""
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
-from plait.backends.errors import CallerError, PlaitError
+from plait.backends.errors import CallerError, PlaitError, TemplateTimeoutError
 from plait.backends.protocol.dialects import ChatForm
 from plait.backends.protocol.tokenizer_fingerprint import PROBE_VARIABLES
 from plait.backends.tokenization.chat_template import has_transformers, import_transformers
@@ -29,8 +29,9 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 
 CPU_S: Final = 0.5
 """The CPU time of one rendering. A template of 16 KiB renders 100 messages in 5 ms."""
-WALL_S: Final = 2.0
-"""The time of one rendering on a busy machine."""
+WALL_S: Final = 10.0
+"""How long the answer to one rendering is awaited. A template spends CPU time only, so a rendering that takes longer
+waits for the machine: the request is not at fault."""
 MEMORY_BYTES: Final = 256 * 2**20
 """The memory that a rendering may add: eight times the largest body."""
 MAX_TEXT_BYTES: Final = 32 * 2**20
@@ -77,7 +78,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The text of a chat, or the error with its `status`."""
+    """The text of a chat, or the error with its `status`: 503 for a rendering that had too little CPU time."""
 
     text: str | None = None
     refusal: str = ""
@@ -107,14 +108,16 @@ def _here(tokenizer: Tokenizer, job: Job) -> bytes:
 
 
 def _in_child(tokenizer: Tokenizer, job: Job) -> bytes:
-    """The answer by a child; an empty object if the child ended without one or had to be killed."""
+    """The answer by a child. A child that ends without one has exceeded a limit."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         _answer(tokenizer, job, writing)
     os.close(writing)
     try:
-        return _read_all(reading, time.monotonic() + WALL_S) or b"{}"
+        return _read_all(reading, time.monotonic() + WALL_S) or msgspec.json.encode(Rendered())
+    except TimeoutError:
+        return msgspec.json.encode(Rendered(status=TemplateTimeoutError.status))
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
@@ -167,16 +170,16 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
 
 
-def _read_all(reading: int, deadline_s: float) -> bytes | None:
-    """The bytes until the end of the pipe; None if there were none or the time was up."""
+def _read_all(reading: int, deadline_s: float) -> bytes:
+    """The bytes until the end of the pipe. Raises `TimeoutError`."""
     pieces: list[bytes] = []
     while True:
         ready, _, _ = select.select([reading], [], [], max(0.0, deadline_s - time.monotonic()))
         if not ready:
-            return None
+            raise TimeoutError
         piece = os.read(reading, 1 << 20)
         if not piece:
-            return b"".join(pieces) or None
+            return b"".join(pieces)
         pieces.append(piece)
 
 

@@ -13,7 +13,7 @@ from typing import IO, Final
 
 import msgspec
 
-from plait.backends.errors import CallerError, PlaitError, UnsupportedError
+from plait.backends.errors import CallerError, PlaitError, TemplateTimeoutError, UnsupportedError
 from plait.backends.tokenization.template_process import LENGTH_BYTES, WALL_S, Job, Rendered
 
 START_S: Final = 30.0
@@ -43,7 +43,10 @@ class TemplateWorker:
             self._running()
 
     def render(self, job: Job) -> str:
-        """The rendered chat. Raises `CallerError` for a template that fails or exceeds the limits."""
+        """The rendered chat. Raises `CallerError` for a template that fails or exceeds the limits.
+
+        Raises `TemplateTimeoutError` if the machine gave the process too little time.
+        """
         frame = msgspec.json.encode(job)
         with self._lock:
             process = self._running()
@@ -53,13 +56,17 @@ class TemplateWorker:
             except OSError as error:
                 process.kill()
                 ended = process.wait()
-                if isinstance(error, TimeoutError) or ended == -signal.SIGPROF:
+                if ended == -signal.SIGPROF:
                     raise CallerError(job.too_much, param=job.param) from error
+                if isinstance(error, TimeoutError):
+                    raise TemplateTimeoutError from error
                 raise PlaitError("The process that renders chat templates failed. Try again.") from error
             self._is_new = False
         rendered = msgspec.json.decode(answer, type=Rendered)
         if rendered.text is not None:
             return rendered.text
+        if rendered.status == TemplateTimeoutError.status:
+            raise TemplateTimeoutError
         kind = UnsupportedError if rendered.status == UnsupportedError.status else CallerError
         raise kind(rendered.refusal or job.too_much, param=job.param)
 

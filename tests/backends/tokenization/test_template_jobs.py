@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from plait.backends.tokenization import template_process
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.backends.tokenization.template_process import OWN_TOO_MUCH, TOO_MUCH, Job, _here, _rendered
+from plait.backends.tokenization.template_process import (
+    OWN_TOO_MUCH,
+    TOO_MUCH,
+    Job,
+    Rendered,
+    _here,
+    _in_child,
+    _rendered,
+)
 
 OWN = load_tokenizer("embedded")
 CHAT = [{"role": "user", "content": "hi"}]
@@ -26,6 +36,13 @@ def test_a_refusal_has_its_reason_and_its_status() -> None:
 
 def test_a_probe_is_rendered_with_a_fixed_date() -> None:
     assert "hi" in str(_rendered(OWN, Job(CHAT, probe="given")).text)
+
+
+def test_a_child_that_gets_no_time_is_told_from_one_that_takes_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline that has passed stands for a machine that gives the child no time."""
+    assert b"hi" in _in_child(OWN, Job(CHAT))
+    monkeypatch.setattr(template_process, "WALL_S", -1.0)
+    assert msgspec.json.decode(_in_child(OWN, Job(CHAT)), type=Rendered).status == 503
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,17 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+NIGHTLY = "PLAIT_NIGHTLY" in os.environ
+
 # A busy machine is no failure: examples are bounded in number, not in time. A CI run judges one change, so it draws the
-# same examples every time; new ones are looked for at the desk.
+# same examples every time. New ones are drawn at the desk, and many of them by nightly parts.
 settings.register_profile(
     "plait",
     deadline=None,
-    max_examples=60,
+    max_examples=200 if NIGHTLY else 40,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ and "PLAIT_NIGHTLY" not in os.environ,
+    derandomize="CI" in os.environ and not NIGHTLY,
 )
 settings.load_profile("plait")
 

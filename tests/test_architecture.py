@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "client": {"client"},
     "tests": {"tests", *SHIPPED},
     "examples": {"examples", "client"},
-    "e2e": {"e2e", "examples", *SHIPPED},
+    "e2e": {"e2e", "examples", "tests", *SHIPPED},
     "benchmarks": {"benchmarks", "e2e", "tests", *SHIPPED},
 }
 """gateway -> backends -> policy; client stands alone; nobody imports benchmarks."""

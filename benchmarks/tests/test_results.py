@@ -13,6 +13,9 @@ from benchmarks.__main__ import names
 from benchmarks.reporting.figures import Figure, shown
 from benchmarks.reporting.papers import PAPERS
 from benchmarks.reporting.stored import FOLDER, Stored
+from plait.gateway.cli import parse
+from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.gateway.simulation.compare import Experiment
 
 
 def test_the_page_is_what_the_reports_say() -> None:
@@ -28,7 +31,16 @@ def test_a_report_names_the_command_that_writes_it(path: Path) -> None:
     assert ("machine" in report) == ("date" in report)
 
 
-def test_the_readme_has_the_table_that_is_made() -> None:
+def test_the_claims_hold_in_a_quick_run_and_the_readme_has_its_table() -> None:
+    """With seed 1, as the README says; docs and tests have no other seed's figures."""
+    assert parse(["demo", "--compare", "--quick", "--markdown"]).quick
+    quick = compared(Experiment(calls=QUICK_CALLS, turns=TURNS), None)
+    assert not [claim for claim in quick.claims() if not claim.holds]
+    text = results.README.read_text(encoding="utf-8")
+    assert results.with_table(text, quick.markdown()) == text
+
+
+def test_the_readmes_table_is_found() -> None:
     text = results.README.read_text(encoding="utf-8")
     assert results.with_table(text, results.README_TABLE + " new |\n| --- | --- |") != text
     begins = text.index(results.README_TABLE)

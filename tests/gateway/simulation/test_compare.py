@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from plait.gateway.cli import parse
-from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.gateway.commands.demo import compared
 from plait.gateway.simulation.compare import (
     Experiment,
     Report,
@@ -25,7 +24,6 @@ from plait.gateway.simulation.compare import (
 )
 from plait.gateway.simulation.simulate import CallRecord
 from plait.policy.types import PlacementReason
-from tests.source_tree import ROOT
 
 SMALL = Experiment(calls=300, kv_tokens=20_000, turns=3)
 SINGLE = replace(SMALL, turns=None)
@@ -108,19 +106,6 @@ def test_the_table_shows_every_policy_and_the_inputs_in_100_columns() -> None:
 
 def test_a_run_without_ours_claims_nothing() -> None:
     assert not list(replace(report(), outcomes=report().outcomes[1:]).claims())
-
-
-@pytest.mark.no_cover
-def test_the_claims_hold_in_a_quick_run_and_the_readme_has_its_table() -> None:
-    """With seed 1, as the README says; docs and tests have no other seed's figures."""
-    arguments = parse(["demo", "--compare", "--quick", "--markdown"])
-    assert arguments.quick
-    quick = compared(Experiment(calls=QUICK_CALLS, turns=TURNS), None)
-    assert not [claim for claim in quick.claims() if not claim.holds]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = re.search(r"^\| \| plait \|.*?(?=\n\n)", readme, re.DOTALL | re.MULTILINE)
-    assert table is not None
-    assert table.group() == quick.markdown()
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

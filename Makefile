@@ -13,21 +13,33 @@ export PYTHONDONTWRITEBYTECODE :=
 # What shows on the servers of another version of vLLM that the adapter works there.
 OLDEST_SERVERS := $(addprefix e2e/real_engines/test_,predictions.py serving.py greedy_output.py)
 
-# What only real SGLang servers can show: what its adapter does. The rest is the gateway's, which vLLM's run covers.
-SGLANG_ADAPTER := $(addprefix e2e/real_engines/test_,reported_state.py predictions.py eviction_news.py greedy_output.py \
-	levers.py slo_order.py other_engines.py wrong_tokenizer.py two_gateways.py)
+# One file of calls, and one of what the gateway knows of the engine: whether an engine and its adapter work at all.
+SMOKE := $(addprefix e2e/real_engines/test_,predictions.py serving.py)
 
-# Three processes: tests wait a third of their time. One file to one process: its tests share the fixtures' servers.
-E2E := -n 3 --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
+# The suites of real engines in parts of at most five minutes.
+REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py \
+	greedy_output.py held_sessions.py)
+REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.py levers.py other_engines.py package.py \
+	placement_value.py predictions.py)
+REAL_3 := $(addprefix e2e/real_engines/test_,rendered_fields.py reported_state.py routes.py serving.py slo_order.py tiers.py \
+	two_gateways.py wrong_tokenizer.py)
+
+# One process more than cores: tests wait a third of their time.
+JOBS := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# One file to one process: its tests share the fixtures' servers.
+E2E := $(JOBS) --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
 	--ignore e2e/llamacpp --ignore e2e/postgresql --ignore e2e/release --ignore e2e/site
+
+VLLM   := PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest
+SGLANG := PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest
 
 # Semantic variables, programs and uploads, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
 	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py)
 
-.PHONY: setup demo compare lint types test check unit coverage imports e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall \
-	e2e-postgresql soak mission e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-sglang-adapter \
-	e2e-llamacpp environments results results-long site dist packages release nightly clean
+.PHONY: setup demo compare lint types test check coverage imports weight e2e e2e-faults e2e-clients e2e-monitoring \
+	e2e-oncall e2e-postgresql soak mission vllm-smoke sglang-smoke e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang \
+	e2e-sglang-versions e2e-llamacpp environments results results-long site dist packages release nightly nightly-parts clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -50,15 +62,16 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
-	$(BIN)/python -m pytest tests -n auto
+test: setup
+	$(BIN)/python -m pytest tests $(JOBS)
 
 # Before a commit: the types are checked beside the tests.
 check: setup
-	$(MAKE) --jobs 2 --output-sync=target lint types unit
+	$(MAKE) --jobs 2 --output-sync=target lint types test
 
+# Real clients against real servers with embedded engines, and experiments in virtual time.
 e2e: setup
-	$(BIN)/python -m pytest e2e $(E2E)
+	$(BIN)/python -m pytest benchmarks e2e $(E2E)
 
 # Engines that fail, and clients that misbehave, in every known way: some minutes, because hangs take their time.
 e2e-faults: setup
@@ -97,15 +110,20 @@ mission: setup
 results: setup
 	$(BIN)/python -m benchmarks results --run
 
-# The reports that take hours. What was cut off goes on from .cache/results.
+# The reports that take hours, which no run of `.ci/run` repeats. What was cut off goes on from .cache/results.
 results-long: setup
 	$(BIN)/python -m benchmarks results --run-long
 
 # Two real vLLM servers on the CPU; builds their environment when it is not there yet.
-e2e-vllm: setup
+e2e-vllm: vllm-schedulers
+	$(VLLM) e2e/real_engines
+
+vllm-smoke: vllm-schedulers
+	$(VLLM) $(SMOKE)
+
+vllm-schedulers: setup
 	$(BIN)/python -m e2e.vllm.environment
 	.venv-vllm/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
-	PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest e2e/real_engines
 
 # The oldest vLLM that Plait supports; builds its environment (Python 3.12) when it is not there yet.
 e2e-vllm-oldest: setup
@@ -118,20 +136,19 @@ e2e-vllm-versions: setup
 	$(BIN)/python -m e2e.real_schedulers.versions vllm
 
 # The same suites on real SGLang, without MetaGPT's 25 prompts: its CPU path takes four minutes for them.
-e2e-sglang: setup
+e2e-sglang: sglang-schedulers
+	$(SGLANG) e2e/real_engines --ignore e2e/real_engines/test_metagpt.py
+
+sglang-smoke: sglang-schedulers
+	$(SGLANG) $(SMOKE)
+
+sglang-schedulers: setup
 	$(BIN)/python -m e2e.sglang.environment
 	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
-	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest e2e/real_engines \
-		--ignore e2e/real_engines/test_metagpt.py
 
 # The scheduler tests on the sources of older versions, in the newest's environment.
 e2e-sglang-versions: setup
 	$(BIN)/python -m e2e.real_schedulers.versions sglang
-
-e2e-sglang-adapter: setup
-	$(BIN)/python -m e2e.sglang.environment
-	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
-	PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest $(SGLANG_ADAPTER)
 
 # A real llama.cpp server, without an adapter; builds its environment when it is not there yet.
 e2e-llamacpp: setup
@@ -170,27 +187,120 @@ release: dist
 	$(BIN)/python -m e2e.vllm.environment
 	PLAIT_NIGHTLY=1 $(BIN)/python -m pytest e2e/release
 
-# The fast tests with their branch coverage, which has a floor.
-coverage: setup
-	$(BIN)/python -m pytest tests -n auto --cov
+# The fast tests with their branch coverage, which has a floor for each package by the tests that mirror it.
+coverage: coverage-policy coverage-backends coverage-gateway
+
+coverage-policy: setup
+	$(BIN)/python -m pytest tests/policy $(JOBS) --cov=policy --cov-fail-under=96
+
+coverage-backends: setup
+	$(BIN)/python -m pytest tests/backends $(JOBS) --cov=backends --cov-fail-under=96
+
+coverage-gateway: setup
+	$(BIN)/python -m pytest tests/gateway tests/client $(JOBS) --cov=gateway --cov=client --cov-fail-under=96
 
 # Every module can be imported, by this version of Python too.
 imports: setup
 	$(BIN)/python -m tests.import_all
 
-test: check
-	$(BIN)/python -m pytest benchmarks e2e $(E2E)
+# How much there is: lines, Python calls of a plain chat, modules of a gateway.
+weight: setup
+	$(BIN)/python -m benchmarks weight
 
-# Everything, the comparisons and the clients included that `.ci/run` leaves out; new examples for property tests.
-nightly: export PLAIT_NIGHTLY = 1
-nightly: test
-	$(MAKE) e2e-faults soak e2e-oncall e2e-monitoring e2e-postgresql e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-clients \
-		e2e-sglang e2e-sglang-versions e2e-llamacpp release
-	$(BIN)/python -m benchmarks exact_tokens --prompts 1000000
-	$(BIN)/python -m benchmarks mission
-	$(BIN)/python -m benchmarks margins
-	$(BIN)/python -m benchmarks tiers --json docs/results/tiers.json
-	$(MAKE) results-long
+# What `.ci/run` leaves out, in parts of at most five minutes on two cores. It takes one part each time, in turn.
+PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines oncall-calls \
+	oncall-gateways oncall-quiet kills damaged-stores silent-workers postgresql-outages benchmark-tools generated-requests \
+	vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 sglang-versions llamacpp release \
+	exact-tokens mission-1 mission-2 margins tiers
+
+# All of them, or `make nightly PARTS="soak release"`.
+nightly:
+	.ci/nightly $(PARTS)
+
+nightly-parts:
+	@echo $(PARTS)
+
+nightly-%: export PLAIT_NIGHTLY = 1
+MISSION_1 := agents promises tenants programs
+MISSION_2 := prefixes preble scheduler documents gateways unnamed comparison
+
+nightly-test-%:
+	env -u PLAIT_NIGHTLY $(MAKE) test PYTHON="$$(.ci/python $*)" VENV=.venv-$*
+
+# New examples of property tests, five times as many.
+nightly-properties: setup
+	$(BIN)/python -m pytest tests -m hypothesis $(JOBS)
+
+nightly-coverage-%: setup
+	env -u PLAIT_NIGHTLY $(MAKE) coverage-$*
+
+nightly-soak:
+	$(MAKE) soak SOAK=4
+
+nightly-oncall-engines: setup
+	$(BIN)/python -m e2e.oncall hit_rate_fallen engine_slow engine_stuck engine_wrong
+
+nightly-oncall-calls: setup
+	$(BIN)/python -m e2e.oncall tenant_floods everything_queues slos_missed requests_break_engines program_hangs
+
+nightly-oncall-gateways: setup
+	$(BIN)/python -m e2e.oncall memory_grows gateway_dies store_down rolling_update
+
+nightly-oncall-quiet: setup
+	$(BIN)/python -m e2e.oncall healthy idle --quiet-s 200
+
+nightly-kills: setup
+	$(BIN)/python -m pytest e2e/test_killed_gateway.py e2e/test_killed_responses.py -m nightly -n 2
+
+nightly-damaged-stores: setup
+	$(BIN)/python -m pytest e2e/faults/test_damaged_stores.py -m nightly -n 2
+
+nightly-silent-workers: setup
+	$(BIN)/python -m pytest e2e/test_silent_workers.py e2e/faults/test_some_hang.py -m nightly -n 2
+
+nightly-postgresql-outages: setup
+	$(BIN)/python -m e2e.postgresql.server
+	PLAIT_TEST_GATEWAYS=3 $(BIN)/python -m pytest e2e/postgresql -m nightly -n 2
+
+nightly-benchmark-tools: setup
+	$(BIN)/python -m e2e.clients.environment
+	$(BIN)/python -m pytest e2e/clients/test_benchmark_tools.py e2e/clients/test_jdk.py
+
+nightly-generated-requests: setup
+	$(BIN)/python -m e2e.clients.environment
+	$(BIN)/python -m pytest e2e/clients/test_openapi.py -m nightly -n 2
+
+nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-schedulers
+	$(VLLM) $(REAL_$*)
+
+nightly-vllm-metagpt: setup
+	$(BIN)/python -m e2e.vllm.environment
+	$(VLLM) e2e/real_engines/test_metagpt.py
+
+nightly-vllm-oldest: e2e-vllm-oldest
+
+nightly-vllm-versions: e2e-vllm-versions
+
+nightly-sglang-1 nightly-sglang-2 nightly-sglang-3: nightly-sglang-%: sglang-schedulers
+	$(SGLANG) $(REAL_$*)
+
+nightly-sglang-versions: e2e-sglang-versions
+
+nightly-llamacpp: e2e-llamacpp
+
+nightly-release: release
+
+nightly-exact-tokens: setup
+	$(BIN)/python -m benchmarks exact_tokens --prompts 300000
+
+nightly-mission-%: setup
+	$(BIN)/python -m benchmarks mission --only $(MISSION_$*)
+
+nightly-margins: setup
+	$(BIN)/python -m benchmarks margins --quick
+
+nightly-tiers: setup
+	$(BIN)/python -m benchmarks tiers --quick
 
 clean:
 	rm -rf $(VENV) .venv-* e2e/clients/*/node_modules .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,7 +1,7 @@
 """`plait` with a count of what it calls: `python -m benchmarks.plain.counted_gateway FILE serve ...`.
 
 SIGUSR1 begins a count, SIGUSR2 ends it and adds a line to FILE: the functions of Plait that the event loop's thread
-called in between, in their order, each as its file and its name.
+`called` in between, in their order, each as its file and its name, and how many `modules` of Plait are imported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def run() -> None:
         sys.setprofile(None)
         ours = [[str(path.relative_to(roots)), code.co_qualname] for code in called if (path := _ours(code, roots))]
         with file.open("a") as lines:
-            lines.write(json.dumps(ours) + "\n")
+            modules = sum(name.partition(".")[0] == "plait" for name in sys.modules)
+            lines.write(json.dumps({"called": ours, "modules": modules}) + "\n")
 
     signal.signal(signal.SIGUSR1, begin)
     signal.signal(signal.SIGUSR2, end)

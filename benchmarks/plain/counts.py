@@ -34,20 +34,24 @@ Send = Callable[[Client, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a request went through: calls, distinct functions, their files and rooms, and changes of room."""
+    """What a request went through: calls, distinct functions, their files and rooms, and changes of room.
+
+    `modules` are those that the gateway has imported by then.
+    """
 
     calls: int
     functions: int
     files: int
     rooms: int
     changes: int
+    modules: int
 
     @classmethod
-    def of(cls, called: Sequence[tuple[str, str]]) -> Counts:
+    def of(cls, called: Sequence[tuple[str, str]], modules: int) -> Counts:
         """From each call's file and function, in order. A room is a folder."""
         rooms = [str(Path(file).parent) for file, _ in called]
         changes = sum(one != other for one, other in pairwise(rooms))
-        return cls(len(called), len(set(called)), len({file for file, _ in called}), len(set(rooms)), changes)
+        return cls(len(called), len(set(called)), len({file for file, _ in called}), len(set(rooms)), changes, modules)
 
 
 def main() -> int:
@@ -62,6 +66,14 @@ def main() -> int:
             found = asyncio.run((one_at_a_time if send is _waiting else gateway).count(kind, send))
             print(f"| {kind} | {found.calls} | {found.functions} | {found.files} | {found.rooms} | {found.changes} |")
     return 0
+
+
+def of_a_plain_call() -> Counts:
+    """Those of a whole chat completion."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        engines = [stack.enter_context(running_engine(Path(name) / f"engine-{n}.log")) for n in range(ENGINES)]
+        gateway = _gateway(stack, Path(name) / "gateway", engines, "")
+        return asyncio.run(gateway.count("a plain call", _plain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,8 @@ class _Gateway:
         await asyncio.sleep(PAUSE_S)
         self.process.send_signal(signal.SIGUSR2)
         await asyncio.to_thread(eventually, lambda: _lines(self.noted) > lines)
-        return Counts.of([(file, function) for file, function in json.loads(_last_line(self.noted))])
+        noted = json.loads(_last_line(self.noted))
+        return Counts.of([(file, function) for file, function in noted["called"]], noted["modules"])
 
 
 def _gateway(stack: ExitStack, folder: Path, engines: Sequence[str], settings: str) -> _Gateway:

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request, serving
+from tests.waiting import WITHIN_S
 
 
 async def answered(made: Served) -> None:
@@ -156,7 +157,10 @@ async def test_a_request_ends_in_one_line_and_counts_once(case: str) -> None:
     with capture_logs() as logs:
         async with serving() as made:
             await make(made)
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(WITHIN_S):
+                while made.counted < len(expected):  # noqa: ASYNC110 - nothing tells when the last one is counted
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02)  # no other one comes
             counted, refusals = made.counted, made.refusals
     lines = [line for line in logs if line["event"] == "call"]
     found = [(line["status"], line["code"], line["outcome"], line["model"], line["path"]) for line in lines]

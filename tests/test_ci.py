@@ -98,7 +98,7 @@ def test_a_change_of_an_adapter_brings_its_whole_suite(checkout: Checkout, file:
 def test_a_failed_step_ends_the_run_and_is_told_last(checkout: Checkout) -> None:
     done = checkout.run("run", fails="e2e-clients")
     assert done.returncode == 1
-    assert "e2e-postgresql" not in done.stdout
+    assert "e2e-sglang" not in done.stdout
     *_, says, failed, exits = done.stdout.splitlines()
     assert (says, failed) == ("e2e-clients says what is wrong", "failed: make e2e-clients")
     assert exits.startswith("exit 1 after")

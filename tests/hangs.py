@@ -29,6 +29,8 @@ LAST: Final = 0.5
 """The time from the first signal to the end of the process, as a part of the bound."""
 BOUND_S: Final = pytest.StashKey[float]()
 HANGS: Final = "hangs"
+STDERR: Final = os.dup(2)
+"""Kept before pytest captures what tests write there."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,7 +74,7 @@ def bounded(item: pytest.Item) -> Generator[None]:
 
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, bound_s, AGAIN * bound_s)
-    faulthandler.dump_traceback_later((1 + LAST) * bound_s, exit=True, file=2)  # not the captured one
+    faulthandler.dump_traceback_later((1 + LAST) * bound_s, exit=True, file=STDERR)
     try:
         yield
     finally:

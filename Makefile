@@ -37,9 +37,11 @@ SGLANG := PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
 	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py)
 
-.PHONY: setup demo compare lint types test check coverage imports weight e2e e2e-faults e2e-clients e2e-monitoring \
-	e2e-oncall e2e-postgresql soak mission vllm-smoke sglang-smoke e2e-vllm e2e-vllm-oldest e2e-vllm-versions e2e-sglang \
-	e2e-sglang-versions e2e-llamacpp environments results results-long site dist packages release nightly nightly-parts clean
+.PHONY: setup demo compare lint types test check coverage coverage-policy coverage-backends coverage-gateway imports weight \
+	e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall e2e-postgresql soak mission vllm-environment sglang-environment \
+	clients-environment environments vllm-schedulers sglang-schedulers vllm-smoke sglang-smoke e2e-vllm e2e-vllm-oldest \
+	e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-llamacpp results results-long site dist packages release nightly \
+	nightly-parts clean
 
 # Most modules of what is installed are never imported, so none is compiled before it is.
 $(STAMP): pyproject.toml constraints.txt
@@ -78,8 +80,7 @@ e2e-faults: setup
 	$(BIN)/python -m pytest e2e/faults -n 2 --dist loadfile
 
 # Released clients, each in an environment of its kind, which is built when it is not there yet. nginx is fetched, too.
-e2e-clients: setup
-	$(BIN)/python -m e2e.clients.environment
+e2e-clients: clients-environment
 	$(BIN)/python -m e2e.clients.nginx
 	$(BIN)/python -m pytest e2e/clients
 
@@ -121,8 +122,7 @@ e2e-vllm: vllm-schedulers
 vllm-smoke: vllm-schedulers
 	$(VLLM) $(SMOKE)
 
-vllm-schedulers: setup
-	$(BIN)/python -m e2e.vllm.environment
+vllm-schedulers: vllm-environment
 	.venv-vllm/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 
 # The oldest vLLM that Plait supports; builds its environment (Python 3.12) when it is not there yet.
@@ -142,8 +142,7 @@ e2e-sglang: sglang-schedulers
 sglang-smoke: sglang-schedulers
 	$(SGLANG) $(SMOKE)
 
-sglang-schedulers: setup
-	$(BIN)/python -m e2e.sglang.environment
+sglang-schedulers: sglang-environment
 	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
 
 # The scheduler tests on the sources of older versions, in the newest's environment.
@@ -156,10 +155,10 @@ e2e-llamacpp: setup
 	$(BIN)/python -m pytest e2e/llamacpp
 
 # The environments of real engines and released clients, without a test.
-environments: setup
-	$(BIN)/python -m e2e.vllm.environment
-	$(BIN)/python -m e2e.clients.environment
-	$(BIN)/python -m e2e.sglang.environment
+environments: vllm-environment clients-environment sglang-environment
+
+vllm-environment sglang-environment clients-environment: %-environment: setup
+	$(BIN)/python -m e2e.$*.environment
 
 $(TWINE): Makefile
 	$(PYTHON) -m venv .venv-release
@@ -227,9 +226,9 @@ MISSION_2 := prefixes preble scheduler documents gateways unnamed comparison
 nightly-test-%:
 	env -u PLAIT_NIGHTLY $(MAKE) test PYTHON="$$(.ci/python $*)" VENV=.venv-$*
 
-# New examples of property tests, five times as many.
+# New examples of property tests, five times as many; the same ones for a commit, so that a failure can be had again.
 nightly-properties: setup
-	$(BIN)/python -m pytest tests -m hypothesis $(JOBS)
+	$(BIN)/python -m pytest tests -m hypothesis $(JOBS) --hypothesis-seed=$(shell git rev-list --count HEAD)
 
 nightly-coverage-%: setup
 	env -u PLAIT_NIGHTLY $(MAKE) coverage-$*
@@ -262,26 +261,23 @@ nightly-postgresql-outages: setup
 	$(BIN)/python -m e2e.postgresql.server
 	PLAIT_TEST_GATEWAYS=3 $(BIN)/python -m pytest e2e/postgresql -m nightly -n 2
 
-nightly-benchmark-tools: setup
-	$(BIN)/python -m e2e.clients.environment
+nightly-benchmark-tools: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_benchmark_tools.py e2e/clients/test_jdk.py
 
-nightly-generated-requests: setup
-	$(BIN)/python -m e2e.clients.environment
+nightly-generated-requests: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_openapi.py -m nightly -n 2
 
-nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-schedulers
+nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-environment
 	$(VLLM) $(REAL_$*)
 
-nightly-vllm-metagpt: setup
-	$(BIN)/python -m e2e.vllm.environment
+nightly-vllm-metagpt: vllm-environment
 	$(VLLM) e2e/real_engines/test_metagpt.py
 
 nightly-vllm-oldest: e2e-vllm-oldest
 
 nightly-vllm-versions: e2e-vllm-versions
 
-nightly-sglang-1 nightly-sglang-2 nightly-sglang-3: nightly-sglang-%: sglang-schedulers
+nightly-sglang-1 nightly-sglang-2 nightly-sglang-3: nightly-sglang-%: sglang-environment
 	$(SGLANG) $(REAL_$*)
 
 nightly-sglang-versions: e2e-sglang-versions

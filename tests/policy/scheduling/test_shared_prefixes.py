@@ -74,6 +74,17 @@ def test_every_block_is_computed_once(lag: int, specs: list[tuple[int, int, int,
     assert engine.computed_tokens == least_tokens(engine)
 
 
+@pytest.mark.xfail(strict=True, reason="a call that nobody leads for starts in the rest of an iteration, a block early")
+def test_the_last_block_of_a_leader_is_not_computed_again() -> None:
+    """Found by the property above: 95 tokens are computed instead of 91."""
+    slack, _, none = SLACK
+    specs = [(0, 0, 1, 0, slack), (1, 6, 15, 0, slack), (1, 8, 13, 0, slack), (0, 20, 15, 1, slack)]
+    engine = PrefixEngine(SloScheduler(), 2)
+    with patch.object(in_order, "LEAST_SHARED_TOKENS", 1):
+        run(engine, [*specs, (0, 20, 1, 0, none), (1, 9, 15, 0, none)])
+    assert engine.computed_tokens == least_tokens(engine)
+
+
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @given(specs=families, ends=st.lists(st.integers(0, 60), max_size=6))
 @settings(max_examples=100, deadline=None)

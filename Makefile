@@ -24,10 +24,10 @@ REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.
 REAL_3 := $(addprefix e2e/real_engines/test_,rendered_fields.py reported_state.py routes.py serving.py slo_order.py tiers.py \
 	two_gateways.py wrong_tokenizer.py)
 
-# One process more than cores: tests wait a third of their time.
-JOBS := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# One file to one process: its tests share the fixtures' servers.
-E2E := $(JOBS) --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
+# One process a core.
+JOBS := -n auto
+# One more than cores: these wait a third of their time. One file to one process: its tests share the fixtures' servers.
+E2E := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --ignore e2e/faults --ignore e2e/clients --ignore e2e/monitoring \
 	--ignore e2e/llamacpp --ignore e2e/postgresql --ignore e2e/release --ignore e2e/site
 
 VLLM   := PLAIT_ENGINE_KIND=vllm PLAIT_ENGINE_PYTHON=.venv-vllm/bin/python $(BIN)/python -m pytest

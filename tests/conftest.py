@@ -11,14 +11,14 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-NIGHTLY = "PLAIT_NIGHTLY" in os.environ
+from tests.examples import NIGHTLY, examples
 
 # A busy machine is no failure: examples are bounded in number, not in time. A CI run judges one change, so it draws the
-# same examples every time. New ones are drawn at the desk, and many of them by nightly parts.
+# same examples every time. New ones are drawn at the desk and by nightly parts.
 settings.register_profile(
     "plait",
     deadline=None,
-    max_examples=200 if NIGHTLY else 40,
+    max_examples=examples(120),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ and not NIGHTLY,
@@ -27,9 +27,10 @@ settings.load_profile("plait")
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays. Full collections of garbage, which look at all of it, took a tenth of the time."""
+    """What is loaded by now stays, and garbage of single tests is small: collections took a fifth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)
 
 
 @pytest.fixture(autouse=True)

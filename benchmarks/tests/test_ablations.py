@@ -30,6 +30,7 @@ from plait.policy.scheduling.moment import SloSettings
 from plait.policy.scheduling.plan import Plan
 from plait.policy.scheduling.slo_scheduler import PHASES, Phases, SloScheduler
 from plait.policy.types import Slo
+from tests.examples import examples
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, check_plan, decode, engines, names, prompt
 from tests.policy.scheduling.real_engine import CallSpec, call_specs, check_every_call_finishes
 
@@ -174,13 +175,13 @@ ablations = st.sampled_from(EVERY)
 known_costs = st.sampled_from((COSTS, None))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(engine=engines(), ablation=ablations, costs=known_costs)
 def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, ablation: Ablation, costs: object) -> None:
     check_plan(engine, engine.plan(scheduler(ablation, COSTS if costs else None), 3.0))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines(), ablation=ablations)
 def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, ablation: Ablation) -> None:
     planner = scheduler(ablation)
@@ -188,7 +189,7 @@ def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, ablation: Ablati
     assert plans[0] == plans[1] == plans[2] == engine.plan(scheduler(ablation), 3.0)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines(), ablation=ablations)
 def test_an_engine_that_can_do_something_does(engine: FakeEngine, ablation: Ablation) -> None:
     plan = engine.plan(scheduler(ablation), 3.0)
@@ -196,7 +197,7 @@ def test_an_engine_that_can_do_something_does(engine: FakeEngine, ablation: Abla
         assert not engine.plan(SCHEDULERS["hit_ratio"](), 3.0).picks
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(specs=call_specs, ablation=ablations)
 def test_every_call_finishes_on_a_real_engine(specs: list[CallSpec], ablation: Ablation) -> None:
     check_every_call_finishes(SloScheduler(*ablation), specs)

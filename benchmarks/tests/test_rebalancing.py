@@ -21,6 +21,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, PlacementReason
+from tests.examples import examples
 from tests.policy.placement.test_placement_oracle import BLOCK_TOKENS, ENGINES, PREFIXES, NaiveEngine, Prefix, build
 
 # 1 ms for a token of a prompt, 1 ms for a token of an answer.
@@ -44,7 +45,7 @@ def booked(
 # What is added to E2.
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     engines=st.lists(ENGINES, min_size=1, max_size=4), prompt=PREFIXES, mechanisms=st.sets(st.sampled_from(MECHANISMS))
 )
@@ -63,7 +64,7 @@ def test_with_no_routes_only_decode_balance_differs_from_e2(
         assert placement == published
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     engines=st.lists(ENGINES, min_size=2, max_size=4),
     prompt=PREFIXES,
@@ -141,7 +142,7 @@ def test_routes_end_with_their_engines_and_their_calls() -> None:
 # The load of a prefix.
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.tuples(PREFIXES, st.integers(0, 50), st.floats(0, 100)), max_size=20))
 def test_each_call_counts_for_one_shared_prefix_at_most(calls: list[tuple[Prefix, int, float]]) -> None:
     tree = PrefixTree()
@@ -201,7 +202,7 @@ def test_decode_balance(loads: tuple[tuple[int, int], ...], spare: str | None) -
 # Dividing a subtree.
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(sharers=st.lists(st.integers(1, 6), min_size=1, max_size=6), holders=st.integers(2, 3))
 def test_a_subtree_is_divided_by_calls(sharers: list[int], holders: int) -> None:
     tree = PrefixTree()

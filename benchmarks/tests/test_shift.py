@@ -13,6 +13,7 @@ from benchmarks.placing.routes import Routes, RouteState
 from benchmarks.tests.test_rebalancing import booked, new_engine
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.prefix_tree import PrefixTree
+from tests.examples import examples
 
 BLOCK_TOKENS, PREFIX_BLOCKS = 10, 3
 TOKEN_S = 2**-10
@@ -45,7 +46,7 @@ def moves(windows: list[Calls]) -> list[tuple[str, int, int]]:
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(WINDOWS)
 def test_it_moves_the_largest_prefixes_that_fit_into_half_of_the_difference(windows: list[Calls]) -> None:
     tree, routes, tails = PrefixTree(), Routes(), count(0x10000)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from plait.backends.embedded.kv_blocks import BlockCache
+from tests.examples import examples
 from tests.invariants import check
 
 Prefix = tuple[int, ...]
@@ -141,7 +142,7 @@ class EngineUse(RuleBasedStateMachine):
         assert all(content // 3 == 1 or content // 3 in self.lru.known for content in self.lru.known)
 
 
-EngineUse.TestCase.settings = settings(max_examples=150)
+EngineUse.TestCase.settings = settings(max_examples=examples(150))
 TestEngineUse = EngineUse.TestCase
 
 

@@ -17,6 +17,7 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
+from tests.examples import examples
 from tests.invariants import check
 
 ROOT = root_hash("m")
@@ -189,7 +190,7 @@ def drive(specs: Sequence[Spec], **options: int) -> Drive:
     return run
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @pytest.mark.no_cover
 @given(
     specs=SPECS,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import EngineError
 from plait.backends.http.body import Body
 from plait.backends.http.connection import Connection, Response, Timeouts
+from tests.examples import examples
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -127,7 +128,7 @@ async def test_a_response_cut_at_any_byte_reads_the_same(data: bytes) -> None:
     assert await answer_of([bytes([byte]) for byte in data]) == RESPONSES[data]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(list(RESPONSES)), st.lists(st.integers(0, 200)))
 @example(CHUNKED, [])
 def test_a_response_cut_anyhow_reads_the_same(data: bytes, cuts: list[int]) -> None:

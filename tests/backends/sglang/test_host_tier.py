@@ -15,6 +15,7 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.host_tier import host_tier
 from plait.policy.prefix.block_hash import chain, root_hash
+from tests.examples import examples
 
 PAGE_TOKENS = 32
 """Two are a tree block."""
@@ -67,7 +68,7 @@ def expected(paths: Iterable[Path]) -> dict[int, int | None]:
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_each_tree_block_is_in_its_fastest_tier(data: st.DataObject) -> None:
     """As SGLang's radix tree does: a page comes after its parent and goes before it, in the two tiers together."""

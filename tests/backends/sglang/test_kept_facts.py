@@ -19,6 +19,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Setup
+from tests.examples import examples
 
 TREE_BLOCK = 64
 PAGES_OF_BLOCK = TREE_BLOCK // PAGE_TOKENS
@@ -72,7 +73,7 @@ class CheckedScheduler:
         return self._inner.plan(now_s, waiting, running, facts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SETUPS, st.lists(st.lists(EVENTS, max_size=3), min_size=1, max_size=40))
 def test_the_kept_facts_are_those_from_scratch(setup: Setup, steps: list[list[tuple[Any, ...]]]) -> None:
     checked = CheckedScheduler()

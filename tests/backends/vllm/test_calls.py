@@ -11,6 +11,7 @@ from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import VllmCall, VllmFacts
 from plait.backends.vllm.compatibility import CompatibleScheduler
 from tests.backends.vllm.fake_pool import Block, Pool, request
+from tests.examples import examples
 
 BLOCK_TOKENS = 16
 
@@ -43,7 +44,7 @@ def cache(pool: Pool, tokens: list[int]) -> list[Block]:
     return blocks
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     cached=st.lists(st.integers(0, 320), min_size=1, max_size=6),
     hint=st.integers(0, 400),

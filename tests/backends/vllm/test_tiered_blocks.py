@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.vllm.tiered_blocks import TieredBlocks
 from tests.backends.vllm.test_tree_blocks import WIDTH, keys_of, tree_block_of
+from tests.examples import examples
 
 Path = tuple[int, ...]
 
@@ -100,7 +101,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=8).map(tuple)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(data=st.data())
 def test_each_tree_block_is_in_its_fastest_tier(width: int, data: st.DataObject) -> None:
     engine = Engine(width)

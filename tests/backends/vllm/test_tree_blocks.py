@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.vllm.tree_blocks import TreeBlocks
+from tests.examples import examples
 
 WIDTH = 3
 """Engine blocks of a tree block."""
@@ -62,7 +63,7 @@ class Engine:
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=7).map(tuple)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_a_tree_block_is_there_while_all_its_blocks_are(data: st.DataObject) -> None:
     engine = Engine()

@@ -22,6 +22,7 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.placement.policies import POLICIES, Policy
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, Placement, Slo, TaskGroup
+from tests.examples import examples
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -375,5 +376,5 @@ def state(router: Router) -> dict[str, Any]:
     }
 
 
-Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
+Fleet.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=60)
 TestFleet = Fleet.TestCase

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.load import LedgerEntry, LoadLedger
 from plait.policy.prefix.prefix_tree import PrefixTree
+from tests.examples import examples
 
 # 1 ms a token, and 1 us for each token of the sequence it attends to.
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1e-3), 0.0, 1e-6, 0.0, LongAttention())
@@ -75,7 +76,7 @@ class Ledger(RuleBasedStateMachine):
         assert self.ledger.decode_s() == pytest.approx(decode_s, abs=1e-9)
 
 
-Ledger.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=30)
+Ledger.TestCase.settings = settings(deadline=None, max_examples=examples(60), stateful_step_count=30)
 TestLedger = Ledger.TestCase
 
 

@@ -19,6 +19,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, PlacementReason
+from tests.examples import examples
 
 BLOCK_TOKENS, PRIOR_OUTPUT_TOKENS = 10, 15
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1.0), 0.0, 0.0, 0.0, LongAttention())  # a second a token
@@ -166,7 +167,7 @@ def build(name: str, engine: NaiveEngine, tree: PrefixTree) -> EngineView:
     return EngineView(name, COSTS, ledger, residency, engine.free, engine.outstanding)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(engines=st.lists(ENGINES, min_size=1, max_size=4), prompt=PREFIXES, extra_tokens=st.integers(0, 9))
 def test_e2_is_algorithms_1_and_2(engines: list[NaiveEngine], prompt: Prefix, extra_tokens: int) -> None:
     tree = PrefixTree()

@@ -15,6 +15,7 @@ from plait.backends.adapter.cache_journal import CacheJournal
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree
 from plait.policy.prefix.residency import Residency
+from tests.examples import examples
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -253,7 +254,7 @@ class Fleet(RuleBasedStateMachine):
             residency.check()
 
 
-Fleet.TestCase.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)
+Fleet.TestCase.settings = settings(deadline=None, max_examples=examples(120), stateful_step_count=40)
 TestFleet = Fleet.TestCase
 
 

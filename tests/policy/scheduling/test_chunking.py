@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from plait.backends.profiles import load_profile
 from plait.policy.scheduling.chunking import Budget, EngineBudget, ModelBudget, model_budget
 from plait.policy.scheduling.iteration_model import IterationModel
+from tests.examples import examples
 from tests.policy.scheduling.fake_engine import COSTS
 
 
@@ -36,7 +37,7 @@ def test_the_model_is_solved_for_the_tokens() -> None:
 work = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000)), max_size=6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(work=work, wanted=st.integers(1, 700), context=st.integers(0, 9000), limit_s=st.floats(0.0, 0.4))
 def test_room_is_the_most_that_stays_within_the_limit(
     work: list[tuple[int, int]], wanted: int, context: int, limit_s: float

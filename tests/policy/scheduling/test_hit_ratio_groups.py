@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
+from tests.examples import examples
 
 WEIGHT = GROUPS * (GROUPS + 1) // 2
 """55: the sum of the groups' weights 1 to 10."""
@@ -58,7 +59,7 @@ def test_an_idle_group_saves_up_nothing() -> None:
 arrivals = st.lists(st.lists(st.integers(0, GROUPS - 1), max_size=6), min_size=1, max_size=60)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(arrivals=arrivals)
 def test_the_pth_call_of_a_group_waits_no_longer_than_proven(arrivals: list[list[int]]) -> None:
     groups = HitRatioGroups()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatio, LongestPrefix
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import LocalCall, Plan
+from tests.examples import examples
 from tests.policy.scheduling.unshared_blocks import UnsharedBlocks
 
 BLOCK_TOKENS = 4
@@ -69,7 +70,7 @@ def engines(draw: st.DrawFn) -> Engine:
 
 
 @pytest.mark.parametrize("policy", SCHEDULERS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_a_plan_stays_within_budget_blocks_and_seats(policy: str, engine: Engine) -> None:
     plan = engine.plan(policy)
@@ -81,7 +82,7 @@ def test_a_plan_stays_within_budget_blocks_and_seats(policy: str, engine: Engine
     assert len(engine.running) - len(plan.preempt) + len(admitted) <= engine.max_running_calls
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_calls_run_in_the_order_of_their_arrival(engine: Engine) -> None:
     plan = engine.plan()
@@ -96,7 +97,7 @@ def test_calls_run_in_the_order_of_their_arrival(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("policy", SCHEDULERS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_the_policies_differ_only_in_whom_they_admit(policy: str, engine: Engine) -> None:
     plan, fcfs = engine.plan(policy), engine.plan()
@@ -105,7 +106,7 @@ def test_the_policies_differ_only_in_whom_they_admit(policy: str, engine: Engine
 
 
 @pytest.mark.parametrize("policy", SCHEDULERS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_a_call_is_picked_or_may_fill_up_or_is_held_back(policy: str, engine: Engine) -> None:
     plan = engine.plan(policy)
@@ -117,7 +118,7 @@ def test_a_call_is_picked_or_may_fill_up_or_is_held_back(policy: str, engine: En
 
 
 @pytest.mark.parametrize("policy", SCHEDULERS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_nobody_is_preempted_for_nothing(policy: str, engine: Engine) -> None:
     plan = engine.plan(policy)
@@ -131,7 +132,7 @@ def test_nobody_is_preempted_for_nothing(policy: str, engine: Engine) -> None:
     assert all(call in engine.running for call, _ in plan.picks), "nor admitted at once to what was freed"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines())
 def test_nothing_is_left_idle_that_the_next_call_could_use(engine: Engine) -> None:
     plan = engine.plan()

@@ -18,6 +18,7 @@ from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
+from tests.examples import examples
 from tests.policy.scheduling.fake_engine import FakeEngine, decode, names, prompt, slo_scheduler
 from tests.policy.scheduling.prefix_engine import BLOCK_TOKENS, Key, PrefixEngine
 
@@ -66,7 +67,7 @@ def least_tokens(engine: PrefixEngine) -> int:
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @given(specs=families)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_block_is_computed_once(lag: int, specs: list[tuple[int, int, int, int, Slo | None]]) -> None:
     engine = PrefixEngine(SloScheduler(), lag)
     with patch.object(in_order, "LEAST_SHARED_TOKENS", 1):
@@ -87,7 +88,7 @@ def test_the_last_block_of_a_leader_is_not_computed_again() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @given(specs=families, ends=st.lists(st.integers(0, 60), max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_all_calls_end_also_if_leaders_are_aborted(
     lag: int, specs: list[tuple[int, int, int, int, Slo | None]], ends: list[int]
 ) -> None:

@@ -14,6 +14,7 @@ from plait.policy.scheduling.moment import SloSettings
 from plait.policy.scheduling.plan import LocalCall, MeasuringScheduler
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
+from tests.examples import examples
 from tests.policy.scheduling.fake_engine import (
     COSTS,
     FakeEngine,
@@ -304,13 +305,13 @@ settings_of_users = st.sampled_from(SETTINGS)
 known_costs = st.sampled_from((COSTS, None))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(engine=engines(), chosen=settings_of_users, costs=known_costs)
 def test_a_plan_stays_within_budget_blocks_and_seats(engine: FakeEngine, chosen: SloSettings, costs: object) -> None:
     check_plan(engine, engine.plan(slo_scheduler(chosen, COSTS if costs else None), 3.0))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines(), chosen=settings_of_users)
 def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, chosen: SloSettings) -> None:
     scheduler = slo_scheduler(chosen)
@@ -318,7 +319,7 @@ def test_the_same_inputs_give_the_same_plan(engine: FakeEngine, chosen: SloSetti
     assert plans[0] == plans[1] == plans[2] == engine.plan(slo_scheduler(chosen), 3.0)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(engine=engines(), chosen=settings_of_users)
 def test_an_engine_that_can_do_something_does(engine: FakeEngine, chosen: SloSettings) -> None:
     plan = engine.plan(slo_scheduler(chosen), 3.0)
@@ -326,7 +327,7 @@ def test_an_engine_that_can_do_something_does(engine: FakeEngine, chosen: SloSet
         assert not engine.plan(SCHEDULERS["hit_ratio"](), 3.0).picks
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(engine=engines())
 def test_without_objectives_it_plans_as_hit_ratio_does(engine: FakeEngine) -> None:
     for call in engine.running + engine.waiting:
@@ -334,7 +335,7 @@ def test_without_objectives_it_plans_as_hit_ratio_does(engine: FakeEngine) -> No
     assert engine.plan(slo_scheduler(), 3.0) == engine.plan(HitRatio(), 3.0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     ttft_s=st.lists(st.floats(1.0, 9.0), min_size=8, max_size=8),
@@ -348,7 +349,7 @@ def test_a_light_load_is_all_taken_at_once(sizes: list[int], ttft_s: list[float]
 # The real embedded engine.
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(specs=call_specs, chosen=settings_of_users)
 def test_every_call_finishes_on_a_real_engine(specs: list[CallSpec], chosen: SloSettings) -> None:
     check_every_call_finishes(SloScheduler(chosen), specs)

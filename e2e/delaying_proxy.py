@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
+from tests.waiting import WITHIN_S
+
 
 class DelayingProxy:
     """Listens on a port of its own while it is entered. `round_trip_s` may change between requests.
@@ -49,12 +51,12 @@ class DelayingProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._port.result(10)
+        self._port.result(WITHIN_S)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(WITHIN_S)
         self._loop.close()
 
     async def _serve(self) -> None:

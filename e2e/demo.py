@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from e2e.server_process import DEADLINE_S, PLAIT
+from e2e.server_process import PLAIT
+from tests.waiting import WITHIN_S
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def demo(
             yield process
         finally:
             process.terminate()
-            process.wait(DEADLINE_S)
+            process.wait(WITHIN_S)
 
 
 def refused(port: int) -> bool:

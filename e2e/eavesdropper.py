@@ -8,6 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from tests.waiting import WITHIN_S
+
 
 class Eavesdropper:
     """Listens while it is entered, and passes all on to the server at `port` and back; None: it answers nothing."""
@@ -35,7 +37,7 @@ class Eavesdropper:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(WITHIN_S)
 
     def _accept(self) -> None:
         with suppress(OSError):  # at the end
@@ -52,7 +54,7 @@ class Eavesdropper:
                 back = threading.Thread(target=self._back, args=(server, client), daemon=True)
                 back.start()
                 self._pass_on(client, server)
-                back.join(10)
+                back.join(WITHIN_S)
 
     def _pass_on(self, client: socket.socket, server: socket.socket | None) -> None:
         while piece := client.recv(65_536):

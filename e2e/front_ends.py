@@ -21,6 +21,7 @@ from e2e.programs import Program, ProgramCall, by_hand, chained_by_gateway, text
 from e2e.server_process import NO_TLS
 from plait.client import Argument, Client, SemanticVariable, Text, semantic_function
 from plait.client.langchain import Program as ChainProgram
+from tests.waiting import WITHIN_S
 
 MAPS, PART_WORDS, OUTPUT_TOKENS = 16, 300, 40
 LINKS = 8
@@ -168,7 +169,7 @@ async def front_ends(url: str) -> AsyncIterator[FrontEnds]:
     where = f"{url}/v1"
     async with (
         Client(where, model="demo", tls=NO_TLS) as async_client,
-        httpx.AsyncClient(base_url=where, verify=NO_TLS, timeout=60) as http,
+        httpx.AsyncClient(base_url=where, verify=NO_TLS, timeout=WITHIN_S) as http,
         AsyncOpenAI(
             base_url=where, api_key="none", max_retries=0, http_client=DefaultAsyncHttpxClient(verify=NO_TLS)
         ) as sdk,

@@ -23,16 +23,17 @@ import httpx
 
 from e2e.programs import Program, ProgramCall, chained_by_client, map_reduce, texts, whole
 from e2e.sdk import async_client
-from e2e.server_process import DEADLINE_S, Server
+from e2e.server_process import Server
 from e2e.servers import Fleet, Launcher
 from plait.gateway.durability.recorded import SESSION, decoded
 from plait.gateway.programs.record import Started, Submitted, ValueSet
 from plait.gateway.store.event_log import StoredStream
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from tests.waiting import WITHIN_S
 
 MAX_ATTEMPTS = 3
 AGAIN_S = 0.02
-GIVES_UP_S = 3 * DEADLINE_S
+GIVES_UP_S = 3 * WITHIN_S
 """A store may be away for as long as a test waits for most things."""
 PROGRAMS_A_ROUND = 9
 WAYS = ("program", "submits", "headers", "stream")
@@ -223,7 +224,7 @@ class Killing:
         self.findings.kills += 1
 
     async def _round(self, name: str, kill_after_s: float | None) -> None:
-        async with httpx.AsyncClient(base_url=self.gateway.url, timeout=DEADLINE_S, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self.gateway.url, timeout=WITHIN_S, trust_env=False) as http:
             clients = [
                 Client(http, self.findings, f"{name}-{n}", ("team", "map-reduce")[n % 2], self._fields)
                 for n in range(PROGRAMS_A_ROUND)

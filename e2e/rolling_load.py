@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from e2e.server_process import DEADLINE_S, NO_TLS, Server
+from e2e.server_process import NO_TLS, Server
+from tests.waiting import WITHIN_S
 
 CHAT = "/v1/chat/completions"
 REFUSED = "connection refused"
@@ -68,12 +69,12 @@ async def steady_load(server: Server, workers: int = 6) -> AsyncIterator[Load]:
         yield load
     finally:
         load.stopping = True
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(WITHIN_S):
             await asyncio.gather(*tasks)
 
 
 def client(server: Server) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, verify=NO_TLS, trust_env=False, timeout=DEADLINE_S)
+    return httpx.AsyncClient(base_url=server.url, verify=NO_TLS, trust_env=False, timeout=WITHIN_S)
 
 
 def chat(text: str, max_tokens: int = 20, **fields: Any) -> dict[str, Any]:

@@ -17,10 +17,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.forked import ForkedPython
+from tests.waiting import WITHIN_S
 
 PLAIT = Path(sys.executable).with_name("plait")
 PYTHON_MODULE = [sys.executable, "-m"]
-DEADLINE_S = 30.0
 POLL_S, MOST_POLL_S = 0.005, 0.03
 """Between two looks, which get rarer as the wait gets longer: a look takes 2 ms of CPU time from what is awaited."""
 LOGGED_AFTER_S = 0.1
@@ -119,7 +119,7 @@ class Server:
     def wait(self) -> int:
         """The exit status of a process that is about to end."""
         assert self._process is not None
-        return self._process.wait(DEADLINE_S)
+        return self._process.wait(WITHIN_S)
 
     def _send(self, number: int) -> None:
         assert self._process is not None
@@ -158,7 +158,7 @@ class Server:
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A request over a connection of its own; no status is an error here."""
-        return httpx.request(method, self.url + path, trust_env=False, verify=NO_TLS, timeout=DEADLINE_S, **options)
+        return httpx.request(method, self.url + path, trust_env=False, verify=NO_TLS, timeout=WITHIN_S, **options)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
@@ -168,7 +168,7 @@ class Server:
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
 
-def eventually(holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+def eventually(holds: Callable[[], bool], deadline_s: float = WITHIN_S) -> None:
     """Return once `holds()`; raises what prevents it at the deadline: an `httpx.HTTPError`, or `AssertionError`."""
     ends_s, pause_s = time.monotonic() + deadline_s, POLL_S
     while True:

@@ -10,12 +10,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec.structs import asdict
+
 from e2e.ports import free_port
 from e2e.server_process import WORKERS, Server, eventually
 from e2e.several_gateways import PEER_KEY, SECRET, Gateways
+from plait.gateway.config.sections import UpstreamConfig
+from tests.waiting import SLOWNESS, WITHIN_S
 
 GATEWAYS = int(os.environ.get("PLAIT_TEST_GATEWAYS", "1"))
 """Gateways of each gateway that has a configuration, over one PostgreSQL: all must look as one to clients."""
+
+PATIENCE = {"connect_timeout_s": WITHIN_S, "probe_timeout_s": WITHIN_S, "hang_timeout_s": WITHIN_S}
+"""An engine on a busy machine is late, and not at fault. Tests of these limits set their own (`PATIENT`)."""
+
+DEFAULTS: Mapping[str, Any] = asdict(UpstreamConfig())
+PATIENT = {**DEFAULTS, **{name: SLOWNESS * DEFAULTS[name] for name in PATIENCE}}
+"""The default limits for engines, on a machine of this speed."""
 
 
 class Launcher:
@@ -76,7 +87,7 @@ class Launcher:
         path = self._folder / f"{name}.toml"
         config: dict[str, Any] = {
             "server": {"port": port, "drain_delay_s": 0, "workers": WORKERS},
-            "upstream": {"probe_interval_s": 0.05},
+            "upstream": {"probe_interval_s": 0.05, **PATIENCE},
             "models": [{"name": one, "tokenizer": "embedded"} if isinstance(one, str) else one for one in models],
             "engines": [
                 {"name": engine.name, "url": engine.url} if isinstance(engine, Server) else engine for engine in engines

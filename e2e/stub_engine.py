@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
             return
         if script.ending == "silence":
-            self.engine.stopping.wait(30)
+            self.engine.stopping.wait()
         self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from e2e.server_process import DEADLINE_S, PLAIT
+from e2e.server_process import PLAIT
+from tests.waiting import WITHIN_S
 
 ROWS, COLUMNS = 45, 150
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
@@ -67,9 +68,9 @@ class Terminal:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.wait(DEADLINE_S)
+        self.process.wait(WITHIN_S)
         os.close(self._follower)
-        self._reader.join(DEADLINE_S)
+        self._reader.join(WITHIN_S)
         os.close(self._leader)
 
 

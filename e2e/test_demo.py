@@ -18,7 +18,8 @@ import pytest
 
 from e2e.demo import demo, refused
 from e2e.ports import free_ports
-from e2e.server_process import DEADLINE_S, PLAIT, eventually
+from e2e.server_process import PLAIT, eventually
+from tests.waiting import WITHIN_S
 
 COMPARISON = ["--compare", "--policies=plait,least_outstanding", "--calls=160", "--kv-tokens=20000", "--rate=0.1"]
 
@@ -27,13 +28,15 @@ def test_the_lines_it_prints_work_and_it_takes_everything_with_it() -> None:
     first = free_ports(5)[0]
     with demo(first, first + 1) as process:
         assert process.stdout is not None
-        printed = "".join(
-            iter(
-                process.stdout.readline,
-                "See where calls went in the plait-* response headers, "
-                f"and on http://127.0.0.1:{first}/metrics. Stop with Ctrl-C.\n",
-            )
+        last = (
+            "See where calls went in the plait-* response headers, "
+            f"and on http://127.0.0.1:{first}/metrics. Stop with Ctrl-C.\n"
         )
+        lines = list[str]()
+        while last not in lines:
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it has ended"
+        printed = "".join(lines)
         python = textwrap.dedent(printed[printed.index("    from openai") : printed.index("or into a shell")])
         pasted = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, check=True)
         assert "This is emulated text." in pasted.stdout
@@ -50,7 +53,7 @@ def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
         taken.bind(("127.0.0.1", first + 2))
         taken.listen()
         command = [str(PLAIT), "demo", f"--port={first}", f"--engine-port={first + 1}"]
-        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert f"port {first + 2} is in use" in failed.stderr

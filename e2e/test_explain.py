@@ -6,8 +6,8 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from uuid import uuid4
 
@@ -19,6 +19,8 @@ from e2e.sdk import asking
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import Script, StubEngine
+from plait.gateway.peers.forwarding import ALL_S
+from tests.waiting import WITHIN_S
 
 WORKERS: Final = 2
 CHAT: Final = "/v1/chat/completions"
@@ -26,9 +28,10 @@ ADMIN: Final = {"authorization": "Bearer admin"}
 ASKED: Final = 5
 """So many connections reach both workers."""
 
-BUSY_TOKENS: Final = 160
-"""An engine with one slot answers for some four seconds."""
+BUSY_TOKENS: Final = 20_000
+"""An engine with one slot answers for longer than a test lasts."""
 
+HOLD_S: Final = 1.0
 AT_ONCE: Final = 6
 FAILS: Final = Script(ending="cut")
 """Nothing of an answer, so that another engine gets the call."""
@@ -58,7 +61,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             [*engines, *stubs, nowhere],
             models=["demo", "narrow", "flaky", "nowhere"],
             server={"workers": WORKERS, "admin_key": "admin", "max_body_bytes": 100_000},
-            admission={"hold_s": 1.0},
+            admission={"hold_s": HOLD_S},
             sessions={"gone_grace_s": 0},
             tenants=TENANTS,
         )
@@ -160,21 +163,26 @@ def working(gateway: Server) -> int:
 
 
 @contextmanager
-def engines_busy(gateway: Server, threads: ThreadPoolExecutor) -> Iterator[list[Future[tuple[str, httpx.Response]]]]:
-    """While both engines with one slot answer calls: the second is sent once both workers know of the first."""
-    calls = []
-    for number in range(2):
-        calls.append(threads.submit(send, gateway, busy(f"busy {number} {uuid4()}", stream=True)))
-        eventually(lambda: working(gateway) == len(calls))
-        time.sleep(0.3)
-    yield calls
-    for call in calls:
-        assert call.result()[1].status_code == 200
+def engines_busy(gateway: Server) -> Iterator[ExitStack]:
+    """While both engines with one slot answer calls, until these are closed by the stack.
+
+    The second call is sent once both workers know of the first.
+    """
+    with ExitStack() as calls:
+        client = calls.enter_context(httpx.Client(trust_env=False, verify=NO_TLS, timeout=WITHIN_S))
+        for number in range(2):
+            body = busy(f"busy {number} {uuid4()}", stream=True)
+            headers = {"authorization": "Bearer free"}
+            call = calls.enter_context(client.stream("POST", gateway.url + CHAT, json=body, headers=headers))
+            assert call.status_code == 200
+            eventually(lambda number=number: working(gateway) == number + 1)  # type: ignore[misc]
+            time.sleep(0.3)
+        yield calls
 
 
 def test_calls_that_wait_for_engines(gateway: Server) -> None:
     """A call that is not streamed goes after a second. Others are refused at once, as two of their tenant wait."""
-    with ThreadPoolExecutor(10) as threads, counting(gateway, "patient", 6), engines_busy(gateway, threads):
+    with ThreadPoolExecutor(10) as threads, counting(gateway, "patient", 6), engines_busy(gateway):
         sent = [threads.submit(send, gateway, busy(f"{uuid4()}"), key="patient") for _ in range(6)]
         answers = [one.result() for one in sent]
     found = [receipt(gateway, request_id) for request_id, _ in answers]
@@ -185,17 +193,19 @@ def test_calls_that_wait_for_engines(gateway: Server) -> None:
             assert (one["refusal"]["limit"], one["waits"]) == ("max_waiting", [])
         if one["code"] == "waiting":
             assert one["waits"]
-            assert sum(wait["for_s"] for wait in one["waits"]) == pytest.approx(1.0, abs=0.5)
+            waited_s = sum(wait["for_s"] for wait in one["waits"])
+            assert 0.9 * HOLD_S < waited_s <= one["e2e_s"] + 0.01
             assert one["attempts"][0]["sent_s"] is None
 
 
 def test_a_call_that_goes_to_another_line(gateway: Server) -> None:
     """The engine in whose line it waits is drained."""
-    with ThreadPoolExecutor(10) as threads, counting(gateway, "free", 6), engines_busy(gateway, threads):
+    with ThreadPoolExecutor(10) as threads, counting(gateway, "free", 6), engines_busy(gateway) as busy_calls:
         sent = [threads.submit(send, gateway, asking(f"{uuid4()}", model="narrow", stream=True)) for _ in range(4)]
-        time.sleep(0.5)
+        eventually(lambda: gateway.metric("plait_waiting_calls", model="narrow") == len(sent))
         draining = gateway.post("/admin/engines/n1", json={"state": "draining"}, headers=ADMIN)
         assert draining.status_code == 200
+        busy_calls.close()
         answers = [one.result() for one in sent]
     assert gateway.post("/admin/engines/n1", json={"state": "active"}, headers=ADMIN).status_code == 200
     found = [receipt(gateway, request_id) for request_id, _ in answers]
@@ -242,7 +252,7 @@ def test_a_wrong_request(gateway: Server) -> None:
 def test_a_body_that_is_too_large(gateway: Server) -> None:
     """It is refused by its head."""
     request_id = uuid4().hex
-    with counting(gateway, "free"), socket.create_connection(("127.0.0.1", gateway.port), 10) as connection:
+    with counting(gateway, "free"), socket.create_connection(("127.0.0.1", gateway.port), WITHIN_S) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer free\r\nx-request-id: {request_id}\r\n"
         connection.sendall(f"{head}content-length: 1000000\r\n\r\n".encode())
         assert b" 413 " in connection.recv(4096)
@@ -252,7 +262,7 @@ def test_a_body_that_is_too_large(gateway: Server) -> None:
 def test_a_client_that_goes(gateway: Server) -> None:
     request_id = uuid4().hex
     headers = {"authorization": "Bearer free", "x-request-id": request_id}
-    with counting(gateway, "free"), httpx.Client(trust_env=False, verify=NO_TLS, timeout=30) as client:
+    with counting(gateway, "free"), httpx.Client(trust_env=False, verify=NO_TLS, timeout=WITHIN_S) as client:
         asked = client.build_request("POST", gateway.url + CHAT, json=busy("x", stream=True), headers=headers)
         stream = client.send(asked, stream=True)
         next(stream.iter_lines())
@@ -273,7 +283,10 @@ def test_an_input_that_failed(gateway: Server) -> None:
 
 
 def test_a_request_that_nobody_has_sent(gateway: Server) -> None:
-    began_s = time.monotonic()
+    """Neither worker waits for the other until its patience ends."""
+    took_s = []
     for _ in range(ASKED):
+        began_s = time.monotonic()
         assert gateway.get(f"/admin/receipts/{uuid4().hex}", headers=ADMIN).status_code == 404
-    assert time.monotonic() - began_s < 2 * ASKED
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < ALL_S

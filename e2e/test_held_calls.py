@@ -11,11 +11,14 @@ import httpx
 import pytest
 
 from e2e.sdk import asking, async_client
-from e2e.server_process import NO_TLS
+from e2e.server_process import NO_TLS, eventually
 from e2e.servers import Fleet, Launcher
+from tests.waiting import WITHIN_S
 
-BUSY_TOKENS = 500
-"""The engine is busy for some twelve seconds with the answer before."""
+BUSY_TOKENS = 50_000
+"""The engine is busy with the answer before for longer than a test lasts."""
+LEAST_S = 10.0
+"""A call that waits for so long is told so."""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +31,17 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-async def raw(fleet: Fleet) -> tuple[dict[str, str], str]:
-    """The headers of a stream and its whole text."""
+async def raw(fleet: Fleet, told: asyncio.Event) -> tuple[dict[str, str], str]:
+    """The headers of a stream and its whole text. It is `told` once a part of the text has come."""
     async with (
-        httpx.AsyncClient(base_url=fleet.gateway.url, verify=NO_TLS, timeout=60) as http,
+        httpx.AsyncClient(base_url=fleet.gateway.url, verify=NO_TLS, timeout=WITHIN_S) as http,
         http.stream("POST", "/v1/chat/completions", json=asking("raw", stream=True)) as response,
     ):
-        return dict(response.headers), "".join([text async for text in response.aiter_text()])
+        whole = ""
+        async for text in response.aiter_text():
+            whole += text
+            told.set()
+        return dict(response.headers), whole
 
 
 async def by_openai(fleet: Fleet) -> str:
@@ -53,7 +60,7 @@ async def by_anthropic(fleet: Fleet) -> str:
         return await stream.get_final_text()
 
 
-async def by_openai_whole(fleet: Fleet, least_s: float = 10.0) -> str:
+async def by_openai_whole(fleet: Fleet, least_s: float = LEAST_S) -> str:
     async with async_client(fleet.gateway) as client:
         answer = await client.chat.completions.with_raw_response.create(**asking("whole"))
         assert float(answer.headers.get("plait-waited-s", 0.0)) >= least_s
@@ -74,7 +81,7 @@ async def test_a_whole_answer_that_waits_longer_than_it_may_comes_when_the_sdk_a
         async with async_client(gateway, max_retries=2) as client:
             busy = asking("busy", max_tokens=200, extra_body={"ignore_eos": True})
             first = asyncio.create_task(client.chat.completions.create(**busy))
-            await asyncio.sleep(0.5)
+            await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_outstanding_calls") == 1)
             answer = await client.chat.completions.create(**asking("patient"))
             assert answer.usage is not None
             await first
@@ -83,14 +90,17 @@ async def test_a_whole_answer_that_waits_longer_than_it_may_comes_when_the_sdk_a
 
 async def test_a_stream_that_waits_is_told_so_and_sdks_read_it_like_any_other(narrow: Fleet) -> None:
     async with async_client(narrow.gateway) as client:
-        busy = asyncio.create_task(
-            client.chat.completions.create(**asking("busy", max_tokens=BUSY_TOKENS, extra_body={"ignore_eos": True}))
-        )
-        await asyncio.sleep(0.5)
-        (headers, text), *answers = await asyncio.gather(
-            raw(narrow), by_openai(narrow), by_anthropic(narrow), by_openai_whole(narrow)
-        )
-        assert (await busy).usage is not None
+        endless = asking("busy", max_tokens=BUSY_TOKENS, stream=True, extra_body={"ignore_eos": True})
+        busy = await client.chat.completions.create(**endless)
+        told = asyncio.Event()
+        told_so = asyncio.create_task(raw(narrow, told))
+        others = [asyncio.create_task(ask(narrow)) for ask in (by_openai, by_anthropic, by_openai_whole)]
+        await asyncio.to_thread(eventually, lambda: narrow.gateway.metric("plait_waiting_calls") == 1 + len(others))
+        await asyncio.sleep(LEAST_S)
+        await told.wait()
+        await busy.close()
+        headers, text = await told_so
+        answers = await asyncio.gather(*others)
         assert answers == [await ask(narrow) for ask in (by_openai, by_anthropic, by_openai_whole_at_once)]
     assert headers["content-type"].startswith("text/event-stream")
     assert "plait-engine" not in headers, "nothing was known of it yet"

@@ -9,7 +9,8 @@ from io import BytesIO
 
 import pytest
 
-from e2e.server_process import DEADLINE_S, Server
+from e2e.server_process import Server
+from tests.waiting import WITHIN_S
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Count to ten."}], "max_tokens": 8}
 RESPONSE = {"model": "demo", "input": "Count to ten.", "max_output_tokens": 16}
@@ -22,7 +23,7 @@ KEEP_ALIVE = "Host: gateway\r\nConnection: keep-alive\r\n"
 def asked(server: Server, path: str, body: dict[str, object], headers: str) -> tuple[dict[str, str], bytes]:
     """The headers of the answer, and all that comes behind them until the server closes the connection."""
     sent = json.dumps(body)
-    with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), WITHIN_S) as connection:
         head = f"POST {path} HTTP/1.0\r\n{headers}Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
         connection.sendall((head + sent).encode())
         came = b"".join(iter(lambda: connection.recv(65536), b""))

@@ -26,6 +26,7 @@ from e2e.test_semantic_client import run_blocks
 from examples.langchain_map_reduce import map_reduce
 from plait.client import Client, SemanticVariable, VariableFailedError
 from plait.client.langchain import Program, in_session, semantic
+from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[1]
 EMULATED = "This is emulated text."
@@ -37,7 +38,7 @@ TITLE = ChatPromptTemplate.from_template("Find a title for this text:\n{text}")
 @pytest.fixture
 def model(fleet: Fleet) -> Iterator[ChatOpenAI]:
     url, key = f"{fleet.gateway.url}/v1", SecretStr("none")
-    with httpx.Client(verify=NO_TLS) as http:  # LangChain's own stays open
+    with httpx.Client(verify=NO_TLS, timeout=WITHIN_S) as http:  # LangChain's own stays open
         yield ChatOpenAI(model="demo", base_url=url, api_key=key, max_completion_tokens=30, seed=1, http_client=http)
 
 
@@ -94,6 +95,6 @@ def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.Capture
 def test_the_example_runs(fleet: Fleet, options: list[str]) -> None:
     where = [f"--base-url={fleet.gateway.url}/v1", "--model=demo", *options]
     command = [sys.executable, "examples/langchain_map_reduce.py", *where, "README.md"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(EMULATED)

@@ -14,10 +14,11 @@ from openai.types.chat import ChatCompletionChunk
 
 from e2e.ports import free_port
 from e2e.sdk import Sdk, asking, async_client, sync_client
-from e2e.server_process import DEADLINE_S, PLAIT, STOPPED_BY_SIGTERM, Server, eventually
+from e2e.server_process import PLAIT, STOPPED_BY_SIGTERM, Server, eventually
 from e2e.servers import Fleet, Launcher
+from tests.waiting import SLOWNESS, WITHIN_S
 
-LONG = 2_000
+LONG = round(2_000 * SLOWNESS)
 """Tokens of an answer that is not over while a gateway stops, on a busy machine too."""
 ENGINES = '[[engines]]\nurl = "http://127.0.0.1:1"\n'
 
@@ -72,7 +73,7 @@ def test_a_model_whose_only_engine_is_down_is_unavailable(launch: Launcher) -> N
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_sigterm_lets_running_calls_end(fleet: Fleet, launch: Launcher, stream: bool) -> None:
     engine = fleet.engines["demo-1"]
-    gateway = launch.gateway([engine])
+    gateway = launch.gateway([engine], server={"shutdown_grace_s": WITHIN_S})
     await asyncio.to_thread(start, gateway)
     sdk = Sdk(async_client(gateway))
     request = asking("Do not hurry.", max_tokens=LONG, stream=stream, extra_body={"ignore_eos": True})
@@ -100,7 +101,7 @@ async def test_a_call_that_outlasts_the_grace_is_cut_and_freed(fleet: Fleet, lau
         stream = await client.chat.completions.create(**request)
         gateway.terminate()
         with pytest.raises(openai.APIError, match="The gateway is stopping"):
-            await asyncio.wait_for(exhaust(stream), DEADLINE_S)
+            await asyncio.wait_for(exhaust(stream), WITHIN_S)
     assert await asyncio.to_thread(gateway.wait) in STOPPED_BY_SIGTERM
     await asyncio.to_thread(eventually, lambda: engine.metric("plait_engine_calls_running") == 0)
 
@@ -160,7 +161,7 @@ def test_a_wrong_option_of_an_engine_is_explained(options: list[str], words: lis
 
 def explained(command: list[str], words: list[str]) -> None:
     """The command ends with status 2 and a few lines on stderr that hold these words."""
-    ended = subprocess.run([PLAIT, *command], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    ended = subprocess.run([PLAIT, *command], capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert not [word for word in words if word not in ended.stderr], ended.stderr
     assert "Traceback" not in ended.stderr

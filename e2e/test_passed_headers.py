@@ -14,6 +14,7 @@ from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 from plait.gateway.calls.routes import ROUTES
 from plait.gateway.membership.engine_link import TO_CLIENTS, TO_ENGINES
+from tests.waiting import WITHIN_S
 
 LISTED_ANSWER = {name.decode() for name in TO_CLIENTS} - {"content-type"}
 LISTED_REQUEST = {name.decode() for name in TO_ENGINES} - {"content-type"}
@@ -128,7 +129,7 @@ def ask(gateway: Server, path: str, model: str, **fields: Any) -> httpx.Response
         return gateway.post(path, json={"model": model, **fields, **BODIES[path]}, headers=SENT)
     form = f'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n{model}\r\n--b--\r\n'
     headers = {**SENT, "content-type": "multipart/form-data; boundary=b"}
-    return httpx.post(f"{gateway.url}{path}", content=form.encode(), headers=headers, verify=NO_TLS)
+    return httpx.post(f"{gateway.url}{path}", content=form.encode(), headers=headers, verify=NO_TLS, timeout=WITHIN_S)
 
 
 def check(gateway: Server, response: httpx.Response) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from openai import AsyncOpenAI
 from e2e.sdk import asking, async_client
 from e2e.server_process import Server, eventually
 from e2e.servers import Fleet, Launcher
+from tests.waiting import SLOWNESS
 
 ENOUGH = {"plait-slo-ttft-ms": "600000"}
-BUSY_TOKENS = 150
-"""An engine with one slot is busy for some four seconds with them."""
+BUSY_TOKENS = round(150 * SLOWNESS)
+"""An engine with one slot is busy with them for some four seconds, and longer where the others take longer to come."""
 
 
 async def headers_of(client: AsyncOpenAI, request: dict[str, Any], headers: dict[str, str]) -> Any:
@@ -39,7 +41,8 @@ async def test_a_call_that_has_waited_past_its_times_is_told_so(tmp_path: Path) 
         async with async_client(fleet.gateway) as client:
             busy = asking("busy", max_tokens=BUSY_TOKENS, extra_body={"ignore_eos": True})
             first = asyncio.create_task(client.chat.completions.create(**busy))
-            await asyncio.sleep(0.5)
+            gateway = fleet.gateway
+            await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_outstanding_calls") == 1)
             late, late_answer, patient = await asyncio.gather(
                 headers_of(client, asking("late"), {"plait-slo-ttft-ms": "1000"}),
                 headers_of(client, asking("late answer"), {"plait-slo-jct-ms": "1500"}),
@@ -54,8 +57,10 @@ async def test_a_call_that_changes_lines_has_all_of_its_wait_and_its_promise(tmp
     with Launcher(tmp_path) as launch:
         engines = [launch.engine(name, time_scale=1) for name in ("first", "second")]
         gateway = launch.gateway(engines)
-        for server in (engines[0], gateway):
+        for server in (*engines, gateway):
             await asyncio.to_thread(server.start)
+            if server is gateway:
+                engines[1].signal(signal.SIGSTOP)
             await asyncio.to_thread(server.wait_until_ready)
         async with async_client(gateway) as client:
             prompts = [" ".join(f"chapter {number} line {line}" for line in range(3_000)) for number in range(4)]
@@ -64,7 +69,7 @@ async def test_a_call_that_changes_lines_has_all_of_its_wait_and_its_promise(tmp
             inside = time.monotonic()
             await asyncio.sleep(1.5)
             alone_s = time.monotonic() - inside
-            await asyncio.to_thread(engines[1].start)
+            engines[1].signal(signal.SIGCONT)
             answers = await asyncio.gather(*calls)
         moved = [answer for answer in answers if answer["plait-engine"] == "second"]
         assert moved

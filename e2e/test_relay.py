@@ -15,6 +15,7 @@ from e2e.sdk import asking, sync_client
 from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
+from tests.waiting import SLOWNESS
 
 CHUNK = '{"id":"c","object":"chat.completion.chunk","created":1,"model":"demo","choices":[{"index":0,"delta":%s}]%s}'
 USAGE = '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}'
@@ -54,13 +55,23 @@ def stub() -> Iterator[StubEngine]:
 
 @pytest.fixture(scope="module")
 def gateway(stub: StubEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An open gateway over it, which waits a second for an answer and for each piece of one."""
+    """An open gateway over it."""
     with Launcher(tmp_path_factory.mktemp("relay")) as launch:
-        patience = {"first_byte_timeout_s": 1.0, "idle_timeout_s": 1.0}
-        server = launch.gateway([{"name": "stub", "url": stub.url}], upstream=patience)
-        server.start()
-        server.wait_until_ready()
-        yield server
+        yield started(launch, stub)
+
+
+@pytest.fixture(scope="module")
+def hasty(stub: StubEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A gateway that waits a second for an answer and for each piece of one."""
+    with Launcher(tmp_path_factory.mktemp("hasty")) as launch:
+        yield started(launch, stub, first_byte_timeout_s=SLOWNESS, idle_timeout_s=SLOWNESS)
+
+
+def started(launch: Launcher, stub: StubEngine, **upstream: float) -> Server:
+    server = launch.gateway([{"name": "stub", "url": stub.url}], upstream=upstream)
+    server.start()
+    server.wait_until_ready()
+    return server
 
 
 def cut(stream: bytes, pieces: int | str) -> list[bytes]:
@@ -243,9 +254,9 @@ BREAKS = {"cut": (502, "engine_error"), "silence": (504, "engine_timeout")}
 
 
 @pytest.mark.parametrize("ending", BREAKS)
-def test_a_stream_that_breaks_ends_with_an_error_event(stub: StubEngine, gateway: Server, ending: str) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_event(stub: StubEngine, hasty: Server, ending: str) -> None:
     stub.script = Script([*HELLO, b'data: {"half'], ending=ending)
-    whole, _, error = post(gateway, stream=True).content.rpartition(b"data: ")
+    whole, _, error = post(hasty, stream=True).content.rpartition(b"data: ")
     assert whole == b"".join(HELLO)
     assert json.loads(error)["error"]["code"] == BREAKS[ending][1]
     assert error.endswith(b"}\n\n")
@@ -264,10 +275,10 @@ def test_the_sdk_raises_a_broken_streams_error_after_its_text(stub: StubEngine, 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("ending", BREAKS)
 def test_an_engine_lost_before_its_answer_is_an_error_status(
-    stub: StubEngine, gateway: Server, ending: str, stream: bool
+    stub: StubEngine, hasty: Server, ending: str, stream: bool
 ) -> None:
     stub.script = Script(headers=EVENT_STREAM if stream else JSON, ending=ending)
-    response = post(gateway, stream=stream)
+    response = post(hasty, stream=stream)
     assert (response.status_code, response.json()["error"]["code"]) == BREAKS[ending]
     assert response.headers["x-should-retry"] == "true"
 

@@ -17,6 +17,7 @@ from e2e.sdk import asking, sync_client
 from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import JSON, Script, StubEngine
+from tests.waiting import WITHIN_S
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_client_that_comes_before_the_engines_is_served(launch: Launcher) -> N
     early = gateway.post("/v1/chat/completions", json=asking("hello"))
     assert (early.status_code, early.headers["retry-after"]) == (503, "1")
     threading.Timer(1.0, engine.start).start()
-    with sync_client(gateway, max_retries=30) as client:
+    with sync_client(gateway, max_retries=int(WITHIN_S)) as client:
         assert client.chat.completions.create(**asking("hello")).choices[0].message.content
         assert client.models.retrieve("demo").id == "demo"
         with pytest.raises(openai.NotFoundError, match="'other' does not exist"):

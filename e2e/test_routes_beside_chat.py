@@ -18,6 +18,7 @@ from e2e.servers import GATEWAYS, Launcher
 from e2e.stub_engine import JSON, Received, Script, StubEngine
 from plait.backends.embedded.beside_chat import transcript
 from plait.gateway.calls.routes import ROUTES
+from tests.waiting import WITHIN_S
 
 AUDIO = bytes(range(256)) * 3_000
 SOUNDS = {
@@ -73,7 +74,7 @@ def test_speech_comes_as_it_is_made(sdk: OpenAI) -> None:
 @pytest.mark.parametrize("path", ["/v1/classify", "/classify", "/pooling", "/v2/rerank", "/v1/score"])
 def test_the_engines_own_routes_are_reached(served: Server, path: str) -> None:
     fields = {"model": "demo", "input": "a", "query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
-    answer = httpx.post(f"{served.url}{path}", json=fields)
+    answer = httpx.post(f"{served.url}{path}", json=fields, timeout=WITHIN_S)
     assert answer.status_code == 200, answer.text
     assert answer.headers["plait-engine"].startswith("demo-")
 
@@ -82,7 +83,9 @@ def test_the_engines_own_routes_are_reached(served: Server, path: str) -> None:
 @pytest.mark.parametrize("path", [TRANSCRIPTIONS, "/v1/audio/translations"])
 def test_each_byte_of_an_upload_reaches_the_engine(served: Server, path: str, sound: str) -> None:
     """Text fields go first with this client."""
-    answer = httpx.post(f"{served.url}{path}", data={"model": "demo"}, files={"file": ("a.wav", SOUNDS[sound])})
+    answer = httpx.post(
+        f"{served.url}{path}", data={"model": "demo"}, files={"file": ("a.wav", SOUNDS[sound])}, timeout=WITHIN_S
+    )
     assert (answer.status_code, answer.json().get("text")) == (200, transcript(SOUNDS[sound]))
 
 
@@ -98,7 +101,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 def post(server: Server, body: Any, **headers: str) -> httpx.Response:
     kind = {"content-type": "multipart/form-data; boundary=boundary", **headers}
-    return httpx.post(f"{server.url}{TRANSCRIPTIONS}", content=body, headers=kind, timeout=30)
+    return httpx.post(f"{server.url}{TRANSCRIPTIONS}", content=body, headers=kind, timeout=WITHIN_S)
 
 
 @pytest.mark.parametrize("model", [b"demo", b""], ids=["last", "not named"])
@@ -126,7 +129,7 @@ def test_a_wrong_form_is_refused(served: Server, body: bytes, status: int, code:
 
 
 def test_another_type_and_annotations_are_refused(served: Server) -> None:
-    assert httpx.post(f"{served.url}{TRANSCRIPTIONS}", json={"model": "demo"}).status_code == 400
+    assert httpx.post(f"{served.url}{TRANSCRIPTIONS}", json={"model": "demo"}, timeout=WITHIN_S).status_code == 400
     answer = post(served, form(("file", b"x")), **{"plait-session": "s", "plait-output": "o"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "plait")
 
@@ -202,6 +205,7 @@ def test_an_alias_becomes_the_models_own_name(stubs: tuple[Server, Uploaded, Upl
 def test_the_engine_is_freed_when_the_client_goes(stubs: tuple[Server, Uploaded, Uploaded]) -> None:
     gateway, one, other = stubs
     one.script = other.script = Script(ending="silence")
-    with httpx.Client(base_url=gateway.url) as client, pytest.raises(httpx.ReadTimeout):
-        client.post(TRANSCRIPTIONS, data={"model": "demo"}, files={"file": AUDIO}, timeout=0.5)
-    eventually(lambda: gateway.metric("plait_engine_outstanding_calls") == 0, deadline_s=1.0)
+    patience = httpx.Timeout(WITHIN_S, read=0.5)
+    with httpx.Client(base_url=gateway.url, timeout=patience) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(TRANSCRIPTIONS, data={"model": "demo"}, files={"file": AUDIO})
+    eventually(lambda: gateway.metric("plait_engine_outstanding_calls") == 0)

@@ -32,6 +32,7 @@ from plait.client import (
     native_function,
     semantic_function,
 )
+from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[1]
 EMULATED = "This is emulated text."
@@ -375,6 +376,6 @@ def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.Capture
 def test_the_examples_run(fleet: Fleet, example: list[str]) -> None:
     name, *more = example
     command = [sys.executable, f"examples/{name}", f"--base-url={fleet.gateway.url}/v1", "--model=demo", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=WITHIN_S)
     assert done.returncode == 0, done.stderr
     assert EMULATED in done.stdout

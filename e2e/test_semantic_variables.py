@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -33,6 +32,7 @@ from e2e.server_process import eventually
 from e2e.servers import Fleet, Launcher
 from e2e.tenants import KEYS, get, post
 from e2e.traces import ABSENT, METAGPT
+from tests.waiting import SLOWNESS
 
 # Programs.
 
@@ -242,7 +242,8 @@ async def test_a_client_that_retries_gets_the_same_answer(team: Fleet, tenant: A
     calls, gone = team.gateway.metric("plait_calls_total", outcome="ok"), gone_clients(team)
     call = ProgramCall("a", "Wait for {{x}}.")
     other = asyncio.create_task(ask(tenant, "retried", call))
-    waiting = asyncio.create_task(ask(tenant.with_options(timeout=0.1, max_retries=20), "retried", call))
+    hasty = tenant.with_options(timeout=0.2 * SLOWNESS, max_retries=100)
+    waiting = asyncio.create_task(ask(hasty, "retried", call))
     await asyncio.to_thread(eventually, lambda: gone_clients(team) > gone)
     await asyncio.to_thread(
         post, team, "/v1/variables", {"session_id": "retried", "semantic_var_id": "x", "value": "it"}
@@ -285,7 +286,7 @@ def test_two_tenants_may_use_the_same_names(team: Fleet) -> None:
             headers = {"plait-session": "same", "plait-inputs": "x"}
             assert client.chat.completions.create(**asking("{{x}}"), extra_headers=headers).choices
     post(team, "/v1/sessions", {"session_id": "mine"}, KEYS[0])
-    mine = httpx.get(f"{team.gateway.url}/v1/sessions/mine", headers={"authorization": f"Bearer {KEYS[1]}"})
+    mine = team.gateway.get("/v1/sessions/mine", headers={"authorization": f"Bearer {KEYS[1]}"})
     assert mine.status_code == 404
 
 

@@ -19,6 +19,7 @@ from e2e.delaying_proxy import DelayingProxy
 from e2e.rolling_load import steady_load
 from e2e.server_process import PLAIT, eventually
 from e2e.servers import Launcher
+from tests.waiting import WITHIN_S
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello over TLS"}], "max_tokens": 3}
 
@@ -91,7 +92,7 @@ def test_a_file_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> No
     environment = {**os.environ, "SSL_CERT_FILE": str(missing)}
     for words in (["serve", url], ["check-config", url]):
         ended = subprocess.run(
-            [PLAIT, *words], check=False, capture_output=True, text=True, env=environment, timeout=30
+            [PLAIT, *words], check=False, capture_output=True, text=True, env=environment, timeout=WITHIN_S
         )
         problem = f"plait: SSL_CERT_FILE={missing} cannot be read: No such file or directory\n"
         assert (ended.returncode, ended.stderr) == (2, problem)

@@ -10,9 +10,10 @@ from typing import Any
 
 from e2e.demo import refused
 from e2e.ports import free_ports
-from e2e.server_process import DEADLINE_S, PLAIT, eventually
+from e2e.server_process import PLAIT, eventually
 from e2e.servers import Launcher
 from e2e.terminal import terminal
+from tests.waiting import WITHIN_S
 
 
 def ports(first: int) -> list[str]:
@@ -53,7 +54,7 @@ def test_without_a_terminal_there_is_the_log() -> None:
         call = next(line for line in map(json.loads, process.stderr) if line["event"] == "call")
         assert (call["status"], call["outcome"]) == (200, "ok")
         os.killpg(process.pid, signal.SIGINT)
-        shown, _ = process.communicate(timeout=DEADLINE_S)
+        shown, _ = process.communicate(timeout=WITHIN_S)
         assert f"plait top http://127.0.0.1:{first} --key " in shown
         assert "\x1b" not in shown
         assert shown.endswith("stopping\n")
@@ -73,7 +74,7 @@ def test_a_served_gateway_can_be_watched_with_its_key(launch: Launcher) -> None:
         eventually(lambda: shown.process.poll() is not None)
         eventually(lambda: shown.is_restored)
     wrong = [str(PLAIT), "status", gateway.url, "--key=wrong"]
-    refusal = subprocess.run(wrong, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    refusal = subprocess.run(wrong, capture_output=True, text=True, check=False, timeout=WITHIN_S)
     assert refusal.returncode == 2
     assert (
         refusal.stderr == f"plait: {gateway.url}: Incorrect or missing API key: send 'Authorization: Bearer <key>'.\n"

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from e2e.programs import ProgramCall, ask
 from e2e.sdk import asking, async_client
 from e2e.servers import Fleet, Launcher
+from tests.waiting import WITHIN_S
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ async def test_an_output_streams_although_its_producer_does_not(team: Fleet, cli
     deltas, seen_before_end = list[str](), None
     asked = {"session_id": "unasked", "semantic_var_id": "a", "stream": True}
     async with (
-        httpx.AsyncClient(base_url=team.gateway.url) as http,
+        httpx.AsyncClient(base_url=team.gateway.url, timeout=WITHIN_S) as http,
         http.stream("POST", "/v1/get", json=asked) as response,
     ):
         async for line in response.aiter_lines():

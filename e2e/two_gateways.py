@@ -11,9 +11,10 @@ from typing import Any, Final
 import httpx
 
 from e2e.server_process import NO_TLS, Server, eventually
+from tests.waiting import WITHIN_S
 
-SEEN_WITHIN_S: Final = 0.1
-"""Of a report that is at most 20 ms old; asking for the metrics takes most of it."""
+UNCHANGED_S: Final = 4 * WITHIN_S
+"""How long engines may hold a poll of their reports while nothing changes: what is seen earlier was told at once."""
 
 
 def others(gateway: Server) -> float:
@@ -30,7 +31,7 @@ def seen_after_s(gateway: Server, calls: int) -> float:
 
 def begin(gateway: Server, stack: ExitStack, body: Mapping[str, Any]) -> httpx.Response:
     """Begin a streamed chat, which goes on until the stack ends."""
-    http = stack.enter_context(httpx.Client(base_url=gateway.url, verify=NO_TLS, timeout=60))
+    http = stack.enter_context(httpx.Client(base_url=gateway.url, verify=NO_TLS, timeout=WITHIN_S))
     return stack.enter_context(http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}))
 
 

@@ -18,7 +18,8 @@ from benchmarks.plain.rows import ROWS, TEMPLATES
 from benchmarks.train_tokenizer import corpus, save, train
 from e2e.faults.raw_client import CHAT, Client
 from e2e.ports import free_port
-from e2e.server_process import DEADLINE_S, eventually
+from e2e.server_process import eventually
+from tests.waiting import WITHIN_S
 
 VOCABULARY_TOKENS: Final = 48_000
 CHUNK_MS: Final = "10"
@@ -68,7 +69,7 @@ def running_engine(log: Path) -> Iterator[str]:
 
 @contextmanager
 def running_router(
-    name: str, command: Callable[[int], list[str]], folder: Path, checkout: Path, start_s: float = DEADLINE_S
+    name: str, command: Callable[[int], list[str]], folder: Path, checkout: Path, start_s: float = WITHIN_S
 ) -> Iterator[Router]:
     """A router that `command` starts on a port, once it answers calls. A Plait is that of the `checkout`."""
     port = free_port()

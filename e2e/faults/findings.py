@@ -19,14 +19,9 @@ CALLS, CONCURRENCY = 64, 16
 HEAVY_CALLS, HEAVY_CONCURRENCY = 24, 12
 """Of 12 calls under way each of the two engines has about six. Three failures in a row eject one."""
 AFTERWARDS = 16
-OUT_WITHIN_S, HANG_OUT_WITHIN_S = 5.0, 13.0
-BACK_WITHIN_S = 5.0
-SLACK_S = 0.5
-"""Of the watch, which looks five times a second."""
 TRICKLE_S = 0.15
 SETTLE_S = 3.0
 """A mode about probes has shown itself by then: they are a second apart."""
-BOOKS_WITHIN_S = 15.0
 BUSY_RETRIES = 2
 """So often the official clients ask again."""
 
@@ -49,7 +44,7 @@ class Asked:
 
 @dataclass
 class Finding:
-    """`out_s` and `back_s` are None if it did not happen in time. `hits` counts how often the mode struck."""
+    """`out_s` and `back_s` are None if it did not happen. `hits` counts how often the mode struck."""
 
     mode: Mode
     calls: list[Asked] = field(default_factory=list)
@@ -61,6 +56,8 @@ class Finding:
     hits: int = 0
     state: str = ""
     outstanding: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    """The lines of the gateway's log about calls that failed on the engine."""
 
     @property
     def all_calls(self) -> list[Asked]:
@@ -86,10 +83,9 @@ class Trial:
         if self._mode.scope == "probes":
             await asyncio.sleep(SETTLE_S)
         calls, concurrency = (HEAVY_CALLS, HEAVY_CONCURRENCY) if self._mode.heavy else (CALLS, CONCURRENCY)
-        within_s = HANG_OUT_WITHIN_S if self._mode.hangs else OUT_WITHIN_S
         is_ejected = self._mode.health == "ejected"
         async with self._trickle(finding.calls, is_wanted=is_ejected):
-            waiting = asyncio.create_task(watch.until(lambda: watch.was_out(name, begun_s), within_s + SLACK_S))
+            waiting = asyncio.create_task(watch.until(lambda: watch.was_out(name, begun_s)))
             await self._load(finding.calls, calls, concurrency)
             if is_ejected:
                 finding.out_s = await waiting
@@ -101,7 +97,7 @@ class Trial:
         finding.was_out, finding.state = watch.was_out(name, begun_s), watch.state(name)
         await self._heal()
         await self._load(finding.after, AFTERWARDS, concurrency)
-        await watch.until(lambda: watch.outstanding.get(name) == 0, BOOKS_WITHIN_S)
+        await watch.until(lambda: watch.outstanding.get(name) == 0)
         finding.outstanding = watch.outstanding.get(name, -1.0)
         return finding
 
@@ -111,7 +107,7 @@ class Trial:
         finding.hits = (await self._engine.stats())["hits"]
         await self._engine.heal()
         async with self._trickle(finding.after, is_wanted=True):
-            finding.back_s = await watch.until(lambda: watch.state(name) == "up", BACK_WITHIN_S + SLACK_S)
+            finding.back_s = await watch.until(lambda: watch.state(name) == "up")
 
     async def _load(self, into: list[Asked], calls: int, concurrency: int) -> None:
         numbers = iter(range(calls))

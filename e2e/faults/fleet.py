@@ -15,8 +15,7 @@ from e2e.faults.modes import HEALTHY
 from e2e.faults.raw_client import Client
 from e2e.ports import free_ports
 from e2e.server_process import Server
-from e2e.servers import Launcher
-from plait.gateway.config.sections import UpstreamConfig
+from e2e.servers import PATIENT, Launcher
 
 KEY = "sk-engine"
 
@@ -75,20 +74,20 @@ class ScriptedServer(Server):
 
 @contextmanager
 def two_engines(folder: Path, *pace: str) -> Iterator[tuple[Server, ScriptedEngine]]:
-    """A gateway with its default time-outs, and one of two engines `a` and `b` that serve `demo` behind it."""
+    """A gateway with default time-outs (`PATIENT`), and one of two engines `a` and `b` that serve `demo` behind it."""
     with engines_of_demo(folder, "ab", *pace) as (gateway, engines):
         yield gateway, engines[0]
 
 
 @contextmanager
 def engines_of_demo(folder: Path, names: str, *pace: str) -> Iterator[tuple[Server, Sequence[ScriptedEngine]]]:
-    """A gateway with its default time-outs, and the engines of these names that serve `demo` behind it."""
+    """A gateway with its default time-outs (`PATIENT`), and the engines of these names that serve `demo` behind it."""
     scripted = ScriptedServer("engines", {name: ["demo"] for name in names}, folder, *pace)
     with ExitStack() as stack:
         stack.callback(scripted.stop)
         launch = stack.enter_context(Launcher(folder))
         entries = [engine.entry() for engine in scripted.engines.values()]
-        gateway = launch.gateway(entries, upstream=msgspec.structs.asdict(UpstreamConfig()))
+        gateway = launch.gateway(entries, upstream=PATIENT)
         for server in (scripted, gateway):
             server.start()
         for server in (scripted, gateway):

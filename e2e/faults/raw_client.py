@@ -11,6 +11,8 @@ from typing import Any, Self
 import httptools
 import msgspec
 
+from tests.waiting import WITHIN_S
+
 CHAT = "/v1/chat/completions"
 
 
@@ -45,7 +47,7 @@ class Answer:
 class Client:
     """Sends requests to one server, each over an idle connection or a new one."""
 
-    def __init__(self, port: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, port: int, timeout_s: float = WITHIN_S) -> None:
         self._port = port
         self._timeout_s = timeout_s
         self._idle: list[Connection] = []

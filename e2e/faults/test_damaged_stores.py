@@ -18,6 +18,7 @@ import pytest
 from e2e.rolling_load import chat
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
+from tests.waiting import WITHIN_S
 
 USER: Final = "u" * 60_000
 """A field of each request that no engine has to read."""
@@ -45,7 +46,7 @@ def failing(http: httpx.Client, session: str) -> int:
 
 
 def client(gateway: Server) -> httpx.Client:
-    return httpx.Client(base_url=gateway.url, trust_env=False, verify=NO_TLS, timeout=30)
+    return httpx.Client(base_url=gateway.url, trust_env=False, verify=NO_TLS, timeout=WITHIN_S)
 
 
 def start(gateway: Server) -> None:
@@ -148,7 +149,7 @@ def test_a_store_that_has_vanished_keeps_the_gateway_from_starting(launch: Launc
         gateway.stop()
         kept = path.read_bytes()
         path.unlink()
-        refused = subprocess.run(gateway._command, capture_output=True, text=True, timeout=60, check=False)
+        refused = subprocess.run(gateway._command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
         assert refused.returncode == 2
         assert "though a gateway has kept its sessions there: put it back" in refused.stderr
         path.write_bytes(kept)

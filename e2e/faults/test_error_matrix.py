@@ -14,6 +14,7 @@ import pytest
 
 from e2e.server_process import NO_TLS, Server
 from e2e.servers import Fleet, Launcher
+from tests.waiting import WITHIN_S
 
 CHAT, TEXT, SUBMIT, GET = "/v1/chat/completions", "/v1/completions", "/v1/submit", "/v1/get"
 PATHS = (
@@ -94,7 +95,7 @@ def is_error_object(response: httpx.Response) -> bool:
 
 def test_every_error_is_openais(gateway: Server) -> None:
     found, wrong = Counter[int](), list[str]()
-    with httpx.Client(base_url=gateway.url, verify=NO_TLS, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=gateway.url, verify=NO_TLS, trust_env=False, timeout=WITHIN_S) as client:
         for method, path, body, headers in cases():
             response = client.request(method, path, content=body, headers=headers)
             found[response.status_code] += 1

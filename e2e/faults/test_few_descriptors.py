@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 
 from e2e.faults.hostile_requests import GET, chat, is_whole
 from e2e.servers import Fleet, Launcher
+from tests.waiting import WITHIN_S
 
 DESCRIPTORS, ALLOWED, TOLD = 256, 32, 16
 
@@ -23,7 +24,7 @@ def answer(client: socket.socket) -> bytes:
 
 def test_connections_too_many_are_told_and_calls_go_on(launch: Launcher) -> None:
     engine = launch.engine("demo-1")
-    gateway = launch.gateway([engine])
+    gateway = launch.gateway([engine], server={"header_timeout_s": WITHIN_S})
     gateway._command = ["sh", "-c", f'ulimit -n {DESCRIPTORS} && exec "$@"', "sh", *gateway._command]
     Fleet(gateway, {engine.name: engine}).start()
     (line,) = (json.loads(line) for line in gateway.log().splitlines() if "ulimit -n" in line)
@@ -32,7 +33,7 @@ def test_connections_too_many_are_told_and_calls_go_on(launch: Launcher) -> None
         address = ("127.0.0.1", gateway.port)
         clients = []
         for _ in range(100):
-            clients.append(stack.enter_context(socket.create_connection(address, timeout=20)))
+            clients.append(stack.enter_context(socket.create_connection(address, timeout=WITHIN_S)))
             clients[-1].sendall(GET)  # which is not whole: an idle connection would be closed for the next
         answers = [answer(client) for client in clients[ALLOWED:]]
         statuses = [received.partition(b" ")[2][:3] for received in answers]

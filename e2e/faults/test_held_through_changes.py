@@ -13,11 +13,11 @@ import pytest
 from e2e.sdk import asking
 from e2e.server_process import NO_TLS, Server
 from e2e.servers import Fleet, Launcher, toml
+from tests.waiting import SLOWNESS, WITHIN_S
 
 ADMIN_KEY = "sk-admin"
-BUSY_TOKENS = 550
-"""Each engine is busy for some fourteen seconds with the answer before."""
-TOLD_S = 11.0
+BUSY_TOKENS = round(590 * SLOWNESS)
+"""Each engine is busy for some fifteen seconds with the answer before. Calls that wait for ten are told so."""
 HELD = 4
 
 
@@ -32,10 +32,14 @@ def fleet(tmp_path: Path) -> Any:
         yield fleet
 
 
-async def ask(http: httpx.AsyncClient, text: str, **fields: Any) -> tuple[int, str]:
-    """The status and text of an answer."""
+async def ask(http: httpx.AsyncClient, text: str, begun: asyncio.Event, **fields: Any) -> tuple[int, str]:
+    """The status and text of an answer. It has `begun` with the first part."""
     async with http.stream("POST", "/v1/chat/completions", json=asking(text, **fields)) as response:
-        return response.status_code, "".join([part async for part in response.aiter_text()])
+        whole = ""
+        async for part in response.aiter_text():
+            whole += part
+            begun.set()
+        return response.status_code, whole
 
 
 def reload(gateway: Server, config: Path) -> None:
@@ -53,13 +57,16 @@ def admin(gateway: Server, method: str, path: str, **options: Any) -> None:
 @pytest.mark.parametrize("change", ["reload", "drain", "remove", "remove when drained"])
 async def test_held_calls_are_answered(fleet: Fleet, tmp_path: Path, change: str) -> None:
     gateway = fleet.gateway
-    async with httpx.AsyncClient(base_url=gateway.url, verify=NO_TLS, timeout=90) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, verify=NO_TLS, timeout=WITHIN_S) as http:
         long = {"max_tokens": BUSY_TOKENS, "stream": True, "ignore_eos": True}
-        busy = [asyncio.create_task(ask(http, f"busy {number}", **long)) for number in range(2)]
-        await asyncio.sleep(1.0)
-        streams = [asyncio.create_task(ask(http, f"stream {number}", stream=True)) for number in range(HELD)]
-        whole = [asyncio.create_task(ask(http, f"whole {number}")) for number in range(HELD)]
-        await asyncio.sleep(TOLD_S)
+        began, told = ([asyncio.Event() for _ in range(count)] for count in (2, HELD))
+        busy = [asyncio.create_task(ask(http, f"busy {number}", event, **long)) for number, event in enumerate(began)]
+        await asyncio.gather(*(event.wait() for event in began))
+        streams = [
+            asyncio.create_task(ask(http, f"stream {number}", event, stream=True)) for number, event in enumerate(told)
+        ]
+        whole = [asyncio.create_task(ask(http, f"whole {number}", asyncio.Event())) for number in range(HELD)]
+        await asyncio.gather(*(event.wait() for event in told))
         assert not any(task.done() for task in (*busy, *streams, *whole))
         match change:
             case "reload":

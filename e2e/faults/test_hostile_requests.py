@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -18,13 +19,15 @@ import pytest
 from e2e.faults.hostile_requests import CASES, GET, LARGE_TEMPLATE, LOOPS, Case, chat, is_whole
 from e2e.server_process import NO_TLS, Server
 from e2e.servers import Fleet, Launcher
+from tests.waiting import SLOWNESS, WITHIN_S
 
 HEALTH_S = 0.5
+"""Of CPU time, which the gateway may have used before it answers others."""
 KEYS = ("one", "two")
 LIMITS: dict[str, Any] = {
     "max_connections": 64,
-    "header_timeout_s": 1,
-    "body_timeout_s": 1,
+    "header_timeout_s": SLOWNESS,
+    "body_timeout_s": SLOWNESS,
     "trust_request_chat_template": True,
     "api_keys": list(KEYS),
 }
@@ -47,15 +50,15 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def healthy(gateway: Server) -> Iterator[list[float]]:
-    """Ask for the health all the time; each answer has to come within `HEALTH_S`."""
-    over, times_s = threading.Event(), []
+    """Ask for the health all the time; the gateway may use `HEALTH_S` of CPU time meanwhile."""
+    over, times_s = threading.Event(), list[float]()
 
     def ask() -> None:
-        with httpx.Client(trust_env=False, verify=NO_TLS, timeout=30) as client:
+        with httpx.Client(trust_env=False, verify=NO_TLS, timeout=WITHIN_S) as client:
             while True:
-                began_s = time.monotonic()
+                before_s = cpu_s(gateway)
                 assert client.get(f"{gateway.url}/health").status_code == 200
-                times_s.append(time.monotonic() - began_s)
+                times_s.append(cpu_s(gateway) - before_s)
                 if over.wait(0.01):
                     return
 
@@ -71,7 +74,7 @@ def healthy(gateway: Server) -> Iterator[list[float]]:
 
 def sent(gateway: Server, pieces: Sequence[bytes]) -> bytes:
     """The answer to raw bytes, until the connection closes or the answer is whole."""
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=WITHIN_S) as client:
         for piece in pieces:
             try:
                 client.sendall(piece)
@@ -86,6 +89,12 @@ def sent(gateway: Server, pieces: Sequence[bytes]) -> bytes:
 def post(gateway: Server, key: str, body: bytes) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
     return gateway.post("/v1/chat/completions", content=body, headers=headers)
+
+
+def cpu_s(gateway: Server) -> float:
+    """The CPU time that the gateway's process has used."""
+    fields = Path(f"/proc/{gateway.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes(gateway: Server) -> int:
@@ -116,16 +125,18 @@ def test_templates_of_clients_cost_nobody_else_anything(gateway: Server, templat
     memory = memory_bytes(gateway)
     with healthy(gateway), ThreadPoolExecutor(4) as pool:
         attack = [pool.submit(post, gateway, "one", chat(chat_template=template)) for _ in range(4)]
-        began_s = time.monotonic()
         assert post(gateway, "two", chat("x" * 20_000)).status_code == 200
-        took_s = time.monotonic() - began_s
+        has_waited = all(answer.done() for answer in attack)
         assert {answer.result().status_code for answer in attack} == {400}
     grown_bytes = memory_bytes(gateway) - memory
-    assert took_s < 1, f"the other tenant's prompt took {took_s:.2f} s"
+    assert template is not LOOPS or not has_waited, "the other tenant's prompt waited for some seconds"
     assert grown_bytes < 16 * 2**20, f"the gateway grew by {grown_bytes >> 20} MiB"
 
 
-def test_connections_are_bounded_and_answered(gateway: Server) -> None:
+def test_connections_are_bounded_and_answered(launch: Launcher) -> None:
+    engine = launch.engine("demo-1")
+    gateway = launch.gateway([engine], server={**LIMITS, "header_timeout_s": WITHIN_S})
+    Fleet(gateway, {engine.name: engine}).start()
     held = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(LIMITS["max_connections"])]
     for client in held:
         client.sendall(GET)
@@ -143,10 +154,9 @@ def test_a_dozen_long_prompts_do_not_delay_another_tenants(gateway: Server) -> N
     with ThreadPoolExecutor(13) as pool, healthy(gateway):
         long = [pool.submit(post, gateway, "one", body) for _ in range(12)]
         time.sleep(0.5)
-        times_s = []
+        answered = 0
         while not all(answer.done() for answer in long):
-            began_s = time.monotonic()
             assert post(gateway, "two", chat("another prompt " * 1_400)).status_code == 200
-            times_s.append(time.monotonic() - began_s)
+            answered += not all(answer.done() for answer in long)
             time.sleep(0.05)
-    assert max(times_s) < 1, "13 s if prompts were tokenized in the order in which they come"
+    assert answered >= 5, "none if prompts were tokenized in the order in which they come"

@@ -8,30 +8,27 @@ a given-up engine leaves come all at once, and an engine that is still silent wo
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-import msgspec
 import pytest
 
-from e2e.faults.findings import BACK_WITHIN_S, SLACK_S, Asked, Finding, Trial, run_all, wrong_calls
+from e2e.faults.findings import Asked, Finding, Trial, run_all, wrong_calls
 from e2e.faults.fleet import KEY, ScriptedServer
 from e2e.faults.modes import MODES, Kinds, Mode
 from e2e.faults.raw_client import Client
 from e2e.faults.verdicts import complaints
 from e2e.faults.watching import Watch
 from e2e.server_process import Server
-from e2e.servers import Launcher
-from plait.gateway.config.sections import UpstreamConfig
+from e2e.servers import PATIENT, Launcher
+from plait.gateway.membership.recovery import NOTHING_SAID
 
 AT_ONCE, APART_S = 8, 0.3
 SUCCESS_SHARE = 0.995
-HANG_ANSWER_S = 13.0
-"""The longest that a call takes whose first engine hangs: 12 s until the engine is given up, and the call itself."""
 ON_PROBATION = 2
 """Calls that an engine may fail again: one whose streams break passes the call that tries it, which is not streamed."""
-CALL_TIMEOUT_S = 20.0
 
 PORTS: set[int] = set()
 all_modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
@@ -52,20 +49,22 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fin
         stack.callback(well.stop)
         stack.callback(faulty.stop)
         launch = stack.enter_context(Launcher(folder))
-        gateway = launch.gateway(entries, models=[], upstream=msgspec.structs.asdict(UpstreamConfig()))
+        gateway = launch.gateway(entries, models=[], upstream=PATIENT)
         for server in (faulty, well, gateway):
             server.start()
         for server in (faulty, well, gateway):
             server.wait_until_ready()
-        yield asyncio.run(_find(gateway, faulty, len(entries)))
+        found = asyncio.run(_find(gateway, faulty, len(entries)))
+        for line in gateway.log().splitlines():
+            if '"engine failed a call"' in line and (name := json.loads(line)["engine"]) in found:
+                found[name].failures.append(line)
+        yield found
 
 
 async def _find(gateway: Server, faulty: ScriptedServer, engines: int) -> dict[str, Finding]:
     found: list[Finding] = []
-    async with Watch(gateway.port) as watch, Client(gateway.port, CALL_TIMEOUT_S) as client:
-        are_up = await watch.until(
-            lambda: len(watch.states) == engines and not any(map(watch.is_out, watch.states)), 30
-        )
+    async with Watch(gateway.port) as watch, Client(gateway.port) as client:
+        are_up = await watch.until(lambda: len(watch.states) == engines and not any(map(watch.is_out, watch.states)))
         assert are_up is not None, "also the engines beside them have to be up"
         for modes, at_once in _in_turns():
             trials = [Trial(mode, faulty.engines[mode.name], client, watch).run for mode in modes]
@@ -120,7 +119,7 @@ def test_the_engine_is_given_up_if_it_is_at_fault(findings: dict[str, Finding], 
 @all_modes
 def test_the_engine_is_back_when_it_is_well(findings: dict[str, Finding], mode: Mode) -> None:
     finding = findings[mode.name]
-    assert finding.back_s is not None, f"not within {BACK_WITHIN_S + SLACK_S} s"
+    assert finding.back_s is not None, f"still {finding.state}"
     wrong = [asked for asked in finding.after[-16:] if not asked.is_good]
     assert not wrong, _shown(wrong)
 
@@ -140,7 +139,9 @@ def test_what_the_caller_got_wrong_passes_through(findings: dict[str, Finding], 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.hangs], ids=lambda mode: mode.name)
 def test_no_call_waits_for_an_engine_that_hangs(findings: dict[str, Finding], mode: Mode) -> None:
-    assert max(asked.answer.time_s for asked in findings[mode.name].calls) <= HANG_ANSWER_S
+    """The engine is given up before a limit on its calls ends them."""
+    assert not [failure for failure in findings[mode.name].failures if NOTHING_SAID in failure]
+    assert not [asked for asked in findings[mode.name].calls if asked.answer.broken]
 
 
 def _shown(wrong: Sequence[Asked]) -> str:

@@ -18,14 +18,13 @@ from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import complaints, text_of
 from e2e.server_process import Server
 from e2e.servers import Launcher
+from tests.waiting import SLOWNESS, WITHIN_S
 
 ENGINES: Final = 4
 """As many as a call is tried on: on three, one of 200 calls meets three failures in every 40th run, by chance."""
-UPSTREAM: Final = {"first_byte_timeout_s": 1.0, "idle_timeout_s": 1.0, "max_attempts": ENGINES}
+UPSTREAM: Final = {"first_byte_timeout_s": SLOWNESS, "idle_timeout_s": SLOWNESS, "max_attempts": ENGINES}
 CHAINS, LINKS = 8, 25
 SHARE: Final = 0.05
-SOON_S: Final = 1.0
-"""Within this time of its cause, a call whose input failed has its error."""
 
 _QUICK: Final = [mode for mode in MODES.values() if mode.is_quick and not mode.asks_key]
 CHANGES_TEXT: Final = {"stream_not_utf8", "stream_nul", "stream_json_cut"}
@@ -157,7 +156,7 @@ def _check_chains(links: Sequence[Link], answers: Sequence[Answer]) -> None:
         for link in wrong[1:]:
             answer = by_link[link]
             assert answer.status == 424 or b'"input_failed"' in answer.body, answer
-            assert answer.ended_s - cause_s <= SOON_S
+            assert answer.ended_s - cause_s <= WITHIN_S
 
 
 def _first_wrong(links: Sequence[Link], answers: Sequence[Answer]) -> str:

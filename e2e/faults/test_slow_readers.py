@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,11 +14,12 @@ import pytest
 from e2e.server_process import Server, eventually
 from e2e.servers import Fleet, Launcher
 from e2e.stub_engine import Script, StubEngine
+from tests.waiting import SLOWNESS
 
 CLIENTS = 4
 STREAM_BYTES = 200 * 2**20
 """Of each answer. The kernel's buffers hold some megabytes of it."""
-TIMEOUT_S = 3.0
+TIMEOUT_S = 3.0 * SLOWNESS
 GROWTH_BYTES = 32 * 2**20
 """Each client may lag by 1 MiB. A repeatable answer also keeps what the kernel's buffers took, some 5 MiB."""
 
@@ -46,7 +47,7 @@ def slow_fleet(launch: Launcher, endless: StubEngine, timeout_s: float = TIMEOUT
         [{"name": "endless", "url": endless.url, "models": ["endless"]}, demo],
         models=["demo", "endless"],
         server={"slow_client_timeout_s": timeout_s},
-        upstream={"hang_timeout_s": 0.5},
+        upstream={"hang_timeout_s": 0.5 * SLOWNESS},
     )
     for server in (demo, gateway):
         server.start()
@@ -86,21 +87,21 @@ def last(gateway: Server, number: int) -> socket.socket:
     return unread(gateway, "/v1/chat/completions", CHAT, plait_session=f"s{number}", plait_inputs="x")
 
 
-def ask(gateway: Server) -> float:
-    """Seconds that another client's short call takes."""
-    began_s = time.monotonic()
+def ask(gateway: Server) -> None:
+    """Another client's short call."""
     body = {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
     assert gateway.post("/v1/chat/completions", json=body).status_code == 200
-    return time.monotonic() - began_s
 
 
-def grown(gateway: Server, seconds: float) -> int:
-    """The most bytes by which the gateway grew, while another client asks all the time and is answered at once."""
-    before, most, ends_s = gateway.resident_bytes, 0, time.monotonic() + seconds
-    while time.monotonic() < ends_s:
-        assert ask(gateway) < 2.0
+def grown(gateway: Server, is_over: Callable[[], bool]) -> int:
+    """The most bytes by which the gateway grew until it `is_over`, while another client asks and is answered."""
+    before, most, answered = gateway.resident_bytes, 0, 0
+    while not is_over():
+        ask(gateway)
+        answered += not is_over()
         time.sleep(0.05)
         most = max(most, gateway.resident_bytes - before)
+    assert answered >= 3, "its calls waited for those that nobody reads"
     return most
 
 
@@ -114,10 +115,16 @@ def test_who_does_not_read_is_waited_for_and_then_dropped(
         for number in range(CLIENTS):
             open_.enter_context(request_of(gateway, number))
         eventually(lambda: len(endless.received) == CLIENTS)
-        growth = grown(gateway, TIMEOUT_S - 1.0)
-        assert growth < GROWTH_BYTES
-        assert gateway.metric("plait_recorded_answer_bytes") < GROWTH_BYTES
-        assert gateway.metric("plait_engine_outstanding_calls", engine="endless") == CLIENTS
+
+        def is_dropped() -> bool:
+            recorded_bytes = gateway.metric("plait_recorded_answer_bytes")
+            outstanding = gateway.metric("plait_engine_outstanding_calls", engine="endless")
+            dropped = gateway.metric("plait_slow_clients_dropped_total") > 0
+            assert dropped or outstanding == CLIENTS
+            assert recorded_bytes < GROWTH_BYTES
+            return dropped
+
+        assert grown(gateway, is_dropped) < GROWTH_BYTES
         eventually(lambda: gateway.metric("plait_slow_clients_dropped_total") == CLIENTS)
         eventually(lambda: gateway.metric("plait_engine_outstanding_calls") == 0)
     assert gateway.metric("plait_recorded_answer_bytes") == 0
@@ -139,8 +146,8 @@ def test_a_get_that_nobody_reads_queues_nothing(launch: Launcher, endless: StubE
         placeholders = [{"name": "text", "in_out": True}]
         assert gateway.post("/v1/submit", json={**prompt, "placeholders": placeholders}).status_code == 200
         eventually(lambda: len(endless.received) == 1)
-        growth = grown(gateway, 2.0)
-        assert growth < GROWTH_BYTES
+        ends_s = time.monotonic() + 2.0 * SLOWNESS
+        assert grown(gateway, lambda: time.monotonic() > ends_s) < GROWTH_BYTES
         assert gateway.metric("plait_held_bytes") <= 1.1 * 2**20
 
 
@@ -148,14 +155,14 @@ def test_who_reads_slowly_gets_everything(launch: Launcher, endless: StubEngine)
     """It takes longer than the time-out, and the engine is not blamed for it."""
     pieces = [LONG] * 200
     endless.script = Script([*pieces, event("", "stop"), b"data: [DONE]\n\n"])
-    gateway = slow_fleet(launch, endless, timeout_s=1.0).gateway
+    gateway = slow_fleet(launch, endless, timeout_s=SLOWNESS).gateway
     with last(gateway, 0) as connection:
         read = bytearray()
         while b"[DONE]" not in read[-200:]:
             piece = connection.recv(64 * 1024)
             assert piece, "the gateway has dropped a client that reads"
             read += piece
-            time.sleep(0.01)
+            time.sleep(0.01 * SLOWNESS)
     assert read.count(b"finish_reason") == len(pieces) + 1
     assert gateway.metric("plait_slow_clients_dropped_total") == 0
     assert gateway.metric("plait_engine_health_changes_total", cause="hung") == 0

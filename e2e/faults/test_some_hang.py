@@ -12,20 +12,19 @@ import pytest
 from e2e.faults.fleet import ScriptedEngine, two_engines
 from e2e.faults.raw_client import CHAT, Client
 from e2e.faults.verdicts import is_good, text_of
+from plait.gateway.membership.recovery import NOTHING_SAID
+from tests.waiting import WITHIN_S
 
 LOAD_S: Final = 15.0
 WORKERS: Final = 16
 SHARE: Final = 0.02
-WITHIN_S: Final = 13.0
-ALONE_WITHIN_S: Final = 50.0
-"""An engine without other calls answers its trials: what it has forgotten may as well be slow."""
+FORGOTTEN: Final = "serves later calls and has forgotten this one"
 
 
 class Load:
     """Calls of several workers, one after the other."""
 
     def __init__(self, client: Client, *, some_stream: bool) -> None:
-        self.times_s: list[float] = []
         self._client = client
         self._some_stream = some_stream
         self._begun_s: dict[int, float] = {}  # of each worker's call
@@ -40,7 +39,6 @@ class Load:
             answer = await self._client.post(CHAT, body)
             del self._begun_s[worker]
             assert is_good(body, answer)
-            self.times_s.append(answer.time_s)
             await asyncio.sleep(0.05)
 
 
@@ -62,14 +60,18 @@ async def test_no_call_waits_because_others_are_answered(tmp_path: Path, some_st
         async with Client(gateway.port) as client:
             load, ends_s = Load(client, some_stream=some_stream), time.monotonic() + LOAD_S
             await asyncio.gather(_heal(engine, ends_s), *(load.work(worker, ends_s) for worker in range(WORKERS)))
-    assert max(load.times_s) <= WITHIN_S
+        assert FORGOTTEN in gateway.log()
+        assert NOTHING_SAID not in gateway.log(), "a call waited for the end of all patience"
 
 
 @pytest.mark.nightly
 async def test_calls_that_are_forgotten_while_no_other_comes_end_nevertheless(tmp_path: Path) -> None:
-    """Those without a byte of an answer are answered elsewhere. Streams that have begun end with an error."""
+    """Those without a byte of an answer are answered elsewhere. Streams that have begun end with an error.
+
+    An engine without other calls answers its trials: what it has forgotten may as well be slow, for 45 s.
+    """
     with two_engines(tmp_path) as (gateway, engine):
-        async with Client(gateway.port) as client:
+        async with Client(gateway.port, timeout_s=2 * WITHIN_S) as client:
             calls = []
             for mode in "hang_request", "hang_stream":
                 await engine.set_mode(mode)
@@ -78,7 +80,7 @@ async def test_calls_that_are_forgotten_while_no_other_comes_end_nevertheless(tm
                 await asyncio.sleep(0.5)
             await engine.heal()
             answers = await asyncio.gather(*calls)
-    assert max(answer.time_s for answer in answers) <= ALONE_WITHIN_S
+    assert not [answer for answer in answers if answer.broken]
     assert all(is_good(_body(f"Question {n} of hang_request?", stream=True), answers[n]) for n in range(4))
     ends = [text_of(answer, streamed=True) for answer in answers[4:]]
     assert any(has_error for *_, has_error in ends), "no call went to the engine"

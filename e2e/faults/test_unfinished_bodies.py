@@ -12,6 +12,7 @@ import pytest
 
 from e2e.server_process import Server
 from e2e.servers import Launcher
+from tests.waiting import WITHIN_S
 
 MIB: Final = 2**20
 WORKERS: Final = 2
@@ -35,7 +36,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "api_keys": [KEY],
         "admin_key": ADMIN_KEY,
         "max_open_body_bytes": MAX_OPEN_BYTES,
-        "body_timeout_s": 120,
+        "body_timeout_s": 4 * WITHIN_S,
     }
     with Launcher(tmp_path_factory.mktemp("bodies")) as launch:
         engine = launch.engine("demo-1")
@@ -60,7 +61,8 @@ def _private_bytes(pid: int) -> int:
 
 def unfinished(gateway: Server, path: str, key: str) -> socket.socket:
     """A connection that has sent 31 MiB of a larger body, or as much as was taken."""
-    client = socket.create_connection(("127.0.0.1", gateway.port), timeout=0.5)
+    client = socket.create_connection(("127.0.0.1", gateway.port), timeout=WITHIN_S)
+    client.settimeout(0.5)
     head = f"POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {key}\r\ncontent-length: {32 * MIB}\r\n\r\n"
     try:
         client.sendall(head.encode())

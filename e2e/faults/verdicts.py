@@ -47,6 +47,11 @@ def text_of(answer: Answer, *, streamed: bool) -> tuple[str, str | None, bool]:
     return text, finish_reason, has_error
 
 
+def signs_of_life(answer: Answer) -> int:
+    """How many comments a stream has that say that it goes on."""
+    return sum(part.lstrip().startswith(b": waiting") for part in answer.body.split(b"\n\n"))
+
+
 def events(answer: Answer) -> list[Any]:
     """The data of a stream's events, decoded; without [DONE]. None stands for what is not JSON."""
     found = []

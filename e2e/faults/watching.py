@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Self
 
 from e2e.faults.raw_client import Client
+from tests.waiting import WITHIN_S
 
 POLL_S = 0.2
 USUAL = frozenset(("up", "suspect"))
@@ -81,7 +82,7 @@ class Watch:
         """Whether it got none at some time since then. One on probation was ejected, maybe between two looks."""
         return any(at_s >= since_s and state not in USUAL for at_s, state in self.states[engine])
 
-    async def until(self, holds: Callable[[], bool], deadline_s: float) -> float | None:
+    async def until(self, holds: Callable[[], bool], deadline_s: float = WITHIN_S) -> float | None:
         """The seconds until it holds; None if that is later than `deadline_s`."""
         began_s = time.monotonic()
         while not holds():

@@ -77,7 +77,6 @@ class HitRateFallen(Situation):
 
     part = "the-hit-rate-has-fallen"
     problems = frozenset({("hit_rate_fallen", MODEL)})
-    within_s = 90.0
     before_s = 185.0
 
     async def begin(self) -> None:

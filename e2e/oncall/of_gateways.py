@@ -22,7 +22,6 @@ class MemoryGrows(Situation):
 
     part = "memory-grows"
     problems = frozenset({("memory_grows", "")})
-    within_s = 90.0
     before_s = 250.0
     bodies, body_bytes = 16, 30 * MEBIBYTE
 

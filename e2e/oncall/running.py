@@ -12,8 +12,8 @@ from e2e.oncall.load import sending
 from e2e.oncall.of_calls import EverythingQueues, ProgramHangs, RequestsBreakEngines, SlosMissed, TenantFloods
 from e2e.oncall.of_engines import EngineSlow, EngineStuck, EngineWrong, Healthy, HitRateFallen, Idle
 from e2e.oncall.of_gateways import GatewayDies, MemoryGrows, RollingUpdate, StoreDown
-from e2e.oncall.situation import OVER_WITHIN_S, Named, Situation
-from e2e.server_process import Server
+from e2e.oncall.situation import Named, Situation
+from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 
 SITUATIONS: Final[Mapping[str, type[Situation]]] = {
@@ -83,13 +83,13 @@ async def _through(situation: Situation, before_s: float, quiet_s: float) -> Tim
     early = {named: said for named, said in watch.seen.items() if named[0] not in OF_THE_MACHINE}
     assert not early, f"before it began: {early}"
     await situation.begin()
-    named_s = await watch.until(problems, there=True, within_s=situation.within_s)
+    named_s = await watch.until(problems, there=True)
     for code, about in problems:
         await asyncio.to_thread(_is_told, situation, code, about)
     await situation.shows()
     await asyncio.sleep(quiet_s)
     await situation.mend()
-    over_s = await watch.until(problems, there=False, within_s=OVER_WITHIN_S)
+    over_s = await watch.until(problems, there=False)
     unrelated = {named: said for named, said in watch.seen.items() if not _is_related(situation, named)}
     assert not unrelated, unrelated
     return Times(named_s, over_s)
@@ -103,8 +103,12 @@ def _is_told(situation: Situation, code: str, about: str) -> None:
     """The metric and the log have the problem."""
     about = "" if about == situation.gateway.url else about
     assert situation.gateway.metric("plait_problem", code=code, about=about) == 1
-    told = [line for line in _events(situation.gateway) if line["event"] == "problem"]
-    assert (code, about) in [(line["code"], line["about"]) for line in told]
+
+    def is_logged() -> bool:
+        told = [line for line in _events(situation.gateway) if line["event"] == "problem"]
+        return (code, about) in [(line["code"], line["about"]) for line in told]
+
+    eventually(is_logged)
 
 
 def _events(gateway: Server) -> list[dict[str, Any]]:

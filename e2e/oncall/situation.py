@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import httpx
-import msgspec
 
 from e2e.oncall.load import TENANTS, WORKERS, Load, of_all_kinds
 from e2e.rolling_load import client
 from e2e.server_process import Server
-from e2e.servers import Fleet, Launcher
-from plait.gateway.config.sections import UpstreamConfig
+from e2e.servers import PATIENT, Fleet, Launcher
+from tests.waiting import WITHIN_S
 
 ADMIN: Final = {"authorization": "Bearer the-admin-key"}
 LOOK_S: Final = 0.5
-OVER_WITHIN_S: Final = 60.0
 MODEL: Final = "demo"
+MOST_S: Final = 2 * WITHIN_S
+"""Until a problem is named, or over: a minute, for what has to last, and what may happen meanwhile."""
 
 Named = tuple[str, str]
 """A code of a problem, and what it is about."""
@@ -48,13 +48,13 @@ class Watch:
                 self.seen.setdefault((one["code"], one["about"]), one["sentence"])
             await asyncio.sleep(LOOK_S)
 
-    async def until(self, named: frozenset[Named], *, there: bool, within_s: float) -> float:
-        """Seconds until all of these are named, or (not `there`) none; raises `AssertionError` after `within_s`."""
+    async def until(self, named: frozenset[Named], *, there: bool) -> float:
+        """Seconds until all of these are named, or (not `there`) none. Raises `AssertionError` if that is never so."""
         begun_s = time.monotonic()
         while not named <= self.now if there else named & self.now:
             took_s = time.monotonic() - begun_s
             what = "not named" if there else "still named"
-            assert took_s <= within_s, f"{sorted(named)} {what} after {took_s:.0f} s; named: {sorted(self.now)}"
+            assert took_s <= MOST_S, f"{sorted(named)} {what} after {took_s:.0f} s; named: {sorted(self.now)}"
             await asyncio.sleep(LOOK_S / 5)
         return time.monotonic() - begun_s
 
@@ -70,9 +70,6 @@ class Situation:
 
     beside: ClassVar[frozenset[str]] = frozenset()
     """Codes that may be named, too: what follows from the situation."""
-
-    within_s: ClassVar[float] = 30.0
-    """The problem is named in this time."""
 
     before_s: ClassVar[float] = 8.0
     """Seconds of healthy load before."""
@@ -111,7 +108,7 @@ class Situation:
         """Of the configuration: the default one, with keys for the admin API and for tenants."""
         return {
             "server": {"admin_key": ADMIN["authorization"].removeprefix("Bearer ")},
-            "upstream": msgspec.structs.asdict(UpstreamConfig()),
+            "upstream": PATIENT,
             "tenants": TENANTS,
         }
 

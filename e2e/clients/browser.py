@@ -16,7 +16,8 @@ from typing import Any, Final
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
-DEADLINE_S: Final = 30.0
+from tests.waiting import WITHIN_S
+
 WIDTH, HEIGHT = 1280, 720
 
 OPTIONS: Final = (
@@ -47,7 +48,7 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self._socket.recv(DEADLINE_S))
+            message = json.loads(self._socket.recv(WITHIN_S))
             if message.get("id") == self._number:
                 assert "error" not in message, message["error"]
                 result: dict[str, Any] = message["result"]
@@ -75,7 +76,7 @@ class Page:
 
     def eventually(self, expression: str, holds: Callable[[Any], object] = bool) -> Any:
         """The expression's value once it holds. Raises `AssertionError` if it does not in time."""
-        ends_s = time.monotonic() + DEADLINE_S
+        ends_s = time.monotonic() + WITHIN_S
         while not holds(value := self.evaluate(expression)):
             assert time.monotonic() < ends_s, f"{expression} is {value!r}; the console says {self.complaints}"
             time.sleep(0.1)
@@ -115,17 +116,17 @@ def browser() -> Iterator[Page]:
             finally:
                 process.terminate()
                 try:
-                    process.wait(DEADLINE_S)
+                    process.wait(WITHIN_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
 
 
 def _address(port_file: Path) -> str:
     """The address of the first page, once the browser says its port."""
-    ends_s = time.monotonic() + DEADLINE_S
+    ends_s = time.monotonic() + WITHIN_S
     while time.monotonic() < ends_s:
         if port_file.is_file() and (port := port_file.read_text().partition("\n")[0]):
-            targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False).json()
+            targets = httpx.get(f"http://127.0.0.1:{port}/json", trust_env=False, timeout=WITHIN_S).json()
             pages = [target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page"]
             if pages:
                 return str(pages[0])

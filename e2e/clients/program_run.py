@@ -11,12 +11,14 @@ from typing import Final
 
 import msgspec
 
+from tests.waiting import WITHIN_S
+
 KEY: Final = "the-clients-key"
 LIMITED_KEY: Final = "the-limited-clients-key"
 LIMITED_CALLS_PER_S: Final = 1.0
 """A burst of ten calls is let through; a refused one has to wait for a second at most."""
 
-TIMEOUT_S: Final = 300.0
+TIMEOUT_S: Final = 5 * WITHIN_S
 QUIET: Final = {
     "AIPERF_HTTP_TRUST_ENV": "false",
     "ANONYMIZED_TELEMETRY": "False",

@@ -22,6 +22,7 @@ from e2e.servers import Launcher
 from plait.backends.profiles import load_profile
 from plait.gateway.simulation.endless_load import running_load
 from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from tests.waiting import WITHIN_S
 
 KEY = "a-key-for-operators"
 CALLS_PER_S = 12.0
@@ -113,7 +114,7 @@ def test_a_page_that_nobody_reads_does_not_hold_the_gateway(served: Served) -> N
 
     def hang() -> None:
         with (
-            httpx.Client(trust_env=False, timeout=60) as client,
+            httpx.Client(trust_env=False, timeout=WITHIN_S) as client,
             client.stream("GET", f"{served.url}/admin/live", headers={"authorization": f"Bearer {KEY}"}) as answer,
         ):
             assert answer.status_code == 200
@@ -122,12 +123,12 @@ def test_a_page_that_nobody_reads_does_not_hold_the_gateway(served: Served) -> N
 
     thread = threading.Thread(target=hang)
     thread.start()
-    assert began.wait(10)
+    assert began.wait(WITHIN_S)
     answer = httpx.post(
         f"{served.url}/v1/completions",
         json={"model": "demo", "prompt": "Hello", "max_tokens": 4},
         trust_env=False,
-        timeout=30,
+        timeout=WITHIN_S,
     )
     assert answer.status_code == 200
     thread.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,6 @@ from e2e.servers import Launcher
 
 SERVER: Final = Path(__file__).with_name("server.py")
 SLOTS, CONTEXT_TOKENS = 2, 2048
-RECOGNISED_S: Final = 5.0
 ADMIN: Final = {"authorization": "Bearer sk-admin"}
 
 
@@ -81,13 +79,11 @@ def busy(engine: Server) -> Iterator[None]:
 
 def test_it_is_recognised_and_its_calls_are_counted(fleet: tuple[Server, Server], has_metrics: bool) -> None:
     gateway, engine = fleet
-    began_s = time.monotonic()
 
     def told() -> dict[str, Any]:
         return dict(gateway.get("/admin/engines/llama", headers=ADMIN).json())
 
     eventually(lambda: (told()["kind"], told()["models"]) == ("llamacpp", {"demo": CONTEXT_TOKENS}))
-    assert time.monotonic() - began_s < RECOGNISED_S
     assert asked(gateway, "Hello", 4).json()["usage"]["completion_tokens"] == 4
     with busy(engine):
         eventually(lambda: gateway.metric("plait_engine_running_calls", engine="llama") == SLOTS)

@@ -14,7 +14,8 @@ import httpx
 
 from e2e.debian_package import ROOT, DebianPackage
 from e2e.ports import free_port
-from e2e.server_process import DEADLINE_S, NO_TLS, eventually
+from e2e.server_process import NO_TLS, eventually
+from tests.waiting import WITHIN_S
 
 PACKAGE: Final = DebianPackage("prometheus")
 SHIPPED: Final = ROOT / "deploy" / "monitoring"
@@ -30,12 +31,14 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         """Whether it takes queries."""
-        return httpx.get(f"{self._url}/-/ready", trust_env=False, verify=NO_TLS).status_code == 200
+        return httpx.get(f"{self._url}/-/ready", trust_env=False, verify=NO_TLS, timeout=WITHIN_S).status_code == 200
 
     def query(self, expression: str, since_s: float, step_s: float = 0.5) -> list[dict[str, Any]]:
         """The series of an expression since a time."""
         fields = {"query": expression, "start": f"{since_s}", "end": f"{time.time()}", "step": f"{step_s}"}
-        answer = httpx.post(f"{self._url}/api/v1/query_range", data=fields, trust_env=False, verify=NO_TLS)
+        answer = httpx.post(
+            f"{self._url}/api/v1/query_range", data=fields, trust_env=False, verify=NO_TLS, timeout=WITHIN_S
+        )
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         series: list[dict[str, Any]] = answer.json()["data"]["result"]
         return series
@@ -43,7 +46,7 @@ class Prometheus:
     def label_values(self, label: str, selector: str) -> set[str]:
         """The values of a label in the series of a selector."""
         path, fields = f"/api/v1/label/{label}/values", {"match[]": selector}
-        answer = httpx.get(self._url + path, params=fields, trust_env=False, verify=NO_TLS)
+        answer = httpx.get(self._url + path, params=fields, trust_env=False, verify=NO_TLS, timeout=WITHIN_S)
         assert answer.status_code == 200, f"{selector}: {answer.text}"
         return set(answer.json()["data"])
 
@@ -67,7 +70,7 @@ def prometheus(binary: Path, folder: Path, targets: Sequence[str]) -> Iterator[P
         yield server
     finally:
         process.terminate()
-        process.wait(DEADLINE_S)
+        process.wait(WITHIN_S)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,11 @@ from e2e.ports import free_port
 from e2e.sdk import asking
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
+from tests.waiting import WITHIN_S
 
 PAUSE_S = 0.05
 """Between two calls of one client: a refused one would be sent again at once."""
 LOOK_S = 1.0
-MOST_LOAD_S = 60.0
-"""Ten seconds are enough on two idle cores. Prometheus begins to scrape after five."""
 RATE_INTERVAL = "3s"
 WORKERS = 2
 """Of each gateway."""
@@ -75,7 +74,9 @@ async def tenant(url: str, key: str, bodies: list[dict[str, Any]], seen: Counter
     headers = {"authorization": f"Bearer {key}", "plait-slo-ttft-ms": "2000"}
     one_each = httpx.Limits(max_keepalive_connections=0)
     number = 0
-    async with httpx.AsyncClient(base_url=url, verify=NO_TLS, trust_env=False, timeout=30, limits=one_each) as gateway:
+    async with httpx.AsyncClient(
+        base_url=url, verify=NO_TLS, trust_env=False, timeout=WITHIN_S, limits=one_each
+    ) as gateway:
         while True:
             body = bodies[number % len(bodies)]
             seen[(await gateway.post(CHAT, json=body, headers=headers)).status_code] += 1
@@ -92,7 +93,7 @@ async def load(gateways: list[Server], is_enough: Callable[[], bool]) -> Counter
     for gateway in gateways:
         tasks += [asyncio.create_task(tenant(gateway.url, "blue-key", good[number:], seen)) for number in range(4)]
         tasks += [asyncio.create_task(tenant(gateway.url, "green-key", bad, seen)) for _ in range(6)]
-    ends_s, ended = time.monotonic() + MOST_LOAD_S, set[asyncio.Task[None]]()
+    ends_s, ended = time.monotonic() + WITHIN_S, set[asyncio.Task[None]]()
     while not ended and time.monotonic() < ends_s and not await asyncio.to_thread(is_enough):
         ended, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -22,14 +22,16 @@ from e2e.killing import MAX_ATTEMPTS, PROGRAMS, WAYS, Client, Findings
 from e2e.postgresql.server import new_database, shared_postgres
 from e2e.programs import by_hand
 from e2e.sdk import async_client
-from e2e.server_process import DEADLINE_S, Server, eventually
+from e2e.server_process import Server, eventually
 from e2e.servers import Fleet, Launcher
 from plait.gateway.durability.recorded import SESSION, decoded
 from plait.gateway.programs.record import Started, Submitted
 from plait.gateway.store.postgres_keeper import PostgresKeeper
+from tests.waiting import WITHIN_S
 
 PROGRAMS_AT_ONCE: Final = 9
 TAKEN_OVER_WITHIN_S: Final = 10.0
+"""By a benchmark, on an idle machine. Tests wait until the sessions are taken over."""
 CHAT: Final[dict[str, Any]] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 RESPONSE: Final[dict[str, Any]] = {"input": "Hi", "max_output_tokens": 4}
 PLAIN: Final[Sequence[tuple[str, Mapping[str, Any], str]]] = (
@@ -80,7 +82,7 @@ class Outages:
 
     async def round(self, name: str, disturb: Callable[[], Awaitable[None]] | None = None) -> None:
         """Programs, and what disturbs them. What clients had been told by then has to be there at the end."""
-        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=DEADLINE_S, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=WITHIN_S, trust_env=False) as http:
             kinds = list(PROGRAMS)
             clients = [
                 Client(http, self.findings, f"{name}-{n}", kinds[n % len(kinds)], {}) for n in range(PROGRAMS_AT_ONCE)
@@ -153,7 +155,7 @@ class Outages:
             await task
 
     async def _call_plainly(self, plain: Plain, stops: asyncio.Event) -> None:
-        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=DEADLINE_S, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=self.gateways.url, timeout=WITHIN_S, trust_env=False) as http:
             while not stops.is_set():
                 path, body, ending = PLAIN[plain.calls % len(PLAIN)]
                 plain.calls += 1

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from e2e.ports import free_port
-from e2e.server_process import DEADLINE_S, eventually
+from e2e.server_process import eventually
+from tests.waiting import WITHIN_S
 
 ABSENT: Final = "no PostgreSQL is installed: `python -m e2e.postgresql.server` installs it"
 SETTINGS: Final = {
@@ -129,7 +130,7 @@ class Postgres:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
-            self._process.wait(DEADLINE_S)
+            self._process.wait(WITHIN_S)
             self._process = None
 
     def _as_user(self) -> dict[str, Any]:

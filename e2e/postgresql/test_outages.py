@@ -12,14 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.postgresql.outages import TAKEN_OVER_WITHIN_S, Outages
+from e2e.postgresql.outages import Outages
 from e2e.postgresql.server import ABSENT, binaries, shared_postgres
 from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
+from tests.waiting import WITHIN_S
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
-
-LEASE_AND_MORE_S = 9.0
 
 
 @pytest.fixture
@@ -38,7 +37,6 @@ def end(outages: Outages) -> None:
 async def test_the_others_go_on_with_what_a_killed_gateway_had(outages: Outages, kills: int) -> None:
     for number in range(kills):
         await outages.round(f"kill-{number}", outages.kill)
-    assert max(outages.taken_over_s) < TAKEN_OVER_WITHIN_S
     assert max(outages.findings.starts, default=0) <= 3
     await asyncio.to_thread(end, outages)
 
@@ -96,15 +94,15 @@ async def test_a_gateway_that_was_stopped_past_its_lease_writes_nothing(outages:
         return gateway.post("/v1/variables", json={"session_id": "s", "semantic_var_id": variable, "value": given})
 
     def wait_for(gateway: Server, variable: str) -> httpx.Response:
-        return gateway.post("/v1/get", json={"session_id": "s", "semantic_var_id": variable, "timeout_s": 25})
+        return gateway.post("/v1/get", json={"session_id": "s", "semantic_var_id": variable, "timeout_s": WITHIN_S})
 
     assert (await asyncio.to_thread(give, stopped, "before", "kept")).status_code == 200
     waiting = asyncio.create_task(asyncio.to_thread(wait_for, stopped, "later"))
-    await asyncio.sleep(0.5)
+    await asyncio.to_thread(eventually, lambda: "later" in stopped.get("/v1/sessions/s").text)
     stopped.signal(signal.SIGSTOP)
     try:
         late = asyncio.create_task(asyncio.to_thread(give, stopped, "x", "of the stopped one"))
-        await asyncio.to_thread(eventually, lambda: value(others[0], "before") == "kept", LEASE_AND_MORE_S)
+        await asyncio.to_thread(eventually, lambda: value(others[0], "before") == "kept")
         assert (await asyncio.to_thread(give, others[1], "x", "of the others")).status_code == 200
     finally:
         stopped.signal(signal.SIGCONT)
@@ -113,7 +111,7 @@ async def test_a_gateway_that_was_stopped_past_its_lease_writes_nothing(outages:
     told = await waiting
     assert (told.status_code, told.headers["retry-after"]) == (503, "1"), told.text
     for gateway in outages.gateways.members:
-        await asyncio.to_thread(eventually, lambda one=gateway: value(one, "x") == "of the others", 5.0)  # type: ignore[misc]
+        await asyncio.to_thread(eventually, lambda one=gateway: value(one, "x") == "of the others")  # type: ignore[misc]
     assert (await asyncio.to_thread(give, stopped, "after", "by the stopped one")).status_code == 200
     assert await asyncio.to_thread(value, others[0], "after") == "by the stopped one"
     assert "was given up" in stopped.log()

@@ -16,6 +16,7 @@ from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Fleet, Launcher
 from e2e.several_gateways import Gateways
 from e2e.tenants import KEYS
+from tests.waiting import WITHIN_S
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)
 
@@ -116,16 +117,16 @@ async def test_what_a_tenant_may_have_running_it_has_where_its_calls_are(gateway
         ) as answer:
             begun[gateway.name] += 1
             assert answer.status_code == 200
-            await asyncio.sleep(60)
+            await asyncio.sleep(10 * WITHIN_S)
 
     async def has_begun(calls: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN_S):
             while begun.total() < calls:  # noqa: ASYNC110 - the streams have no event for all
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         assert begun.total() == calls
 
-    async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as http, asyncio.TaskGroup() as tasks:
+    async with httpx.AsyncClient(verify=NO_TLS, timeout=WITHIN_S) as http, asyncio.TaskGroup() as tasks:
         first = [tasks.create_task(stream(one)) for _ in range(8)]
         await has_begun(MOST_RUNNING)
         second = [tasks.create_task(stream(two)) for _ in range(3)]
@@ -160,8 +161,8 @@ def test_another_gateway_goes_on_with_the_sessions_of_one_that_was_killed(gatewa
     assert peers == {one.url: "live" for one in gateways.members}
     assert others[0].metric("plait_peer_up") == 3
     first.kill()
-    eventually(lambda: all(value(one, "s", "v") == "kept" for one in others), deadline_s=10)
+    eventually(lambda: all(value(one, "s", "v") == "kept" for one in others))
     more = {"model": "demo", "input": "more", "previous_response_id": response, "max_output_tokens": 16}
-    eventually(lambda: all(post(one, "/v1/responses", more).status_code == 200 for one in others), deadline_s=5)
+    eventually(lambda: all(post(one, "/v1/responses", more).status_code == 200 for one in others))
     eventually(lambda: first.url not in others[0].get("/ready").json()["peers"])
     assert sum(one.metric("plait_sessions_taken_over_total") for one in others) > 0

@@ -23,6 +23,7 @@ from e2e.server_process import Server
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import HashChain
+from tests.waiting import WITHIN_S
 
 TRACE: Final = "hotpotqa_100.jsonl"
 
@@ -78,7 +79,7 @@ def run_agents(
     tokenizer = load_tokenizer("embedded")
     examples, tasks = trajectories[:n_examples], trajectories[n_examples:]
     beginning = INSTRUCTIONS + "".join(map(_recorded, examples))
-    with sync_client(gateway, timeout=120) as client, ThreadPoolExecutor(concurrency) as pool:
+    with sync_client(gateway, timeout=2 * WITHIN_S) as client, ThreadPoolExecutor(concurrency) as pool:
 
         def work(numbered: tuple[int, Trajectory]) -> list[Turn]:
             number, task = numbered

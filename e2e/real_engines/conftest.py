@@ -26,6 +26,7 @@ from e2e.sglang import engines as sglang
 from e2e.tiny_model import tiny_model
 from e2e.traces import ABSENT, TRACES
 from e2e.vllm import engines as vllm
+from tests.waiting import WITHIN_S
 
 PYTHON_VARIABLE: Final = "PLAIT_ENGINE_PYTHON"
 """Names the Python of the environment that the engine is installed in (see `environment.py`)."""
@@ -123,5 +124,5 @@ def fleet(kind: EngineKind, reference: Reference, python: Path, model: Path, fol
 @pytest.fixture
 def client(fleet: EngineFleet) -> Iterator[OpenAI]:
     """The SDK on the gateway."""
-    with sync_client(fleet.gateway, timeout=60) as client:
+    with sync_client(fleet.gateway, timeout=WITHIN_S) as client:
         yield client

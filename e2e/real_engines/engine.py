@@ -18,8 +18,9 @@ import httpx
 import msgspec
 
 from e2e.ports import free_port
-from e2e.server_process import DEADLINE_S, Server, eventually
+from e2e.server_process import Server, eventually
 from plait.backends.protocol.cache_state import CacheState
+from tests.waiting import WITHIN_S
 
 MODEL: Final = "tiny"
 BLOCK_TOKENS: Final = 32
@@ -30,7 +31,7 @@ BATCH_TOKENS: Final = 512
 MAX_RUNNING_CALLS: Final = 32
 OWN_SCHEDULERS: Final = Path(__file__).parents[1] / "own_schedulers"
 """On the path of an engine that has options for its scheduler."""
-START_DEADLINE_S: Final = 240.0
+START_WITHIN_S: Final = 4 * WITHIN_S
 """Several processes that import PyTorch, one after the other: 45 s where nothing else runs."""
 
 
@@ -87,7 +88,7 @@ class RealEngine(Server, ABC):
 
     def wait_until_ready(self) -> None:
         """Return once it answers; raises `AssertionError` with its log if it ended or the deadline passed."""
-        ends_s = time.monotonic() + START_DEADLINE_S
+        ends_s = time.monotonic() + START_WITHIN_S
         while self.running and time.monotonic() < ends_s:
             try:
                 if self.get("/health").status_code == 200:
@@ -101,7 +102,7 @@ class RealEngine(Server, ABC):
         """End it and its workers without warning."""
         assert self._process is not None
         self._kill_group()
-        self._process.wait(DEADLINE_S)
+        self._process.wait(WITHIN_S)
 
     def stop(self) -> None:
         """Stop a running server; raises `AssertionError` if it has to be killed or has logged a traceback until now."""

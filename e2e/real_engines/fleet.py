@@ -12,7 +12,7 @@ from typing import Any, Final
 from e2e.ports import free_port
 from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, started, stored_blocks
 from e2e.server_process import Server, eventually
-from e2e.servers import toml
+from e2e.servers import PATIENCE, toml
 from plait.policy.prefix.block_hash import tree_block_tokens
 
 TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
@@ -92,12 +92,13 @@ def new_gateway(
     tenants: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
+    probe_interval_s: float = 0.05,
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
     config: dict[str, Any] = {
         "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
-        "upstream": {"probe_interval_s": 0.05},
+        "upstream": {**PATIENCE, "probe_interval_s": probe_interval_s},
         "placement": {"policy": policy},
         "admission": dict(admission or {}),
         "models": [

@@ -11,6 +11,7 @@ import httpx
 
 from e2e.server_process import NO_TLS
 from plait.gateway.membership.tokenizer_search import TOKENIZE
+from tests.waiting import WITHIN_S
 
 _ONE_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})
 
@@ -20,7 +21,7 @@ class RecordingProxy:
 
     def __init__(self, url: str) -> None:
         self.answers: list[tuple[int, bytes]] = []
-        self.engine = httpx.Client(base_url=url, trust_env=False, verify=NO_TLS, timeout=120)
+        self.engine = httpx.Client(base_url=url, trust_env=False, verify=NO_TLS, timeout=WITHIN_S)
         proxy = self
 
         class Handler(_Handler):

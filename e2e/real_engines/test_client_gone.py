@@ -13,6 +13,7 @@ from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.server_process import eventually
 from e2e.tiny_model import CONTEXT_TOKENS
+from tests.waiting import WITHIN_S
 
 
 def endless(prompt_tokens: int = 100, first_token: int = 11, **fields: Any) -> dict[str, Any]:
@@ -45,7 +46,7 @@ async def read_all(client: AsyncOpenAI, request: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_running_call_is_aborted(fleet: EngineFleet, stream: bool) -> None:
-    async with async_client(fleet.gateway, timeout=60) as client:
+    async with async_client(fleet.gateway, timeout=WITHIN_S) as client:
         call = asyncio.create_task(read_all(client, endless(stream=stream)))
         await asyncio.to_thread(eventually, lambda: queues(fleet) == (1, 0))
         call.cancel()
@@ -58,7 +59,7 @@ async def test_a_running_call_is_aborted(fleet: EngineFleet, stream: bool) -> No
 async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> None:
     """As many calls as an engine runs decode, one more waits and gives up."""
     engine = fleet.engines["engine-1"]
-    async with async_client(engine, timeout=60) as client:
+    async with async_client(engine, timeout=WITHIN_S) as client:
 
         def send(number: int) -> asyncio.Task[None]:
             request = endless(50, 21 + number, stream=True, max_tokens=400)
@@ -84,7 +85,7 @@ async def test_a_call_that_waits_for_kv_blocks_is_aborted(fleet: EngineFleet, ki
     n_fit = -(-KV_TOKENS // (kind.long_tokens + others))
     prompt_tokens = KV_TOKENS // n_fit - others
     engine = fleet.engines["engine-1"]
-    async with async_client(engine, timeout=60) as client:
+    async with async_client(engine, timeout=WITHIN_S) as client:
 
         def send(number: int) -> asyncio.Task[None]:
             request = endless(prompt_tokens, 21 + number, stream=True, max_tokens=output_tokens)

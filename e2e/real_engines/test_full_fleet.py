@@ -17,6 +17,7 @@ from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.server_process import NO_TLS, Server, eventually
+from tests.waiting import WITHIN_S
 
 HEAVY: Final = "heavy"
 WEIGHTS: Final = {HEAVY: 20, "light-1": 1, "light-2": 1}
@@ -86,7 +87,7 @@ async def capacity_s(http: httpx.AsyncClient) -> float:
 
 async def test_light_tenants_lose_nothing_and_no_engine_is_suspected(gateway: Server, findings: Findings) -> None:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=gateway.url, verify=NO_TLS, timeout=300, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=gateway.url, verify=NO_TLS, timeout=5 * WITHIN_S, limits=limits) as http:
         rate_s = LOAD * await capacity_s(http)
         dice, number, asked, began_s = random.Random(5), 5_000, list[asyncio.Task[Ended]](), time.monotonic()
         due_s = 0.0

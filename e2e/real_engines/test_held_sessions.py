@@ -19,6 +19,7 @@ from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.sdk import async_client
 from e2e.server_process import Server, eventually
 from plait.policy.sessions.worth import ACTIVE_S, CLOSES_LOAD, CLOSES_VALUE, OPENS_LOAD
+from tests.waiting import WITHIN_S
 
 SESSIONS, TURNS = 16, 9
 FITTING: Final = 8
@@ -59,7 +60,7 @@ async def run_agent(client: openai.AsyncOpenAI, number: int) -> Sequence[float]:
 
 def test_agents_are_held_while_that_is_worth_it(gateway: Server, findings: Findings) -> None:
     async def all_of_them() -> Sequence[Sequence[float]]:
-        async with async_client(gateway, timeout=300) as client:
+        async with async_client(gateway, timeout=5 * WITHIN_S) as client:
             return await asyncio.gather(*(run_agent(client, number) for number in range(SESSIONS)))
 
     shares = asyncio.run(all_of_them())

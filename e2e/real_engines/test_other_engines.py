@@ -7,7 +7,6 @@ both have cached. vLLM's suite has an engine for vectors: SGLang's scores and ra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,6 @@ from e2e.sglang.engines import unloadable_engine
 from e2e.vllm import engines as vllm
 
 VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
-VISIBLE_S: Final = 5.0
 WHY: Final = "nonsense"
 MIXED_CALLS: Final = 40
 TEXTS: Final = ["the sky is blue", "grass is green"]
@@ -66,9 +64,7 @@ def test_a_plugin_that_does_not_load_is_seen(engines: dict[str, RealEngine], mod
         gateway.start()
         stack.callback(gateway.stop)
         gateway.wait_until_ready()
-        began_s = time.monotonic()
         eventually(lambda: "degraded" in gateway.get("/ready").json())
-        assert time.monotonic() - began_s < VISIBLE_S
         assert WHY in gateway.get("/ready").json()["degraded"]["broken"]
         assert gateway.metric("plait_engine_degraded", engine="broken") == 1
         assert "cache-state report refused" in gateway.log()

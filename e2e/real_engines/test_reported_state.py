@@ -23,6 +23,7 @@ from e2e.sdk import sync_client
 from e2e.server_process import eventually
 from plait.backends.protocol.cache_state import CacheState
 from plait.policy.prefix.block_hash import chain, root_hash
+from tests.waiting import WITHIN_S
 
 GAUGE_STEPS: Final = 48
 """SGLang sets its gauges every 40 decode steps. For a call that ends before, they are right after half a minute."""
@@ -81,7 +82,7 @@ def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:
         before, gauge, after = used(), engine.used_blocks(), used()
         return before == gauge == after
 
-    with sync_client(engine, timeout=60) as client:
+    with sync_client(engine, timeout=WITHIN_S) as client:
         stream = client.completions.create(
             model=MODEL, prompt=[*range(10, 2010)], max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )

@@ -21,6 +21,7 @@ from e2e.real_engines.greedy import greedy_outputs
 from e2e.real_engines.reference import Reference
 from e2e.sdk import sync_client
 from e2e.server_process import eventually
+from tests.waiting import WITHIN_S
 
 SHORT_TOKENS: Final = 64
 LONG: Final = ("long-1", "long-2")
@@ -73,7 +74,7 @@ def run_round(engine: RealEngine, salt: str, long_tokens: int, annotations: dict
     before = len(engine.steps())
     first_tokens: list[str] = []
     waited_s: list[float] = []
-    with sync_client(engine, timeout=60) as client, ThreadPoolExecutor() as pool:
+    with sync_client(engine, timeout=WITHIN_S) as client, ThreadPoolExecutor() as pool:
 
         def run(name: str) -> str:
             sent_s, text = time.monotonic(), ""

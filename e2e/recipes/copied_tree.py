@@ -17,10 +17,10 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from e2e.ports import free_ports
+from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("policy", "backends", "gateway", "client", "src", "tests", "benchmarks", "e2e", "docs")
-WITHIN_S = 60.0
 
 
 class CopiedTree:
@@ -111,7 +111,7 @@ class CopiedTree:
 def get(url: str, sent: object = None) -> str:
     """What an HTTP server answers to a GET, or to a POST of what is `sent` as JSON."""
     body = None if sent is None else json.dumps(sent).encode()
-    with urlopen(Request(url, body, {"content-type": "application/json"}), timeout=10) as answer:
+    with urlopen(Request(url, body, {"content-type": "application/json"}), timeout=WITHIN_S) as answer:
         text: str = answer.read().decode()
     return text
 

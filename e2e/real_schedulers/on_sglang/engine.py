@@ -41,10 +41,10 @@ from plait.backends.sglang.scheduler import scheduler_class
 from plait.backends.sglang.step_clock import StepClock
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.scheduling.plan import LocalScheduler
+from tests.waiting import WITHIN_S
 
 CHUNK_TOKENS = 256
 TREE_BLOCK_TOKENS = 64
-STEP_DEADLINE_S = 20.0
 _FLAGS = (
     *("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", "tiny"),
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--grammar-backend", "none"),
@@ -255,7 +255,7 @@ class Engine:
         assert self.empty_cache()
         self._ends = True
         self._go.release()
-        self._thread.join(STEP_DEADLINE_S)
+        self._thread.join(WITHIN_S)
 
     def _loop(self) -> None:
         try:
@@ -267,7 +267,7 @@ class Engine:
         self._arrived.release()
 
     def _wait(self) -> None:
-        assert self._arrived.acquire(timeout=STEP_DEADLINE_S), "the step does not end"
+        assert self._arrived.acquire(timeout=WITHIN_S), "the step does not end"
         if self._error is not None:
             raise self._error
 

@@ -18,6 +18,7 @@ from e2e.real_schedulers.on_sglang.fixtures import Build
 from e2e.real_schedulers.on_sglang.transfers import COPIED, HICACHE, LOAD, TRANSFERS, EndOfTransfer
 from e2e.real_schedulers.workloads import prompt, shared_prefixes
 from plait.backends.adapter.required_names import load
+from tests.waiting import WITHIN_S
 
 with_hicache = pytest.mark.skipif(HICACHE not in os.environ, reason="in processes of their own")
 
@@ -29,7 +30,7 @@ def test_with_each_write_policy(policy: str) -> None:
     configuration = Path(__file__).parents[1] / "pytest.ini"
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(configuration), __file__]
     ended = subprocess.run(
-        command, env={**os.environ, HICACHE: policy}, check=False, capture_output=True, text=True, timeout=300
+        command, env={**os.environ, HICACHE: policy}, check=False, capture_output=True, text=True, timeout=5 * WITHIN_S
     )
     assert ended.returncode == 0, ended.stdout[-8000:]
 

@@ -226,7 +226,7 @@ MISSION_2 := prefixes preble scheduler documents gateways unnamed comparison
 nightly-test-%:
 	env -u PLAIT_NIGHTLY $(MAKE) test PYTHON="$$(.ci/python $*)" VENV=.venv-$*
 
-# New examples of property tests, five times as many; the same ones for a commit, so that a failure can be had again.
+# New examples of property tests, three times as many; the same ones for a commit, so that a failure can be had again.
 nightly-properties: setup
 	$(BIN)/python -m pytest tests -m hypothesis $(JOBS) --hypothesis-seed=$(shell git rev-list --count HEAD)
 

@@ -314,14 +314,15 @@ def answered_again(runner: CallRunner, session: Session, call_id: str, request: 
 def answered_before(
     runner: CallRunner, session: Session, call: HeldCall, request: KeptRequest, event: ValueSet
 ) -> AnsweredCall:
-    """The owner of a call that an earlier process has answered: a repeated request gets the same answer."""
-    owner = AnsweredCall(runner, session, request.path, None, streams=event.answer is None, keeps=True)
+    """The owner of a call that an earlier process has answered: a repeated request gets the same answer.
+
+    The log has no answer of a stream, nor of a call that ended without its client: these are made from the value.
+    """
+    asked = msgspec.json.decode(request.body, type=_Addressed)
+    owner = AnsweredCall(runner, session, request.path, None, streams=bool(asked.stream), keeps=True)
     owner.call = call
-    if event.answer is None:
-        kind: Headers = EVENT_STREAM
-        body = _streamed_again(request, call.call_id, event)
-    else:
-        kind, body = [(b"content-type", b"application/json")], event.answer
+    kind: Headers = EVENT_STREAM if asked.stream else [(b"content-type", b"application/json")]
+    body = event.answer or _answer_again(asked, request.path, call.call_id, event)
     headers = [*kind, (b"plait-session", session.session_id.encode())]
     owner.answer.restore([
         {"type": "http.response.start", "status": 200, "headers": headers},
@@ -332,25 +333,26 @@ def answered_before(
 
 class _Addressed(msgspec.Struct):
     model: str = ""
+    stream: bool | None = None
 
 
 def once_answered(request: KeptRequest) -> KeptRequest:
-    """The part of a logged request that `answered_before` needs. Raises `msgspec.MsgspecError` if it has no model."""
-    model = msgspec.json.decode(request.body, type=_Addressed).model
-    return KeptRequest(request.kind, request.path, (), msgspec.json.encode(_Addressed(model)))
+    """The part of a logged request that `answered_before` needs. Raises `msgspec.MsgspecError` if it is no request."""
+    asked = msgspec.json.decode(request.body, type=_Addressed)
+    return KeptRequest(request.kind, request.path, (), msgspec.json.encode(asked))
 
 
-def _streamed_again(request: KeptRequest, call_id: str, event: ValueSet) -> bytes:
-    """A stream made from a logged value: its text as one event, and the end."""
+def _answer_again(asked: _Addressed, path: str, call_id: str, event: ValueSet) -> bytes:
+    """An answer made from a logged value: a whole one, or a stream with the text as one event, and the end."""
     text = event.value if event.text is None else event.text
-    finish_reason = "length" if event.was_cut else "stop"
     kind, choice = "text_completion", dict[str, Any](text=text)
-    if request.path == CHAT_PATH:
-        kind, choice = "chat.completion.chunk", {"delta": {"role": "assistant", "content": text}}
-    model = msgspec.json.decode(request.body, type=_Addressed).model
-    choices = [{"index": 0, **choice, "finish_reason": finish_reason}]
-    chunk = {"id": call_id, "object": kind, "created": 0, "model": model, "choices": choices}
-    return b"data: %b\n\n%b" % (msgspec.json.encode(chunk), STREAM_END)
+    if path == CHAT_PATH:
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        choice = {"delta" if asked.stream else "message": {"role": "assistant", "content": text}}
+    choices = [{"index": 0, **choice, "finish_reason": "length" if event.was_cut else "stop"}]
+    made = {"id": call_id, "object": kind, "created": 0, "model": asked.model, "choices": choices}
+    answer = msgspec.json.encode(made)
+    return b"data: %b\n\n%b" % (answer, STREAM_END) if asked.stream else answer
 
 
 def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:

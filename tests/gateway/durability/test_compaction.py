@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from plait.gateway.chaining.chained_calls import once_answered
 from plait.gateway.durability import compaction
 from plait.gateway.durability.compaction import FLOOR_BYTES, GROWTH, compacted, replace, shortened, size_bytes
 from plait.gateway.durability.outline import ended_calls
 from plait.gateway.durability.recorded import decoded, encoded
 from plait.gateway.programs.condition import Condition
+from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import CallEnded, Started, Submitted, ValueSet
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.store.event_log import Change, StoredStream, StoreError, StreamKey
@@ -267,3 +270,9 @@ async def test_commits_go_on_while_a_long_log_is_compacted(path: Path, monkeypat
         got = await second.get("task")
         await second.stored()
         assert got.json["value"] == "a snake game"
+
+
+def test_what_is_left_of_an_answered_request_says_its_model_and_form() -> None:
+    body = b'{"model": "m", "stream": true, "messages": []}'
+    left = once_answered(KeptRequest("answered", "/v1/chat/completions", (), body))
+    assert json.loads(left.body) == {"model": "m", "stream": True}

@@ -103,6 +103,29 @@ async def test_a_repeated_request_gets_the_answer_of_the_gateway_before(path: Pa
             assert again.body == answered.body
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_call_ended_without_its_client_gets_the_form_it_asks_for(
+    path: Path, stream: bool
+) -> None:
+    """The second gateway ends the call that the first one began: its client comes back only to the third."""
+    async with durable(path, max_attempts=2) as first:
+        await first.chat("Write", output="code", stream=stream)
+        await first.stored()
+    async with durable(path, max_attempts=2) as second:
+        await second.engine.answer("Write", "x = 1")
+        await second.stored()
+    async with durable(path, max_attempts=2) as third:
+        again = await third.chat("Write", output="code", stream=stream)
+        await third.stored()
+        await again.task
+        assert third.engine.delivered == []
+        if stream:
+            assert "".join(event["choices"][0]["delta"]["content"] for event in events(again)[:-1]) == "x = 1"
+        else:
+            assert again.json["choices"][0]["message"] == {"role": "assistant", "content": "x = 1"}
+            assert again.json["object"] == "chat.completion"
+
+
 async def test_a_repeated_request_attaches_to_the_call_that_was_interrupted(path: Path) -> None:
     async with durable(path, max_attempts=2) as first:
         await first.chat("Write", output="code")

@@ -207,10 +207,10 @@ weight: setup
 	$(BIN)/python -m benchmarks weight
 
 # What `.ci/run` leaves out, in parts of at most five minutes on two cores. It takes one part each time, in turn.
-PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines oncall-calls \
-	oncall-gateways oncall-quiet kills damaged-stores silent-workers postgresql-outages benchmark-tools generated-requests \
-	vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 sglang-versions llamacpp release \
-	exact-tokens mission-1 mission-2 margins tiers
+PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
+	oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
+	benchmark-tools generated-requests vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
+	sglang-versions llamacpp release exact-tokens mission-1 mission-2 margins tiers
 
 # All of them, or `make nightly PARTS="soak release"`.
 nightly:
@@ -248,8 +248,11 @@ nightly-oncall-gateways: setup
 nightly-oncall-quiet: setup
 	$(BIN)/python -m e2e.oncall healthy idle --quiet-s 200
 
-nightly-kills: setup
-	$(BIN)/python -m pytest e2e/test_killed_gateway.py e2e/test_killed_responses.py -m nightly -n 2
+nightly-killed-gateways: setup
+	$(BIN)/python -m pytest e2e/test_killed_gateway.py -m nightly
+
+nightly-killed-responses: setup
+	$(BIN)/python -m pytest e2e/test_killed_responses.py -m nightly
 
 nightly-damaged-stores: setup
 	$(BIN)/python -m pytest e2e/faults/test_damaged_stores.py -m nightly -n 2

@@ -196,14 +196,12 @@ async def test_another_encoding_is_refused_with_those_that_are_taken(gateway: Ga
 
 
 async def test_a_body_that_is_too_slow_ends_on_every_route(gateway: Gateway) -> None:
-    turns = asyncio.Semaphore(3)  # the server takes four connections
-    async with serving(LIMITS, application=gateway.app) as running:
+    async with serving(LIMITS, application=gateway.app, connections=len(paths())) as running:
 
         async def answer(path: str) -> bytes:
             target = path.replace("{name:path}", "a")
             head = f"POST {target} HTTP/1.1\r\nhost: a\r\nx-api-key: {right(path)}\r\ncontent-type: {FORM_TYPE}\r\n"
-            async with turns:
-                return await running.ask(head.encode() + b"content-length: 99\r\n\r\n" + begun(path, b"{"))
+            return await running.ask(head.encode() + b"content-length: 99\r\n\r\n" + begun(path, b"{"))
 
         answers = await asyncio.gather(*map(answer, paths()))
         assert [path for path, said in zip(paths(), answers, strict=True) if b"HTTP/1.1 408 " not in said] == []

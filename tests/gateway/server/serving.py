@@ -90,11 +90,19 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    limits: RequestLimits = LIMITS, grace_s: int = 1, keep_alive_s: float = 5.0, application: ASGIApp = app
+    limits: RequestLimits = LIMITS,
+    grace_s: int = 1,
+    keep_alive_s: float = 5.0,
+    application: ASGIApp = app,
+    *,
+    connections: int = 3,
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     bounds = ClientBounds(
-        limits, lambda _scope, error: refused.append(error), connections=ConnectionBounds(3), idle_s=keep_alive_s
+        limits,
+        lambda _scope, error: refused.append(error),
+        connections=ConnectionBounds(connections),
+        idle_s=keep_alive_s,
     )
     options: dict[str, Any] = {"port": 0, "lifespan": "off", "timeout_graceful_shutdown": grace_s}
     requests = OpenRequests(application)

@@ -27,7 +27,7 @@ from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
 from plait.gateway.answers.error_texts import excerpt
-from plait.gateway.answers.event_bytes import end_of_last_event, events_of
+from plait.gateway.answers.event_bytes import end_of_last_event, events_of, with_data
 from plait.gateway.fleet.booking import CallUsage
 
 MOST_TOKENS = 2**24
@@ -101,12 +101,18 @@ _USUAL_DECODER = msgspec.json.Decoder(_UsualBody)
 
 
 def decode(data: bytes | bytearray) -> CompletionBody | None:
-    """The body of a response or the data of an event; None if it is not a JSON object."""
+    """The body of a response or the data of an event, also with constants that JSON lacks; None if it is no object."""
+    body = _decode(data)
+    document = without_constants(data) if body is None else None
+    return body if document is None else _decode(document)
+
+
+def _decode(data: bytes | bytearray) -> CompletionBody | None:
+    """As `decode`, but None for constants that JSON lacks."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        document = without_constants(data)
-        return None if document is None else decode(document)
+        return None
 
 
 def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
@@ -114,8 +120,8 @@ def _decode_long(answer: bytes | bytearray) -> CompletionBody | None:
     try:
         check_unicode(answer)
         body = _LONG_DECODER.decode(answer)
-    except msgspec.DecodeError:  # an object of another form, or NaN and the like, which JSON lacks
-        return decode(answer)
+    except msgspec.DecodeError:  # an object of another form
+        return _decode(answer)
     except (UnicodeDecodeError, RecursionError):
         return None
     given = body.choices
@@ -204,6 +210,9 @@ _UNFINISHED = b'"finish_reason":null'
 
 MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
+
+PIECE_BYTES = 64
+"""The memory of a piece of an event besides its bytes. An event in pieces of a few bytes is no longer in memory."""
 
 _WITHOUT_DATA = re.compile(
     rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))((?::[^\r\n]*\r?\n)*)(?:event:[^\r\n]*\r?\n)?(?:data:[ \t]*\r?\n)+\r?\n"
@@ -298,10 +307,10 @@ class EventStream(ABC):
         if not rest:
             return
         self._pieces.append(rest)
-        self._rest_bytes += len(rest)
+        self._rest_bytes += len(rest) + PIECE_BYTES
         self._tail = (self._tail + rest)[-3:]
         if self._rest_bytes > MAX_EVENT_BYTES:
-            message = f"engine {self._engine_id} sent an event of over {MAX_EVENT_BYTES} bytes"
+            message = f"engine {self._engine_id} sent an event of over {MAX_EVENT_BYTES} bytes in memory"
             raise EngineGarbledError(message)
 
 
@@ -342,12 +351,14 @@ class CompletionStream(EventStream):
             self._is_done = True
             return b"" if self.error is None and self.problem is not None else event
         body = self._read(event)
+        if body is None and (mended := without_constants(event.partition(b"data:")[2])) is not None:
+            return self._pass(with_data(event, msgspec.Raw(mended)))
         if body is None or not (self._withhold and body.only_usage):
             return event
         return event[: len(event) - len(event.lstrip(b"\r\n"))]  # leading blank lines end the event before
 
     def _read(self, event: bytes) -> CompletionBody | None:
-        body = decode(event.partition(b"data:")[2])
+        body = _decode(event.partition(b"data:")[2])
         if body is None:
             return None
         if body.usage is not None:
@@ -362,13 +373,15 @@ class CompletionStream(EventStream):
 class WholeAnswer(NamedTuple):
     """The contents of an unstreamed answer. `problem` is an error in it that is the caller's fault.
 
-    `usage_corrected`: the usage was out of bounds. `finish` is the first choice's finish reason.
+    `usage_corrected`: the usage was out of bounds. `finish` is the first choice's finish reason. `mended` is the body
+    for the client if the engine's has constants that JSON lacks.
     """
 
     usage: CallUsage | None = None
     usage_corrected: bool = False
     problem: str | None = None
     finish: str | None = None
+    mended: bytes | None = None
 
 
 def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
@@ -427,7 +440,9 @@ class CompletionForm:
         usual = _usual(answer, bounds)
         if usual is not None:
             return usual
-        body = decode(answer) if len(answer) <= LONG_BYTES else _decode_long(answer)
+        body = _decode(answer) if len(answer) <= LONG_BYTES else _decode_long(answer)
+        if body is None and (mended := without_constants(answer)) is not None:
+            return self.whole(engine_id, mended, bounds)._replace(mended=mended)
         if body is None:
             raise garbled(engine_id, "an answer that is not JSON")
         usage, corrected = read_usage(body.usage, bounds)

@@ -37,6 +37,6 @@ def end_of_last_event(buffer: bytes) -> int:
     return end
 
 
-def with_data(event: bytes, data: Mapping[str, Any]) -> bytes:
+def with_data(event: bytes, data: Mapping[str, Any] | msgspec.Raw) -> bytes:
     before, mark, former = event.partition(b"data:")
     return b"%b%b %b%b" % (before, mark, msgspec.json.encode(data), former[len(former.rstrip()) :])

@@ -13,6 +13,7 @@ import msgspec
 
 from plait.backends.errors import EngineBrokenError, EngineError, PlaitError
 from plait.backends.http.content_types import is_no_json
+from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import (
@@ -25,6 +26,7 @@ from plait.gateway.answers.completions import (
     read_usage,
     reported_error,
 )
+from plait.gateway.answers.event_bytes import with_data
 
 Json = dict[str, Any]
 
@@ -54,9 +56,12 @@ class TypedStream(EventStream):
         return any(marker in events for marker in self.markers)
 
     def _pass(self, event: bytes) -> bytes:
-        body = json_object(event.partition(b"data:")[2])
+        data = event.partition(b"data:")[2]
+        body = json_object(data)
         if body is not None:
             self._read(body)
+        elif (mended := without_constants(data)) is not None:
+            return self._pass(with_data(event, msgspec.Raw(mended)))
         return event
 
 
@@ -213,7 +218,7 @@ class ObjectForm(CompletionForm):
         """Read an answer. Nothing is read of an answer that is no JSON object."""
         body = said_of_object(answer)
         if body is None:
-            return WholeAnswer()
+            return WholeAnswer(mended=without_constants(answer))
         usage, corrected = read_usage(body.get("usage"), bounds)
         error = body.get("error")
         return WholeAnswer(usage, corrected, None if error is None else caller_fault(engine_id, error))

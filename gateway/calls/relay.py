@@ -116,7 +116,10 @@ class Relay:
                 self.cancel(delivery)
         failure = ended.result() or refused
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:  # its traceback refers to these names, and they to the error, in a cycle
+                del delivery, ended, failure, refused
         assert delivery.ending is not None
         return delivery.ending
 
@@ -169,7 +172,8 @@ class Relay:
             except LackError as lack:
                 following = partial(self._lacking, lack)
             except EngineError as error:
-                following = partial(self._failed, error)
+                # A traceback holds the answer so far. The call keeps the error, so the two would be a reference cycle.
+                following = partial(self._failed, error.with_traceback(None))
             except Exception as error:  # noqa: BLE001 - a refusal by admission or the sink, or a defect: the call ends
                 following = partial(self._broken, error)
         if delivery.state is DeliveryState.ENDED:
@@ -239,7 +243,7 @@ class Relay:
             is_untaken = not is_ours and not isinstance(error, AnswerTooLargeError)
             outcome = self._attempts.close(delivery, attempt, "client_gone" if is_untaken else outcome)
         if isinstance(error, PlaitError):
-            return self._end(delivery, outcome, error.status, error=error)
+            return self._end(delivery, outcome, error.status, error=error.with_traceback(None))  # as in `_take`
         return self._end(delivery, "defect", 500, error=error)
 
     def _untaken(self, error: PlaitError, delivery: Delivery) -> Step | None:

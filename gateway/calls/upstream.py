@@ -263,7 +263,8 @@ class Exchange(msgspec.Struct, eq=False):
         self._upstream.faults.convict(delivery, loop_time_s())
         answer = attempt.answer
         answer.outcome = "ok"
-        answer.usage, answer.is_corrected, answer.problem, finish = read
+        answer.usage, answer.is_corrected, answer.problem, finish, mended = read
+        body = body if mended is None else mended
         answer.finish = known_finish(finish)
         if asked.text is not None:
             asked.text.whole(body)

@@ -135,6 +135,15 @@ def test_an_event_without_an_end_is_read_in_linear_time_up_to_its_limit(monkeypa
         stream.feed(b"x")
 
 
+def test_an_event_in_small_pieces_is_read_up_to_the_memory_that_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "MAX_EVENT_BYTES", 100 * (completions.PIECE_BYTES + 2))
+    stream = CompletionStream("a", withhold=False)
+    for _ in range(100):
+        assert stream.feed(b"ab") == b""
+    with pytest.raises(EngineGarbledError, match="engine a sent an event of over 6600 bytes in memory"):
+        stream.feed(b"ab")
+
+
 # How it ended.
 
 STOP = data({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + b"\n\n"

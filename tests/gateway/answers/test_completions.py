@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -116,12 +116,14 @@ def test_numbers_that_json_lacks_are_no_engines_fault(words: int) -> None:
     message = {"role": "assistant", "content": "word " * words}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": [{"logprob": nan}]}}
     usage = {"prompt_tokens": 3, "completion_tokens": words}
-    answer = json.dumps({"choices": [choice], "usage": usage}).encode()
+    answer = json.dumps({"choices": [choice], "usage": usage, "inf": inf}).encode()
     read = COMPLETION.whole("e", answer, UNKNOWN)
     assert (read.finish, read.usage) == ("stop", CallUsage(3, words))
+    client = {"choices": [{**choice, "logprobs": {"content": [{"logprob": None}]}}], "usage": usage, "inf": None}
+    assert json.loads(read.mended or b"", parse_constant=pytest.fail) == client
     stream = COMPLETION.stream("e", withhold=False, choices=1, bounds=UNKNOWN)
-    events = b"data: %b\n\ndata: [DONE]\n\n" % answer
-    assert stream.feed(events) == events
+    event, done = stream.feed(b": a comment\ndata: %b\n\ndata: [DONE]\n\n" % answer).split(b"\n\n", 1)
+    assert (event, done) == (b": a comment\ndata: " + (read.mended or b""), b"data: [DONE]\n\n")
     assert (stream.problem, stream.finish) == (None, "stop")
 
 

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError
-from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, EventStream, UsageBounds
+from plait.gateway.answers.completions import (
+    COMPLETION,
+    UNKNOWN,
+    AnswerForm,
+    EventStream,
+    UsageBounds,
+    WholeAnswer,
+)
 from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
 from plait.gateway.fleet.booking import CallUsage
 
@@ -94,7 +101,17 @@ def test_a_whole_answer_says_its_usage(form: AnswerForm, body: Any, usage: CallU
 
 
 def test_vectors_may_come_as_bytes() -> None:
-    assert OBJECT.whole("a", b"\x00\xff", UNKNOWN) == (None, False, None, None)
+    assert OBJECT.whole("a", b"\x00\xff NaN", UNKNOWN) == WholeAnswer()
+
+
+def test_clients_get_no_numbers_that_json_lacks() -> None:
+    assert OBJECT.whole("a", b'{"data": [], "usage": {"prompt_tokens": NaN}}', UNKNOWN).mended == (
+        b'{"data":[],"usage":{"prompt_tokens":null}}'
+    )
+    stream = RESPONSE.stream("a", withhold=False, choices=1, bounds=UNKNOWN)
+    end = b'event: x\ndata: {"type": "response.completed", "response": {"status": "completed", "usage": {"a": %b}}}\n\n'
+    assert json.loads(stream.feed(end % b"Infinity").partition(b"data:")[2], parse_constant=pytest.fail)
+    assert stream.problem is None
 
 
 @pytest.mark.parametrize(

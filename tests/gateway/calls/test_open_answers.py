@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import tracemalloc
 
 import pytest
 
-from plait.backends.errors import AnswerTooLargeError, EngineError, LimitError
-from plait.gateway.answers.completions import COMPLETION, LONG_BYTES, UNKNOWN, AnswerForm
+import plait.gateway.answers.completions
+import plait.gateway.calls.upstream
+from plait.backends.errors import AnswerTooLargeError, EngineError, LimitError, PlaitError
+from plait.backends.http.connection import Gathered
+from plait.gateway.answers.completions import COMPLETION, LONG_BYTES, UNKNOWN, AnswerForm, EventStream
 from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
 from tests.gateway.calls.scripted_engines import (
     JSON,
     MAX_OPEN_ANSWER_BYTES,
+    STREAM,
     WHOLE,
     Client,
     Exchange,
@@ -115,6 +120,30 @@ async def test_one_answer_that_is_larger_than_all_may_be() -> None:
         with pytest.raises(AnswerTooLargeError):
             await made.deliver(Client())
         assert not [name for name in samples(made.registry) if name.startswith("plait_call_failures_total{")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "size"),
+    [(JSON, MAX_OPEN_ANSWER_BYTES + 1), (JSON, 2_500), (STREAM, 2_500)],
+    ids=["of all answers", "of one answer", "of one event"],
+)
+async def test_a_refused_answer_leaves_memory_at_once(
+    monkeypatch: pytest.MonkeyPatch, headers: list[tuple[bytes, bytes]], size: int
+) -> None:
+    """Without the garbage collector: the traceback of its error has the buffer, and the call has the error."""
+    monkeypatch.setattr(plait.gateway.calls.upstream, "MAX_ANSWER_BYTES", 2_000)
+    monkeypatch.setattr(plait.gateway.answers.completions, "MAX_EVENT_BYTES", 2_000)
+    endless = [Exchange(headers=headers, pieces=[b"data: " + b"x" * size, None]) for _ in range(3)]
+    async with gateway(*(FakeHttp(one) for one in endless)) as made:
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(PlaitError):
+                await made.deliver(Client())
+            assert made.seen.ended_calls, "the last calls are still looked at"
+            assert [one for one in gc.get_objects() if isinstance(one, Gathered | EventStream)] == []
+        finally:
+            gc.enable()
 
 
 LONG = "é" * 4 * LONG_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from plait.backends.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
     NoEngineError,
+    PlaitError,
 )
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.call import Attempt
@@ -39,14 +41,20 @@ from tests.gateway.exposed import samples
 # Answered.
 
 
-async def test_nothing_of_a_call_is_left_to_the_garbage_collector() -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [Exchange(pieces=[FINISH + USAGE_EVENT, DONE]), LOST, Exchange(headers=JSON, pieces=[b"x" * 4_000, None])],
+    ids=["whole", "lost", "too large"],
+)
+async def test_nothing_of_a_call_is_left_to_the_garbage_collector(answer: Exchange | EngineError) -> None:
     """The gateway seldom collects: what a call leaves in cycles would be its growth."""
-    async with gateway(FakeHttp(Exchange(pieces=[FINISH + USAGE_EVENT, DONE]))) as made:
+    async with gateway(*(FakeHttp(answer) for _ in "abc")) as made:
         gc.collect()
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
-            await made.deliver(Client())
+            with suppress(PlaitError):
+                await made.deliver(Client())
             made.seen.ended_calls.clear()
             gc.collect()
             assert [one for one in gc.garbage if isinstance(one, Delivery | Attempt)] == []
@@ -66,6 +74,15 @@ async def test_a_stream_passes_through_byte_by_byte_and_its_usage_settles_the_ca
         assert made.outcomes() == {("a", "ok"): 1}
         assert made.seconds_booked("a") == pytest.approx((0.010 + 0.193) + 9 * 0.011)
         assert samples(made.registry)['plait_ttft_seconds_count{engine="a",model="m"}'] == 1
+
+
+async def test_clients_get_no_numbers_that_json_lacks() -> None:
+    answer = WHOLE.replace(b'"cached_tokens":64', b'"cached_tokens":NaN')
+    client = Client()
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[answer]))) as made:
+        await made.deliver(client)
+        assert msgspec.json.decode(client.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": None}
+        assert client.headers[b"content-length"] == b"%d" % len(client.body)
 
 
 async def test_nginx_may_not_keep_the_events_of_a_stream_whatever_its_engine_says() -> None:

@@ -36,7 +36,7 @@ new call is missing until an iteration ends, and a finished one while its answer
 """
 
 SILENT_S = 4.0
-"""An engine that misses its probes is busy, not silent, if a byte of an answer came within this time."""
+"""An engine that has calls and misses its probes is busy, not silent, if a byte of an answer came within this time."""
 
 
 class FleetHealth:
@@ -114,12 +114,12 @@ class FleetHealth:
         """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else would end
         them.
 
-        No effect while bytes of answers arrive, because the engine is busy. `detail` is for operators only.
+        No effect if bytes of an answer have come since, also to a call that has ended, because the engine is busy.
+        `detail` is for operators only.
         """
         engine = self._engines[engine_id]
-        if self.lag.hides(asked_s, now_s):
-            return None
-        if sent_calls(engine.view) and engine.progress.silent_s(now_s) < SILENT_S:
+        since_s = min(asked_s, now_s - SILENT_S) if sent_calls(engine.view) else asked_s
+        if self.lag.hides(asked_s, now_s) or max(engine.progress.byte_s, engine.served_s) > since_s:
             return None
         engine.went_wrong("two probes in a row were not answered in time", detail)
         return self._down(engine, "silent", Aborts.ALL)

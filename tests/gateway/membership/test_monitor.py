@@ -228,6 +228,32 @@ async def test_an_engine_that_misses_two_probes_is_down_and_one_that_streams_is_
         await until(lambda: is_up(router))
 
 
+async def test_an_engine_that_answers_calls_is_up_while_its_list_of_models_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten short calls a second, of which none is open when a probe has had no answer for four seconds."""
+    fake, now_s = FakeEngine(), loop_time_s()
+    mute_s, states = now_s + 60.0, list[tuple[float, bool]]()
+
+    def hang(request: httpx.Request, _unreachable: httpx.TransportError) -> None:
+        nonlocal now_s
+        states.append((now_s, is_up(router)))
+        for _ in range(40 if request.url.path == "/base/v1/models" else 0):
+            now_s += 0.1
+            if now_s < mute_s and is_up(router):
+                call = Call("c", "m", 100, 64, [1])
+                router.settle(router.book(call, router.select(call, now_s), now_s), None, now_s)
+        raise httpx.ReadTimeout("nothing came", request=request)
+
+    async with watching(monkeypatch, fake) as router:
+        await until(lambda: is_up(router))
+        monkeypatch.setattr(plait.gateway.membership.monitor, "loop_time_s", lambda: now_s)
+        monkeypatch.setattr(fake, "_fail_if_gone", hang)
+        await until(lambda: now_s > mute_s + 20.0)
+    down_s = min(at_s for at_s, up in states if not up)
+    assert mute_s + 4.0 < down_s < mute_s + 12.5, "the probe under way, and two more"
+
+
 async def test_the_time_of_a_missed_probe_counts_in_the_pause_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, pause_s = FakeEngine(), 30.0
 

@@ -173,8 +173,9 @@ class Admission:
 
     def leave(self, call: Waiting, now_s: float) -> LimitError:
         """Take a waiting call out, but keep its place for a retry. Returns the 429 for its client."""
-        position, expected_s = self.outlook(call)
-        again_s = min(max(1.0, expected_s), MOST_RETRY_AFTER_S)
+        position, left_s = self.outlook(call)
+        expected_s = max(1.0, left_s)
+        again_s = min(expected_s, MOST_RETRY_AFTER_S)
         self._places.keep(call, now_s + again_s)
         is_held, where = call.is_held, f"at place {position} of this tenant's, for about {expected_s:.0f} s more"
         self.gone(call, now_s)

@@ -62,6 +62,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{name} hands its prefixes over, then gets no new calls.", flush=True)
     else:
         print(f"{name} gets no new calls.", flush=True)
+    alone_for = engine.get("alone_for")  # an older gateway does not say
+    if alone_for and not arguments.undo:
+        print(f"Warning: no other engine takes calls for {', '.join(alone_for)}: they get 503.", flush=True)
     if arguments.wait:
         _wait(gateway, name)
         print(f"No call is on {name}.")

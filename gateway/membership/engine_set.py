@@ -58,8 +58,9 @@ class Drains:
         """Drain an engine, after a hand-over if other engines serve all of its models."""
         if name in self:
             return
-        log.info("engine draining", engine=name)
-        if self._hand_over_s and self._is_replaceable(name):
+        alone = self.alone(name)
+        (log.warning if alone else log.info)("engine draining", engine=name, alone_for=alone or None)
+        if self._hand_over_s and not alone:
             self._router.hand_over.begin(self._router.engines[name].view, loop_time_s())
             self._router.models.refresh()  # places the calls in the engine's queue anew
             self._supervisor.start(f"hand over:{name}", partial(self._hand_over, name))
@@ -86,15 +87,14 @@ class Drains:
         log.info("engine has handed over", engine=name)
         self.at_once(name)
 
-    def _is_replaceable(self, name: str) -> bool:
-        """Whether, for each model, another engine takes calls that is not itself leaving."""
+    def alone(self, name: str) -> list[str]:
+        """The engine's models for which no other engine takes calls that is not itself leaving."""
         router, engine = self._router, self._router.engines[name]
-        return all(
-            any(
-                view is not engine.view and view.engine_id not in router.hand_over for view in router.models.able(model)
-            )
+        return [
+            model
             for model in engine.offer.models
-        )
+            if all(view is engine.view or view.engine_id in router.hand_over for view in router.models.able(model))
+        ]
 
 
 class EngineMember(msgspec.Struct, frozen=True):
@@ -250,6 +250,7 @@ class EngineSet:
             "kind": engine.kind,
             "state": "draining" if name in self._drains else "active",
             "hands_over": self._drains.hands_over(name),
+            "alone_for": self._drains.alone(name),
             "leaves": member.leaves,
             **engine_status(engine),
             "last_error": engine.whole_error or None,

@@ -76,9 +76,10 @@ class Receipts:
 
     def find(self, tenant: str, request_id: str) -> Receipt | None:
         """The newest receipt of a tenant's request; None if none is stored."""
-        key = hash((tenant, request_id[:MOST_ID]))
-        entries = [entry for ring in (self._calls, self._refusals) if (entry := ring.get(key)) is not None]
-        return max(map(_DECODER.decode, entries), key=lambda receipt: receipt.at, default=None)
+        name = tenant, request_id[:MOST_ID]
+        entries = [entry for ring in (self._calls, self._refusals) if (entry := ring.get(hash(name))) is not None]
+        found = [one for one in map(_DECODER.decode, entries) if (one.tenant, one.request_id) == name]  # hashes collide
+        return max(found, key=lambda receipt: receipt.at, default=None)
 
     def newest(self, containing: bytes = b"") -> Iterator[Receipt]:
         """The present receipts whose encoding contains these bytes: calls before refusals, the newest first."""

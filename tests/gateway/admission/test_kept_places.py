@@ -73,6 +73,7 @@ def test_a_call_that_comes_back_goes_before_those_that_came_after_it() -> None:
     fleet.entered.remove(calls[0])
     assert isinstance(error, LimitError)
     assert (error.code, error.retry_after_s) == ("waiting", 1.0)
+    assert "for about 1 s more" in error.message
     assert fleet.admission.waiting("m") == 2
     back = fleet.enter("a", 64, prefix=1)
     assert (back.is_back, back.number) == (True, calls[0].number)

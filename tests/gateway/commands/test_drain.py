@@ -42,6 +42,16 @@ def test_an_engine_is_drained(
     assert capsys.readouterr().out == said
 
 
+def test_the_last_engine_of_a_model_is_warned_of(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    answers.put(POST, {"hands_over": False, "alone_for": ["m", "n"]})
+    assert (run(), run("--undo")) == (0, 0)
+    assert capsys.readouterr().out.splitlines() == [
+        "a/b gets no new calls.",
+        "Warning: no other engine takes calls for m, n: they get 503.",
+        "a/b gets calls again.",
+    ]
+
+
 def test_a_drain_is_taken_back(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     answers.put(POST, {"hands_over": False})
     assert run("--undo") == 0

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership import engine_set
@@ -55,6 +56,20 @@ async def test_where_nobody_takes_over_an_engine_drains_at_once(supervisor: Supe
     drains = Drains(router, supervisor, 60.0)
     drains.begin("b")
     assert draining(router) == ["a", "b"]
+
+
+async def test_the_last_engine_of_a_model_is_warned_of(supervisor: Supervisor) -> None:
+    router = new_router("a", "b")
+    (model,) = router.engines["a"].offer.models
+    drains = Drains(router, supervisor, 0.0)
+    with capture_logs() as logs:
+        drains.begin("a")
+        assert drains.alone("b") == [model]
+        drains.begin("b")
+    assert [(line["engine"], line["log_level"], line["alone_for"]) for line in logs] == [
+        ("a", "info", None),
+        ("b", "warning", [model]),
+    ]
 
 
 async def test_the_last_engine_that_stays_takes_over(supervisor: Supervisor) -> None:

@@ -7,7 +7,9 @@ import tracemalloc
 from array import array
 
 import msgspec
+import pytest
 
+import plait.gateway.receipts.receipts
 from plait.backends.errors import LimitError, ReachedLimit
 from plait.gateway.app import build_router
 from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending
@@ -80,3 +82,12 @@ async def test_calls_and_a_flood_of_refusals_stay_within_the_bound() -> None:
     assert len(found.choices[0].candidates) == 4
     assert receipts.find("tenant", f"{CALLS - kept - 1:032x}") is None
     assert receipts.find("another", f"{CALLS - 1:032x}") is None
+
+
+def test_a_receipt_with_the_same_hash_is_not_another_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plait.gateway.receipts.receipts, "hash", lambda _name: 1, raising=False)
+    receipts = Receipts(MAX_BYTES)
+    receipts.no_call(refusal(1))
+    assert receipts.find("tenant", "refused-1") is not None
+    assert receipts.find("another", "refused-1") is None
+    assert receipts.find("tenant", "refused-2") is None

@@ -29,6 +29,7 @@ from plait.gateway.api.behind_a_proxy import behind_a_proxy
 from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
 from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, SlowClientMetrics
 from plait.gateway.api.operations import About, Operations
+from plait.gateway.api.own_routes import OwnRoutes
 from plait.gateway.api.program_api import ProgramApi
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.response_routes import ResponsesApi
@@ -185,6 +186,7 @@ class Gateway:
                 responses=BackgroundApi(self._chained),
                 on_refused=self.refusals.elsewhere,
             )
+        rest = OwnRoutes(rest, bodies, tenant_of=keys.check, on_refused=self.refusals.elsewhere)
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
         return calls if forwarding.is_alone else PeerFront(calls, forwarding, self.refusals.unread)
 

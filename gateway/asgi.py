@@ -176,7 +176,7 @@ class MessageSink(ABC):
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        for message in _in_parts(body):
+        for message in in_parts(body):
             self.put(message)
 
     def start(self, status: int, headers: Headers) -> None:
@@ -232,7 +232,7 @@ class AsgiSink(MessageSink):
                 message = self._messages[0]
                 try:
                     whole = message.get("body")
-                    for part in _in_parts(whole) if isinstance(whole, memoryview) else (message,):
+                    for part in in_parts(whole) if isinstance(whole, memoryview) else (message,):
                         await self._send(part)
                 except PlaitError:  # a wrapped `send` refuses the rest
                     self._messages.clear()
@@ -404,7 +404,7 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes | by
     """Send a response with its content-length. A long one is sent in parts, as the client reads it."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    for message in _in_parts(body):
+    for message in in_parts(body):
         await send(message)
 
 
@@ -443,12 +443,12 @@ def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _in_parts(body: bytes | bytearray | memoryview) -> Iterator[Message]:
-    """The ASGI messages of a whole body, in parts of `PART_BYTES`."""
-    if len(body) <= PART_BYTES:
-        yield {"type": "http.response.body", "body": bytes(body)}
-        return
+def in_parts(body: bytes | bytearray | memoryview, *, more_body: bool = False) -> Iterator[Message]:
+    """The ASGI messages of a body, in parts of `PART_BYTES`. `more_body`: whether more of it follows."""
     view = memoryview(body)
-    for begin in range(0, len(body), PART_BYTES):
+    for begin in range(0, max(1, len(body)), PART_BYTES):
         end = begin + PART_BYTES
-        yield {"type": "http.response.body", "body": bytes(view[begin:end]), "more_body": end < len(body)}
+        message: Message = {"type": "http.response.body", "body": bytes(view[begin:end])}
+        if more_body or end < len(body):
+            message["more_body"] = True
+        yield message

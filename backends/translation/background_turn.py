@@ -116,10 +116,10 @@ class BackgroundTurn(ResponseTurn):
         return list(super().take(self._kind(rest))) if rest else []
 
 
-def replayed(response: Mapping[str, Any]) -> list[Event]:
+def replayed(response: Mapping[str, Any]) -> Iterable[Event]:
     """The events of a background response that has ended, with the same numbers as before."""
     identity = Identity(str(response["id"]).removeprefix(PREFIX), response["created_at"])
-    return list(BackgroundTurn(response, identity).repeat(response))
+    return BackgroundTurn(response, identity).repeat(response)
 
 
 def _tokens(part: Text) -> list[Text]:

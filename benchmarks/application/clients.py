@@ -10,8 +10,8 @@ from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
 from plait.gateway.chaining.program import Program, entry
-from plait.gateway.chaining.slices import at_once
 from plait.gateway.config.sessions import SessionsConfig
+from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter

@@ -52,14 +52,14 @@ class BackgroundApi:
 
         `own` are the request's fields. `fields` are the same, but their `input` has the whole conversation.
         """
+        items = input_items(own)
+        self.chained.runner.stored.check_background(msgspec.json.encode({**own, "input": items}))
         if fields.get("store") is False:
             message = "A response in the background is stored, so that it can be asked for: leave 'store' out."
             raise CallerError(message, param="store")
         if not annotations.is_label:
             message = "A response in the background takes no inputs, output, condition or objective of a session."
             raise CallerError(message, param="background")
-        items = input_items(own)
-        self.chained.runner.stored.check_background(msgspec.json.encode(items))
         identity = self._new_identity(incoming.tenant)
         asked = AskedResponse(fields, items, fields.get("previous_response_id"), identity.created_s)
         held = read_response(incoming, asked)

@@ -8,10 +8,11 @@ it to a chat completion. Forms with files are forwarded without these two.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from time import thread_time
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -62,7 +63,7 @@ from plait.gateway.calls.routes import (
 )
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
-from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 from plait.gateway.intake.uploads import Upload
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
@@ -178,31 +179,34 @@ class ForwardingApi:
     completions: CompletionApi
     stored: StoredResponses
 
-    async def prepared(self, incoming: Incoming, receive: Receive, send: Send) -> Answer:
+    async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, send: Send) -> Answer:
         """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
-        route = ROUTES[incoming.path]
+        route, go_on = ROUTES[incoming.path], partial(body.bodies.turns.go_on, incoming.tenant)
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
         chat = None
         if route.translation is not None:
             given = decode_body(incoming.body, _FIELDS)
+            await go_on()
             holder = await self._holder(incoming, given.get("previous_response_id"))
             if holder is not None:
                 check_client(receive)
                 with suppress(ClientGoneError):  # the other gateway logs the call
                     await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return _answered
-            previous, own = given.get("previous_response_id"), self._referred(incoming, given)
+            previous, own = given.get("previous_response_id"), await self._referred(incoming, body, given)
             if given.get("background") and incoming.path == RESPONSES_PATH:
-                return self._in_background(incoming, annotations, own, receive, send)
-            fields, send = self._conversation(incoming, own, send)
+                return await self._in_background(incoming, annotations, own, body=body, receive=receive, send=send)
+            fields, send = await self._conversation(incoming, body, own, send)
+            await go_on()
             reason = self._reason_to_translate(route, request, annotations)
             if reason is not None:
                 try:
                     return await self._translated(incoming, route.translation, fields, receive, send)
                 except InexpressibleError as error:
                     raise error.because(reason) from None
-            chat = _chat(route.translation, fields) if route.computes else None
+            chat = await _chat(route.translation, fields, go_on) if route.computes else None
+            await go_on()
             if fields is not given:  # engines do not have the stored responses, so they get the whole conversation
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
@@ -224,28 +228,30 @@ class ForwardingApi:
         stream, path = self.stored.stream(incoming.tenant, previous), f"{RESPONSES_PATH}/{quote(previous, safe='')}"
         return await forwarding.holder(stream, path, incoming.headers)
 
-    def _referred(self, incoming: Incoming, given: Fields) -> Fields:
-        """The fields, with each reference to a stored item replaced by the item."""
-        return referred(self.stored, incoming.tenant, given) if incoming.path in _RESPONSES else given
+    async def _referred(self, incoming: Incoming, body: OpenBody, given: Fields) -> Fields:
+        """The fields, with each reference to a stored item replaced by the item, and `store` false if nothing is."""
+        if incoming.path == RESPONSES_PATH and not self.stored.stores:
+            given = {**given, "store": False}
+        return await referred(self.stored, body, given) if incoming.path in _RESPONSES else given
 
-    def _conversation(self, incoming: Incoming, given: Fields, send: Send) -> tuple[Fields, Send]:
+    async def _conversation(self, incoming: Incoming, body: OpenBody, given: Fields, send: Send) -> tuple[Fields, Send]:
         """The fields with the whole conversation as `input`, and a `send` that stores the response.
 
         Without a conversation, the fields are unchanged. With `store` false, `send` is unchanged.
         """
         if incoming.path not in _RESPONSES:
             return given, send
-        fields = continued(self.stored, incoming.tenant, given)
+        fields = await continued(self.stored, body, given)
         if given.get("store") is False or incoming.path != RESPONSES_PATH:
             return fields, send
         previous = given.get("previous_response_id")
         return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
 
-    def _in_background(
-        self, incoming: Incoming, annotations: Annotations, own: Fields, receive: Receive, send: Send
+    async def _in_background(
+        self, incoming: Incoming, annotations: Annotations, own: Fields, *, body: OpenBody, receive: Receive, send: Send
     ) -> Answer:
         """Begin a background response, which is generated even if its client does not wait."""
-        background, fields = BackgroundApi(self.completions.chained), continued(self.stored, incoming.tenant, own)
+        background, fields = BackgroundApi(self.completions.chained), await continued(self.stored, body, own)
         try:
             owner = background.begin(incoming, annotations, own, fields)
         except InexpressibleError as error:
@@ -301,10 +307,12 @@ def _forwarded(incoming: Incoming) -> Forwarded:
     return Forwarded("POST", incoming.path, incoming.headers, Checked(API_KEYS, incoming.tenant), incoming.body)
 
 
-def _chat(translation: Translation, fields: Mapping[str, Any]) -> ChatRequest | None:
+async def _chat(translation: Translation, fields: Fields, go_on: Callable[[], Awaitable[None]]) -> ChatRequest | None:
     """The chat that an engine would make of a request, to compute its tokens here; None if there is no translation."""
     try:
-        return parse_request(msgspec.json.encode(translation.to_chat(fields)), ChatRequest)
+        body = msgspec.json.encode(translation.to_chat(fields))
+        await go_on()
+        return parse_request(body, ChatRequest)
     except CallerError:
         return None
 
@@ -320,10 +328,13 @@ class CallApi:
     refusals: Refusals
     rest: ASGIApp
 
-    def begin(self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd) -> PlainCall | None:
+    def begin(
+        self, scope: Scope, body: bytes, client: WrittenClient, on_end: OnEnd, in_task: Callable[[], object]
+    ) -> PlainCall | None:
         """Answer a plain call without an asyncio task. At its end, `on_end` gets None, or an error that is a bug.
 
-        Returns None for a request that may have annotations, has to wait, or is no completion: `__call__` answers it.
+        Returns None for a request that may have annotations, or is no completion: `__call__` answers it. If this shows
+        only after the request has waited for its turn, `in_task` is called.
         """
         path, headers = scope["path"], scope["headers"]
         if path not in KINDS or scope["method"] != "POST" or len(body) > self.bodies.short_bytes:
@@ -332,25 +343,53 @@ class CallApi:
             return None
         if body.find(b'"plait"') >= 0:  # faster than `in`, which first raises and catches a TypeError
             return None
-        incoming = Incoming(path, headers, b"", id_of(scope), loop_time_s(), "")
-        call, asked, tenant, known = PlainCall(self, incoming, client, on_end), None, "", b""
+        began_s = thread_time()
+        call = PlainCall(self, Incoming(path, headers, b"", id_of(scope), loop_time_s(), ""), client, on_end)
+        turns = self.bodies.turns
         try:
-            tenant, known = self.keys.check(scope), body  # without a valid key, not even the log reads the body
-            if self.bodies.begin(tenant, len(body)):
-                call.incoming = incoming = msgspec.structs.replace(incoming, body=body, tenant=tenant)
-                call.requests = 1
-                asked = self.completions.read(incoming)
-                if asked is None:
-                    self.bodies.remove(tenant, len(body), 1)
+            tenant = self.keys.check(scope)
         except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
-            self.refusals.no_call(msgspec.structs.replace(incoming, body=known, tenant=tenant), error)
-            call.end(error)
+            call.refuse(call.incoming, error)  # without a valid key, not even the log reads the body
             return call
-        if asked is None:
-            return None
-        client.on_gone = call.gone
-        call.delivery = self.completions.relay.begin(asked, client, call.end)
+        incoming = msgspec.structs.replace(call.incoming, body=body, tenant=tenant)
+        if turns.may_begin(tenant):
+            has_begun = self._has_begun(call, incoming)
+            turns.charge(tenant, thread_time() - began_s)
+            return call if has_begun else None
+        begin, refuse = partial(self._begin_later, call, incoming, in_task), partial(call.refuse, incoming)
+        try:
+            call.leave = partial(turns.leave, tenant, turns.wait(tenant, begin, refuse))
+        except PlaitError as error:
+            call.refuse(incoming, error)
+        else:
+            client.on_gone = call.gone
         return call
+
+    def _has_begun(self, call: PlainCall, incoming: Incoming) -> bool:
+        """Begin a call, or refuse it. False, with nothing done, if only a task can answer it."""
+        tenant, size = incoming.tenant, len(incoming.body)
+        try:
+            self.bodies.add(tenant, size, 1)
+            call.incoming, call.requests = incoming, 1
+            asked = self.completions.read(incoming)
+        except Exception as error:  # noqa: BLE001 - as in `begin`
+            call.refuse(incoming, error)
+            return True
+        if asked is None:
+            self.bodies.remove(tenant, size, 1)
+            return False
+        call.client.on_gone = call.gone
+        call.delivery = self.completions.relay.begin(asked, call.client, call.end)
+        return True
+
+    def _begin_later(self, call: PlainCall, incoming: Incoming, in_task: Callable[[], object]) -> None:
+        """The turn of a call that has waited for it."""
+        call.client.on_gone, call.leave = None, None
+        try:
+            if not self._has_begun(call, incoming):
+                in_task()
+        except Exception as error:  # noqa: BLE001 - as in `begin`
+            call.on_end(error)
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
@@ -366,7 +405,8 @@ class CallApi:
             return
         call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), ""))
         try:
-            await call.answer(scope, receive, send)
+            tenant = call.check(scope)
+            await self.bodies.turns.charged(tenant, call.answer(scope, receive, send))
         except ClientGoneError:
             return
         except PlaitError as error:
@@ -384,9 +424,19 @@ class TaskCall(msgspec.Struct, eq=False):
     incoming: Incoming
     """The parts of the request that are known so far."""
 
+    def check(self, scope: Scope) -> str:
+        """The tenant of the request. Raises `AuthenticationError`, which is logged here."""
+        try:
+            tenant = self.api.keys.check(scope)
+        except PlaitError as error:
+            self.api.refusals.no_call(self.incoming, error)
+            raise
+        self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
+        return tenant
+
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, then answer it. A request that becomes no call is logged here; the relay logs calls."""
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             try:
                 answer = await self._prepared(held, scope, receive, send)
             except BaseException as error:
@@ -395,15 +445,13 @@ class TaskCall(msgspec.Struct, eq=False):
                 raise
             await answer()
 
-    async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
-        api, path = self.api, self.incoming.path
-        tenant = api.keys.check(scope)
-        self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
+    async def _prepared(self, held: AsyncExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
+        api, path, tenant = self.api, self.incoming.path, self.incoming.tenant
         if path == RESPONSES_PATH and header(self.incoming.headers, b"sec-websocket-key") is not None:
             raise NoWebSocketError
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{path} takes POST requests only.")
-        open_body = held.enter_context(api.bodies.open(scope, tenant))
+        open_body = await held.enter_async_context(api.bodies.request(scope, tenant))
         if ROUTES[path].has_files:
             upload = held.enter_context(Upload())
             asked = await read_form(api.completions.calls, self.incoming, open_body, receive, upload)
@@ -411,7 +459,9 @@ class TaskCall(msgspec.Struct, eq=False):
             return partial(api.completions.deliver, asked, receive, send)
         body = await open_body.read(receive, self.incoming.headers)
         self.incoming = msgspec.structs.replace(self.incoming, body=body)
-        return await (api.completions if path in KINDS else api.others).prepared(self.incoming, receive, send)
+        if path in KINDS:
+            return await api.completions.prepared(self.incoming, receive, send)
+        return await api.others.prepared(self.incoming, open_body, receive, send)
 
 
 class PlainCall(msgspec.Struct, eq=False):
@@ -422,8 +472,15 @@ class PlainCall(msgspec.Struct, eq=False):
     client: WrittenClient
     on_end: OnEnd
     delivery: Delivery | None = None
+    leave: Callable[[], object] | None = None
+    """Ends the wait for a turn."""
     requests: int = 0
-    """1 while its request counts among the tenant's."""
+    """1 while its request counts among the tenant's, and its body."""
+
+    def refuse(self, incoming: Incoming, error: BaseException) -> None:
+        """Log a request that becomes no call, and end it."""
+        self.api.refusals.no_call(incoming, error)
+        self.end(error)
 
     def end(self, error: BaseException | None) -> None:
         """The call has ended. `error`: a `PlaitError` that the client has to be sent, or a bug, or None."""
@@ -438,6 +495,8 @@ class PlainCall(msgspec.Struct, eq=False):
         """Cancel the call, and send the client nothing."""
         self.client.on_gone = None
         try:
+            if self.leave is not None:
+                self.leave()
             if self.delivery is not None:
                 self.api.completions.relay.cancel(self.delivery)
         finally:

@@ -117,7 +117,7 @@ class ProgramApi:
                 wants_durable(headers),
             )
             session, call_ids = await enter(self._chained.runner, asked)
-        response = ProgramResponse(
+        return ProgramResponse(
             executor,
             session,
             call_ids,
@@ -126,7 +126,6 @@ class ProgramApi:
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
-        return self._bodies.counted(tenant, response)
 
     def _check_size(self, calls: int) -> None:
         most = self._chained.executor.sessions.limits.max_program_calls

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -22,7 +23,11 @@ from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.unstored import unstored_events, unstored_headers, unstored_response
 from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.turns import Pieces
 from plait.gateway.timer import loop_time_s
+
+LISTED: Final = 20
+MOST_LISTED: Final = 100
 
 
 class Named(NamedTuple):
@@ -63,15 +68,13 @@ class ResponsesApi:
     async def _stream(self, named: Named, number: int) -> ASGIApp:
         owner = self._background.find(*named)
         if owner is not None:
-            self._bodies.check(named.tenant)
             none: Headers = ()
             headers = await owner.once_stored(none, unstored_headers)
-            return self._bodies.counted(
-                named.tenant, FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
-            )
+            return FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
         answer = self._stored.get(*named, loop_time_s()).answer
         _check_background(answer, "streamed again")
-        events = events_from(number, list(map(write_event, replayed(msgspec.json.decode(answer)))))
+        written = await self._bodies.turns.run(named.tenant, _written(replayed(msgspec.json.decode(answer))))
+        events = events_from(number, written)
         events = await self._stored.once_stored(*named, events, unstored_events, in_background=True)
         response = Response(b"".join(events))
         response.raw_headers[:0] = EVENT_STREAM
@@ -98,12 +101,11 @@ class ResponsesApi:
         return await self._stored.once_stored(*named, _json(msgspec.json.encode(body)), unstored_response)
 
     async def _items(self, request: Request) -> Response:
-        """The input, the latest item first, all of it on one page."""
-        named = self._named(request)
+        """A page of the input, the latest item first."""
+        named, asked = self._named(request), ItemsPage.of(request)
         owner = self._background.find(*named)
         items = self._stored.get(*named, loop_time_s()).items if owner is None else owner.items
-        data = msgspec.json.decode(items, type=list[object])[::-1]
-        return _json(msgspec.json.encode({"object": "list", "data": data, "has_more": False}))
+        return _json(asked.of_items(items, named.response_id))
 
     def _named(self, request: Request) -> Named:
         """The tenant, and the response's id in the path. Raises `NotFoundError` for an invalid id."""
@@ -112,6 +114,46 @@ class ResponsesApi:
             message = f"There is no response of this id: a response's id is {RESPONSE_ID.rule}."
             raise NotFoundError(message, param="response_id")
         return Named(tenant, response_id)
+
+
+class ItemsPage(NamedTuple):
+    """The page of a response's input that a client wants."""
+
+    limit: int
+    after: str | None
+    is_ascending: bool
+
+    @classmethod
+    def of(cls, request: Request) -> ItemsPage:
+        """Raises `CallerError`."""
+        asked = request.query_params
+        limit, order = asked.get("limit", str(LISTED)), asked.get("order", "desc")
+        if len(limit) > 3 or not (limit.isascii() and limit.isdigit()) or not 1 <= int(limit) <= MOST_LISTED:
+            raise CallerError(f"'limit' must be a number from 1 to {MOST_LISTED}", param="limit")
+        if order not in {"asc", "desc"}:
+            raise CallerError("'order' must be 'asc' or 'desc'", param="order")
+        return cls(int(limit), asked.get("after"), order == "asc")
+
+    def of_items(self, items: bytes, response_id: str) -> bytes:
+        """The page as JSON. The items stay as they are; one without an id gets the same one each time."""
+        named = [_named_item(item, f"item_{response_id}_{at}") for at, item in enumerate(_ITEMS.decode(items))]
+        if not self.is_ascending:
+            named.reverse()
+        begin = 0
+        if self.after is not None:
+            begin = next((at + 1 for at, (name, _) in enumerate(named) if name == self.after), 0)
+            if not begin:
+                raise CallerError("'after' must be the id of an item of this list", param="after")
+        page = named[begin : begin + self.limit]
+        return msgspec.json.encode(
+            {
+                "object": "list",
+                "data": [item for _, item in page],
+                "first_id": page[0][0] if page else None,
+                "last_id": page[-1][0] if page else None,
+                "has_more": begin + self.limit < len(named),
+            }
+        )
 
 
 class FollowedResponse(Response):
@@ -137,6 +179,36 @@ def _first_number(request: Request) -> int:
     if not (after.isascii() and after.isdigit() and len(after) < 10):
         raise CallerError("'starting_after' must be the number of an event", param="starting_after")
     return int(after) + 1
+
+
+def _written(events: Iterable[Mapping[str, Any]]) -> Pieces[list[bytes]]:
+    written = []
+    for event in events:
+        written.append(write_event(event))
+        yield
+    return written
+
+
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _NamedItem(msgspec.Struct):
+    id: Any = None
+
+
+_ITEM_NAME = msgspec.json.Decoder(_NamedItem)
+
+
+def _named_item(item: msgspec.Raw, otherwise: str) -> tuple[str, msgspec.Raw]:
+    """The id of an item, and the item with it."""
+    try:
+        name = _ITEM_NAME.decode(item).id
+    except msgspec.ValidationError:
+        return otherwise, item
+    if isinstance(name, str):
+        return name, item
+    fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
+    return otherwise, msgspec.Raw(msgspec.json.encode({**fields, "id": otherwise}))
 
 
 class _Kind(msgspec.Struct):

@@ -17,6 +17,7 @@ from plait.gateway.answers.other_answers import Json, json_object
 from plait.gateway.calls.stored_responses import SHOWN, StoredResponses
 from plait.gateway.chaining.unstored import unstored_event, unstored_headers
 from plait.gateway.ids import RESPONSE_ID
+from plait.gateway.intake.open_bodies import OpenBody
 from plait.gateway.timer import loop_time_s
 
 T = TypeVar("T")
@@ -133,8 +134,15 @@ class ContinuedResponse:
         return {**response, "previous_response_id": self._previous}
 
 
-def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
-    """The fields, with the stored conversation in front of their input. Raises `CallerError` if it is not stored."""
+async def continued(stored: StoredResponses, body: OpenBody, fields: Json) -> Json:
+    """The fields, with the stored conversation in front of their input, which counts as a part of the `body`.
+
+    Raises `CallerError` if it is not stored, and for `background` or `store` that is no boolean, and
+    `BodyTooLargeError` or `LimitError` beyond the limits of bodies.
+    """
+    for name in ("background", "store"):
+        if not isinstance(fields.get(name), bool | None):
+            raise CallerError(f"'{name}' must be a boolean", param=name)
     if fields.get("conversation") is not None:
         raise CallerError(
             "There are no stored conversations here. Continue a response with 'previous_response_id'.",
@@ -145,10 +153,11 @@ def continued(stored: StoredResponses, tenant: str, fields: Json) -> Json:
         return fields
     if not isinstance(previous, str):
         raise CallerError("'previous_response_id' must be a string", param="previous_response_id")
-    return {**fields, "input": stored.said_before(tenant, previous, loop_time_s()) + input_items(fields)}
+    said_before = stored.said_before(body.tenant, previous, body.hold, loop_time_s())
+    return {**fields, "input": await body.bodies.turns.run(body.tenant, said_before) + input_items(fields)}
 
 
-def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
+async def referred(stored: StoredResponses, body: OpenBody, fields: Json) -> Json:
     """The fields, with each reference to a stored item replaced by the item. References to other items stay.
 
     Raises `CallerError` for two references to one item: a short request could expand without limit.
@@ -162,7 +171,8 @@ def referred(stored: StoredResponses, tenant: str, fields: Json) -> Json:
     (most, times), *_ = places.most_common(1)
     if times > 1:
         raise CallerError(f"'input' refers to the item '{most[:SHOWN]}' {times} times", param="input")
-    found = stored.items(tenant, places.keys(), loop_time_s())
+    items = stored.items(body.tenant, places.keys(), body.hold, loop_time_s())
+    found = await body.bodies.turns.run(body.tenant, items)
     return {**fields, "input": [found.get(item["id"], item) if _is_reference(item) else item for item in given]}
 
 

@@ -29,6 +29,7 @@ from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read
 from plait.gateway.chaining.unstored import unstored_response
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
+from plait.gateway.intake.turns import Pieces
 from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
@@ -125,7 +126,7 @@ class SemanticApi:
             self._executor.endings.delete(session, loop_time_s())
             return await _stored(session, {"id": session.session_id, "object": "session.deleted", "deleted": True})
         counts = {str(state): count for state, count in session.graph.counts.items()}
-        variables = [_state(session, name) for name in session.variables()]
+        variables = await self._bodies.turns.run(session.tenant.name, _states(session))
         return await _stored(session, {**_described_session(session), "calls": counts, "variables": variables})
 
     async def _close(self, request: Request) -> Response:
@@ -169,7 +170,7 @@ class SemanticApi:
     async def _get(self, request: Request) -> ASGIApp:
         tenant, body = await self._read(request, GetBody)
         session = await self._open_for(request, tenant, body.session_id)
-        response = VariableResponse(
+        return VariableResponse(
             self._executor,
             session,
             body.semantic_var_id,
@@ -177,7 +178,6 @@ class SemanticApi:
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
-        return self._bodies.counted(tenant, response)
 
     async def _submit(self, request: Request) -> Response:
         headers = request.scope["headers"]
@@ -252,6 +252,14 @@ def _described_session(session: Session) -> dict[str, Any]:
 def _described_variable(session: Session, name: str) -> dict[str, Any]:
     state, value, cause = session.state_of(name), session.values.get(name), session.graph.cause(name)
     return described(session.session_id, name, state, value, cause, was_cut=session.was_cut(name))
+
+
+def _states(session: Session) -> Pieces[list[dict[str, Any]]]:
+    states = []
+    for name in list(session.variables()):
+        states.append(_state(session, name))
+        yield
+    return states
 
 
 def _state(session: Session, variable: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ exceeds its bytes. Synchronous: each method gets the time as an argument. With a
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+import heapq
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
 from plait.gateway.ids import RESPONSE_ID
+from plait.gateway.intake.turns import Pieces
 from plait.gateway.store.event_log import Change, StoredStream, StreamKey
 
 Item = dict[str, Any]
@@ -33,6 +35,9 @@ RESPONSE = "response"
 SHOWN = 80
 """Characters of an id in messages."""
 
+FAILED_BYTES = 1_000
+"""The size of a failed response without output, besides its request."""
+
 USES = 16
 """A use is logged at most this often in a time to live, so that reads write little."""
 
@@ -43,8 +48,11 @@ log = structlog.get_logger(__name__)
 class ResponseLog(Protocol):
     """The log of responses (`gateway/durability`)."""
 
-    def check(self) -> None:
-        """Raise `PlaitError` while the log is being read at a start."""
+    def check(self, *, is_whole: bool = False) -> None:
+        """Raise `PlaitError` while the log is being read; with `is_whole`, also while what was read is restored."""
+
+    def make(self, tenant: str, response_id: str) -> None:
+        """Restore a response now, if it was read and not restored yet."""
 
     def append(self, changes: Sequence[Change]) -> None:
         """Append in order. Returns at once; the commit follows."""
@@ -104,8 +112,11 @@ _NAMES: msgspec.json.Decoder[_ItemNames] = msgspec.json.Decoder(_ItemNames)
 
 @dataclass(slots=True)
 class _Tenant:
-    responses: OrderedDict[str, StoredResponse]
+    responses: dict[str, StoredResponse] = field(default_factory=dict)
     size_bytes: int = 0
+
+    by_use: list[tuple[float, str]] = field(default_factory=list)
+    """A heap of times of use and ids. An entry may be old: it is set right when it comes first."""
 
     items: dict[str, str] = field(default_factory=dict)
     """The id of an output item -> the id of its response."""
@@ -120,17 +131,21 @@ class StoredResponses:
         self._log = log
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
-        self._tenants: defaultdict[str, _Tenant] = defaultdict(lambda: _Tenant(OrderedDict()))
+        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+
+    @property
+    def stores(self) -> bool:
+        return self._max_bytes > 0
 
     def size_bytes(self, tenant: str) -> int:
         return self._tenants[tenant].size_bytes if tenant in self._tenants else 0
 
-    def check_background(self, items: bytes) -> None:
-        """Raise `CallerError` if a response in the background with this input could not be stored for its client."""
-        if len(items) >= self._max_bytes:
+    def check_background(self, request: bytes) -> None:
+        """Raise `CallerError` if no response to this request could be stored for its client, not even a failed one."""
+        if len(request) + FAILED_BYTES > self._max_bytes:
             raise CallerError(
                 f"A response in the background is stored, and this gateway stores at most {self._max_bytes} bytes of a "
-                "key's responses, less than this input has. Leave 'background' out.",
+                "key's responses, less than one to this request may have. Leave 'background' out.",
                 param="background",
             )
 
@@ -138,7 +153,8 @@ class StoredResponses:
         self, tenant: str, response_id: str, *, previous: str | None, items: bytes, answer: bytes, now_s: float
     ) -> bool:
         """Store a response. Returns False, and stores nothing, if it is larger than the tenant's limit."""
-        self._drop(tenant, response_id)
+        if self.has(tenant, response_id):
+            self._drop(tenant, response_id)
         stored = StoredResponse(previous, items, answer, now_s, now_s)
         fits = stored.size_bytes <= self._max_bytes
         if fits:
@@ -159,6 +175,8 @@ class StoredResponses:
         self._tenants.clear()
 
     def has(self, tenant: str, response_id: str) -> bool:
+        if self._log is not None:
+            self._log.make(tenant, response_id)
         return tenant in self._tenants and response_id in self._tenants[tenant].responses
 
     def stream(self, tenant: str, response_id: str) -> StreamKey:
@@ -192,32 +210,38 @@ class StoredResponses:
             used_s = stream.events[-1].at_unix_s - offset_s
             _, tenant, response_id = stream.key
             self._keep(tenant, response_id, StoredResponse(first.previous, first.items, first.answer, used_s, used_s))
-            responses = self._tenants[tenant].responses
-            # Streams are not in the order of their uses, which the LRU order has to be.
-            later = [key for key, stored in responses.items() if stored.used_s > used_s]
-            for key in later:
-                responses.move_to_end(key)
             self._trim(tenant, now_s)
 
     def get(self, tenant: str, response_id: str, now_s: float) -> StoredResponse:
         """A response. Counts as a use. Raises `NotFoundError`."""
         if self._log is not None:
             self._log.check()
+            self._log.make(tenant, response_id)
         self._trim(tenant, now_s)
         stored = self._tenants[tenant].responses.get(response_id) if tenant in self._tenants else None
         if stored is None:
             raise NotFoundError(f"There is no response '{response_id[:SHOWN]}', or not any more.", param="response_id")
-        self._use(tenant, response_id, stored, now_s)
+        stored.used_s = now_s
+        if now_s - stored.written_s > self._ttl_s / USES:
+            stored.written_s = now_s
+            self._write(tenant, response_id, _Used(), now_s)
         return stored
 
-    def items(self, tenant: str, item_ids: Collection[str], now_s: float) -> dict[str, Item]:
-        """The items of stored responses' outputs that have these ids. Each response is decoded once."""
+    def items(
+        self, tenant: str, item_ids: Collection[str], hold: Callable[[int], object], now_s: float
+    ) -> Pieces[dict[str, Item]]:
+        """The items of stored responses' outputs that have these ids. Each response is held, and decoded once."""
         of_tenant = self._tenants[tenant].items if tenant in self._tenants else {}
+        if self._log is not None and not all(item_id in of_tenant for item_id in item_ids):
+            self._log.check(is_whole=True)  # what is not restored yet may have it
         found: dict[str, Item] = {}
         for response_id in dict.fromkeys(of_tenant[item_id] for item_id in item_ids if item_id in of_tenant):
             with suppress(NotFoundError):  # an earlier `get` of this loop may have dropped it as expired
-                output = msgspec.json.decode(self.get(tenant, response_id, now_s).answer, type=_Output).output
+                answer = self.get(tenant, response_id, now_s).answer
+                hold(len(answer))
+                output = msgspec.json.decode(answer, type=_Output).output
                 found |= {item["id"]: item for item in output if item.get("id") in item_ids}
+            yield
         return found
 
     def delete(self, tenant: str, response_id: str, now_s: float) -> None:
@@ -225,18 +249,19 @@ class StoredResponses:
         self.get(tenant, response_id, now_s)
         self._drop(tenant, response_id)
 
-    def said_before(self, tenant: str, response_id: str, now_s: float) -> list[Item]:
+    def said_before(
+        self, tenant: str, response_id: str, hold: Callable[[int], object], now_s: float
+    ) -> Pieces[list[Item]]:
         """All inputs and outputs up to a response, the oldest first. Counts as a use of each response.
 
-        Raises `CallerError` if one of them is not stored.
+        `hold` is called with the bytes of each before any is decoded, and may raise an error. Raises `CallerError` if
+        one of them is not stored.
         """
-        parts: list[list[Item]] = []
+        chain: dict[str, StoredResponse] = {}
         wanted: str | None = response_id
-        found = set[str]()
-        while wanted is not None and wanted not in found:  # engines choose the ids, so the links may have a cycle
-            found.add(wanted)
+        while wanted is not None and wanted not in chain:  # engines choose the ids, so the links may have a cycle
             try:
-                stored = self.get(tenant, wanted, now_s)
+                stored = chain[wanted] = self.get(tenant, wanted, now_s)
             except NotFoundError:
                 continues = "" if wanted == response_id else f", which '{response_id[:SHOWN]}' continues,"
                 raise CallerError(
@@ -245,17 +270,16 @@ class StoredResponses:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 ) from None
-            parts.append(msgspec.json.decode(stored.answer, type=_Output).output)
-            parts.append(msgspec.json.decode(stored.items, type=list[Item]))
+            hold(stored.size_bytes)
             wanted = stored.previous
-        return [item for part in reversed(parts) for item in part]
-
-    def _use(self, tenant: str, response_id: str, stored: StoredResponse, now_s: float) -> None:
-        stored.used_s = now_s
-        if now_s - stored.written_s > self._ttl_s / USES:
-            stored.written_s = now_s
-            self._write(tenant, response_id, _Used(), now_s)
-        self._tenants[tenant].responses.move_to_end(response_id)
+            yield
+        said: list[Item] = []
+        for stored in reversed(chain.values()):
+            said += msgspec.json.decode(stored.items, type=list[Item])
+            yield
+            said += msgspec.json.decode(stored.answer, type=_Output).output
+            yield
+        return said
 
     def _trim(self, tenant: str, now_s: float) -> None:
         """Drop expired responses, and the least recently used ones above the tenant's limit."""
@@ -263,28 +287,37 @@ class StoredResponses:
         if kept is None:
             return
         while kept.responses:
-            response_id, oldest = next(iter(kept.responses.items()))
-            if kept.size_bytes <= self._max_bytes and now_s - oldest.used_s <= self._ttl_s:
+            used_s, response_id = kept.by_use[0]
+            first = kept.responses.get(response_id)
+            if first is None:
+                heapq.heappop(kept.by_use)
+            elif first.used_s > used_s:
+                heapq.heapreplace(kept.by_use, (first.used_s, response_id))
+            elif kept.size_bytes <= self._max_bytes and now_s - used_s <= self._ttl_s:
                 return
-            self._drop(tenant, response_id)
+            else:
+                self._drop(tenant, response_id)
         del self._tenants[tenant]
 
     def _keep(self, tenant: str, response_id: str, stored: StoredResponse) -> None:
         kept = self._tenants[tenant]
         kept.responses[response_id] = stored
+        heapq.heappush(kept.by_use, (stored.used_s, response_id))
         kept.size_bytes += stored.size_bytes
         kept.items |= dict.fromkeys(_item_ids(stored), response_id)
 
     def _drop(self, tenant: str, response_id: str) -> None:
         kept = self._tenants[tenant]
-        dropped = kept.responses.pop(response_id, None)
-        if dropped is not None:
-            kept.size_bytes -= dropped.size_bytes
-            for item_id in _item_ids(dropped):
-                if kept.items.get(item_id) == response_id:  # engines choose the ids, so two items may share one
-                    del kept.items[item_id]
-            if self._log is not None:
-                self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
+        dropped = kept.responses.pop(response_id)
+        kept.size_bytes -= dropped.size_bytes
+        for item_id in _item_ids(dropped):
+            if kept.items.get(item_id) == response_id:  # engines choose the ids, so two items may share one
+                del kept.items[item_id]
+        if len(kept.by_use) > 2 * len(kept.responses) + 64:
+            kept.by_use = [(stored.used_s, name) for name, stored in kept.responses.items()]
+            heapq.heapify(kept.by_use)
+        if self._log is not None:
+            self._log.append([Change(StreamKey(RESPONSE, tenant, response_id), 0.0, None)])
 
     def _write(self, tenant: str, response_id: str, event: _Kept | _Used, now_s: float) -> None:
         if self._log is not None:

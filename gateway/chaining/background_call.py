@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 
-from plait.backends.errors import EngineError, GatewayStoppingError, PlaitError
+from plait.backends.errors import AnswerTooLargeError, EngineError, GatewayStoppingError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.backends.translation.answer_translator import Identity
 from plait.backends.translation.background_turn import PREFIX
@@ -34,6 +35,8 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.types import CHARACTERS_PER_TOKEN
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 
 class AskedResponse(msgspec.Struct, frozen=True):
@@ -78,6 +81,7 @@ class BackgroundCall(ChainedCall):
         super().__init__(runner, session, CHAT_PATH)
         asked = held.asked
         self.fields = {name: value for name, value in asked.fields.items() if name != "input"}
+        self.fields["model"] = runner.reader.router.models.target(held.request.model)  # as engines answer
         identity = Identity(session.session_id.removeprefix(PREFIX), asked.created_s)
         self.answer = BackgroundAnswer(self.fields, identity, self.answer_bytes)
         self.items = msgspec.json.encode(asked.items)
@@ -158,18 +162,23 @@ class BackgroundCall(ChainedCall):
         return self.session.ended is not None or is_handed_over or isinstance(error, GatewayStoppingError)
 
     def _keep(self) -> None:
-        session, stored, now_s = self.session, self.runner.stored, loop_time_s()
+        """Store the response as it has ended; as failed, without its output, if it is too large."""
         self._is_over = True
-        self._is_kept = stored.put(
-            session.tenant.name,
-            session.session_id,
-            previous=self._previous,
-            items=self.items,
-            answer=self.answer.response,
-            now_s=now_s,
-        )
-        self.runner.executor.endings.end(session, "has its response", now_s)
+        if not self._put():
+            log.warning("background response too large to be stored", session=self.session.session_id)
+            self.answer.take_back()
+            self.answer.fail(AnswerTooLargeError("The response is larger than this gateway stores. Ask for less."))
+            self._put()
+        self.runner.executor.endings.end(self.session, "has its response", loop_time_s())
         self.answer.finish(lambda events: self.once_stored(events, unstored_events))
+
+    def _put(self) -> bool:
+        """As `StoredResponses.put`."""
+        tenant, response_id, answer = self.session.tenant.name, self.session.session_id, self.answer.response
+        self._is_kept = self.runner.stored.put(
+            tenant, response_id, previous=self._previous, items=self.items, answer=answer, now_s=loop_time_s()
+        )
+        return self._is_kept
 
     async def once_stored(self, answer: T, unstored: Callable[[T], T]) -> T:
         """Wait for the commit. Returns `answer`, or `unstored(answer)` if the response cannot be stored.

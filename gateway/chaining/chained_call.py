@@ -12,6 +12,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -34,11 +35,12 @@ from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.chaining.entrance import Entrance
 from plait.gateway.chaining.filled_prompts import FilledPrompts
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import AnswerBytes
-from plait.gateway.chaining.slices import Entrance, Slices
 from plait.gateway.chaining.standing_promise import StandingPromise
+from plait.gateway.intake.turns import LoopTurns
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Promise, ReadyCall
 from plait.gateway.programs.session import Session
@@ -82,7 +84,7 @@ class CallRunner:
     prompts: FilledPrompts
     """Limits the bytes of filled prompts."""
 
-    slices: Slices
+    turns: LoopTurns
     """The time of the event loop for reading, entering and starting calls."""
 
     entrance: Entrance
@@ -182,7 +184,8 @@ class ChainedCall(ABC):
         self.promise.set(ready.promise)
         if self.call.inputs:
             self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
-        self._task = asyncio.create_task(self._run(ready), name=f"call-{self.call.call_id}")
+        charged = self.runner.turns.charged(self.session.tenant.name, self._run(ready))
+        self._task = asyncio.create_task(charged, name=f"call-{self.call.call_id}")
         self.runner.tasks.add(self._task)
         self._task.add_done_callback(self.runner.tasks.discard)
 
@@ -253,7 +256,7 @@ class ChainedCall(ABC):
         if self.call.attempts > 1:  # a call that crashes the gateway must not run again without limit
             await self.session.record.settled()
         self._is_delivered, self._is_begun_anew = True, False
-        until_s = loop_time_s() + THROTTLED_S
+        until_s, was_refused = loop_time_s() + THROTTLED_S, False
         while True:  # until the tenant's limits allow the call
             asked = msgspec.structs.replace(
                 self.promise.asked,
@@ -262,7 +265,7 @@ class ChainedCall(ABC):
                 output=None if output is None else output.variable,
                 inputs_s=self.call.held_s,
                 text=None if output is None else TextTap(self._on_text, self.space),
-                begins_anew=self._begins_anew,
+                begins_anew=partial(self._begins_anew, was_refused),
             )
             try:
                 ending = await self.runner.relay.run(asked, sink)
@@ -270,17 +273,18 @@ class ChainedCall(ABC):
                 pause_s = error.retry_after_s
                 if error.code not in MOMENTARY or pause_s is None or loop_time_s() + pause_s > until_s:
                     raise
+                was_refused = True
                 await asyncio.sleep(pause_s)
             else:
                 self._was_cut = asked.text is not None and asked.text.was_cut
                 return ending
 
-    def _begins_anew(self, ending: Ending) -> bool:
-        """Whether another delivery follows the one with this `ending`."""
+    def _begins_anew(self, was_refused: bool, ending: Ending) -> bool:
+        """Whether another delivery follows the one with this `ending`. Of several refusals, the first one is logged."""
         broke_off = isinstance(ending.problem, EngineError) and ending.is_told
         attempts = self.runner.executor.sessions.limits.max_attempts
         self._is_begun_anew = broke_off and self.call.attempts < attempts and self.take_back()
-        return self._is_begun_anew
+        return self._is_begun_anew or (was_refused and isinstance(ending.error, LimitError))
 
     def _on_text(self, text: str) -> None:
         """Raises `PlaitError`, which ends the delivery, if the text is too large and no client reads the answer."""
@@ -292,7 +296,8 @@ class ChainedCall(ABC):
         try:
             if self._after is not None:
                 await self._after.wait()
-            await self.runner.slices.take(self.session.tenant.name)  # one event may make a thousand calls ready
+            # One event may make a thousand calls ready.
+            await self.runner.turns.take(self.session.tenant.name, may_refuse=False)
             await self.run(ready)
             if not self._has_ended:  # a call with outputs was finished by its last `produce`
                 self._has_ended = True

@@ -29,10 +29,10 @@ from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, without_keys
+from plait.gateway.chaining.entrance import Entrance
 from plait.gateway.chaining.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
-from plait.gateway.chaining.slices import Entrance, Slices
 from plait.gateway.chaining.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.executor import Executor
@@ -170,8 +170,8 @@ class ChainedCalls:
         stored: StoredResponses,
     ) -> None:
         self.executor = executor
-        slices, prompts = Slices(), FilledPrompts(reader, executor, bodies)
-        self.runner = CallRunner(executor, reader, relay, metrics, prompts, slices, Entrance(slices), stored)
+        turns, prompts = bodies.turns, FilledPrompts(reader, executor, bodies)
+        self.runner = CallRunner(executor, reader, relay, metrics, prompts, turns, Entrance(turns), stored)
         self.keep_alive_s = executor.sessions.limits.keep_alive_s
 
     def give_up_stranded(self) -> None:

@@ -1,8 +1,8 @@
 """A program that enters a session as a whole: values, calls and getters.
 
 Like a transaction: `_Check` tries the whole program without a change to the session, then `entry` adds the parts, and
-none of its calls runs before all are there. Reading and entering yield to the event loop between pieces (`slices.py`);
-`Entrance` keeps other requests out of the session until the program is whole.
+none of its calls runs before all are there. Reading and entering yield to the event loop between pieces
+(`intake/turns.py`); `Entrance` keeps other requests out of the session until the program is whole.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.chaining.chained_call import CallRunner
 from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, new_step, open_step
-from plait.gateway.chaining.slices import Pieces
 from plait.gateway.chaining.submission import CALL_BODY
 from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read_submission
+from plait.gateway.intake.turns import Pieces
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
 from plait.gateway.programs.session import Getter, Session, is_set, repeated
@@ -70,7 +70,7 @@ async def read_calls(
     """Parse the calls of a program, in slices. Raises `CallerError` that names the call's place in the program."""
     read = []
     for index, call in enumerate(calls):
-        await runner.slices.take(incoming.tenant)
+        await runner.turns.go_on(incoming.tenant)
         raw, place = bytes(call), f"calls[{index}]"
         with placed(place):
             body = decode_body(raw, CALL_BODY)

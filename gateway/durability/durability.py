@@ -3,11 +3,11 @@
 The life of a gateway with a store:
 
 1. Start (`recover`): wait for the log's lease and read. Requests for sessions get 503 with `Retry-After`, all others
-   are served. Then the sessions are replayed one by one, in slices of the event loop; a requested one comes first.
+   are served. Then what was read is restored one by one, in slices of the event loop; what is asked for comes first.
 2. Run: each session appends its events through its record (`Recorded`). Answers to clients wait for the commit.
 3. Stop (`hand_over`): clients that wait are sent away, running calls may end, and the next gateway goes on.
 
-If several gateways share the store, a gateway also replays the sessions that it takes over from others (`_restore`),
+If several gateways share the store, a gateway also restores what it takes over from others (`_restore`),
 and ends its own if the others have given it up (`_lose`). No answer goes out before its commit, because another gateway
 may own the session.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
@@ -28,13 +28,14 @@ import structlog
 from plait.backends.errors import GatewayStoppingError, PlaitError, SessionEndedError
 from plait.gateway.calls.stored_responses import RESPONSE, StoredResponses
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
-from plait.gateway.chaining.slices import Pieces
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
 from plait.gateway.durability.compaction import Compaction
 from plait.gateway.durability.recorded import DELETED, RECORD_VERSION, SESSION, Claimed, Recorded, decoded
 from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
+from plait.gateway.intake.open_bodies import ADMIN
+from plait.gateway.intake.turns import Pieces
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.programs.record import UNRECORDED, Opened, Refused, SessionEvent, Unrecorded
@@ -47,7 +48,7 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph_state import CallState
 
 RETRY_AFTER_S = 1.0
-"""The `Retry-After` while sessions are read: 10,000 of them take a second or two."""
+"""The `Retry-After` while the store is read: a second for 10,000 sessions or for 50,000 stored responses."""
 
 FLEET_S = 60.0
 """The longest wait of interrupted calls for an engine of their model. An engine's first probes take some seconds."""
@@ -61,7 +62,7 @@ log = structlog.get_logger(__name__)
 
 
 class RecoveringError(PlaitError, status=503, code="recovering"):
-    """The sessions have not been read from the log yet."""
+    """What was stored has not been read from the log yet."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Sessions cannot be used yet: {why}. Try again.", retry_after_s=RETRY_AFTER_S)
@@ -97,7 +98,7 @@ class Durability:
         self._leaving: asyncio.Future[None] | None = None
         self._parts: tuple[CallRunner, StoredResponses, Router] | None = None
         self._starting: set[asyncio.Task[None]] = set()
-        self._left: dict[tuple[str, str], Callable[[], None]] = {}  # by tenant and name: replays a session
+        self._left: dict[tuple[str, str], list[Callable[[], None]]] = {}  # by tenant and name: restore what was read
         self.is_over = False
         """Whether the sessions were handed over to the next gateway."""
 
@@ -105,20 +106,24 @@ class Durability:
     def problem(self) -> str | None:
         return self.log.problem
 
-    def check(self) -> None:
-        """Raise `RecoveringError` until the log is read, and `GatewayStoppingError` once sessions are handed over."""
+    def check(self, *, is_whole: bool = False) -> None:
+        """Raise `RecoveringError` until the log is read, and `GatewayStoppingError` once sessions are handed over.
+
+        With `is_whole`, raise `RecoveringError` also until all that was read is restored.
+        """
         if self.is_over:
             raise GatewayStoppingError
         if self._why is not None:
             # The problem is the log's and `/ready`'s to tell: it has the store's path and another gateway's process.
             raise RecoveringError(self._why if self.log.problem is None else "the store cannot be used")
+        if is_whole and self._left:
+            raise RecoveringError("not all of them are restored")
         if self.membership is not None and self.log.problem is not None:
             raise UnreachableStoreError
 
-    def make(self, tenant: str, session_id: str) -> None:
-        """Replay a session now, if it was read and not replayed yet."""
-        make = self._left.pop((tenant, session_id), None)
-        if make is not None:
+    def make(self, tenant: str, name: str) -> None:
+        """Restore what has this name now, if it was read and not restored yet."""
+        for make in self._left.pop((tenant, name), ()):
             make()
 
     def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
@@ -187,29 +192,41 @@ class Durability:
         if not self.log.is_started:
             self.log.start()
         streams = await self.log.streams()
-        await (self._restore if self.membership is None else self.membership.take)(streams)
+        rest = (self._restore if self.membership is None else self.membership.take)(streams)
         self._why = None
+        await rest
         if self._starting:
             await asyncio.wait(self._starting)
 
-    async def _restore(self, streams: Sequence[StoredStream]) -> None:
-        """Replay streams. Interrupted calls start when there are engines."""
+    def _restore(self, streams: Sequence[StoredStream]) -> Awaitable[None]:
+        """Have `make` restore these streams from now on.
+
+        The awaitable restores those that no request needs. Interrupted calls start after that, when there are engines.
+        """
         assert self._parts is not None
         runner, responses, router = self._parts
         begun_s, start, models = loop_time_s(), asyncio.Event(), set[str]()
+        makes = {
+            SESSION: partial(self._make_session, runner=runner, start=start, models=models),
+            DELETED: partial(self._refuse, runner=runner),
+            RESPONSE: partial(responses.restore, offset_s=self._offset_s, now_s=begun_s),
+            LOST: partial(self._set_aside, problem="its names are gone"),
+        }
         self._compaction.read(streams)
         for stream in streams:
-            if stream.key.kind == SESSION:
-                make = partial(self._make_session, stream, runner, start, models)
-                self._left[stream.key.tenant, stream.key.name] = partial(self._read, stream, make)
-        await runner.slices.run("", self._others_made(streams, runner, responses))
-        if self.membership is None:
-            self._why = None  # from here on, `make` replays a requested session first
-        await runner.slices.run("", self._made())
-        log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
-        starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
+            kind, tenant, name = stream.key
+            if kind in makes:
+                self._left.setdefault((tenant, name), []).append(partial(self._read, stream, makes[kind]))
+
+        async def rest() -> None:
+            turns = runner.turns
+            await turns.charged(ADMIN, turns.run(ADMIN, self._made(streams)))
+            log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
+            starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
+
+        return rest()
 
     def hand_over(self, runner: CallRunner) -> None:
         """The gateway stops: leave the durable sessions to the next gateway.
@@ -275,32 +292,21 @@ class Durability:
                 task.cancel()
         await self.log.close()
 
-    def _others_made(
-        self, streams: Sequence[StoredStream], runner: CallRunner, responses: StoredResponses
-    ) -> Pieces[None]:
-        """Restore the streams that are no sessions: refused ids and responses. Streams without a key are set aside."""
+    def _made(self, streams: Sequence[StoredStream]) -> Pieces[None]:
+        """Restore the streams that are left, the oldest first."""
         for stream in streams:
-            if stream.key.kind == DELETED:
-                self._read(stream, partial(self._refuse, stream, runner))
-            elif stream.key.kind == RESPONSE:
-                self._read(stream, partial(responses.restore, stream, self._offset_s, loop_time_s()))
-            elif stream.key.kind == LOST:
-                self._set_aside(stream, stream.problem or "its names are gone")
+            if self.is_over:
+                return
+            self.make(stream.key.tenant, stream.key.name)
             yield
 
-    def _made(self) -> Pieces[None]:
-        """Replay the sessions that no request has had replayed, the oldest first."""
-        while self._left and not self.is_over:
-            self.make(*next(iter(self._left)))
-            yield
-
-    def _read(self, stream: StoredStream, make: Callable[[], None]) -> None:
+    def _read(self, stream: StoredStream, make: Callable[[StoredStream], None]) -> None:
         """Restore one stream with `make`. A stream that cannot be read is set aside; all others go on."""
         if stream.problem is not None:
             self._set_aside(stream, stream.problem)
             return
         try:
-            make()
+            make(stream)
         except msgspec.MsgspecError as error:
             self._set_aside(stream, str(error))
         except Exception as error:  # noqa: BLE001 - a defect must not cost all other sessions

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from math import inf
 from typing import Final, Self
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from plait.backends.errors import BodyTooLargeError, LimitError, ReachedLimit, TooManyOpenRequestsError
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
 from plait.gateway.intake.body_encodings import decoder_of
 from plait.gateway.intake.turns import LoopTurns
-from plait.gateway.timer import loop_time_s
 
-LARGE_BYTES: Final = 64 * 1024
-"""The rate limit does not apply to the first bytes of a body."""
-
-BYTES_PER_S: Final = 100e6
-"""The rate of a tenant's large bodies while the event loop is late. A byte costs some 5 ns to receive, join and decode,
-so that a tenant's bodies then take half of the loop at most."""
+SHORT_BYTES: Final = 64 * 1024
+"""The longest body of a call without a task."""
 
 SPARE: Final = 1 / 8
 """The part of the connections that tenants with many requests leave to others, to health checks and to operators."""
@@ -36,38 +31,21 @@ BODY: Final = "plait.body"
 """The key of an ASGI scope under which the request's `OpenBody` is kept."""
 
 
-class BodyPace:
-    """A rate limit on each tenant's large bodies, which leaves time of the event loop to others."""
-
-    def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_s: dict[str, float] = {}  # by tenant: the end of the last reservation
-
-    def wait_s(self, tenant: str, size: int, now_s: float) -> float:
-        """Reserve time for `size` bytes behind the tenant's earlier ones. Returns the seconds to wait for it."""
-        begins_s = max(now_s, self._free_s.get(tenant, now_s))
-        self._free_s[tenant] = begins_s + size / self._bytes_per_s
-        return begins_s - now_s
-
-
 class OpenBodies:
     """Counts each tenant's requests, and their body bytes from the arrival until nobody needs them any more.
 
-    `max_bytes` limits one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all bodies of a tenant. A body
-    waits for its tenant's turn (`turns`). While the loop is late, bodies above `LARGE_BYTES` are slowed down (`pace`).
+    `max_bytes` limits one body, `max_multipart_bytes` one with files, `max_tenant_bytes` all bodies of a tenant. Each
+    request waits for its tenant's turn (`turns`), and so does the next piece of a body that costs much.
     """
 
     most_requests: float = inf
     """With as many open in all, only tenants with few of them may add one."""
 
-    def __init__(
-        self, max_bytes: int, max_tenant_bytes: int, pace: BodyPace | None = None, *, max_multipart_bytes: int = 0
-    ) -> None:
+    def __init__(self, max_bytes: int, max_tenant_bytes: int, *, max_multipart_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
         self.max_multipart_bytes = max_multipart_bytes
-        self.short_bytes = min(LARGE_BYTES, max_bytes)
+        self.short_bytes = min(SHORT_BYTES, max_bytes)
         self.turns = LoopTurns()
-        self._pace = pace or BodyPace()
         self._max_tenant_bytes = max_tenant_bytes
         self._bytes: dict[str, int] = {}
         self._requests: dict[str, int] = {}
@@ -76,6 +54,17 @@ class OpenBodies:
     def serve(self, connections: int) -> None:
         """Limit the open requests by the server's `connections`: each request has one."""
         self.most_requests = (1 - SPARE) * connections
+
+    @asynccontextmanager
+    async def request(self, scope: Scope, tenant: str) -> AsyncIterator[OpenBody]:
+        """Wait for the tenant's turn, then count its request until the block ends. Raises `LimitError`."""
+        await self.turns.take(tenant)
+        self.add(tenant, 0, 1)
+        try:
+            with self.open(scope, tenant) as body:
+                yield body
+        finally:
+            self.remove(tenant, 0, 1)
 
     def open(self, scope: Scope, tenant: str) -> OpenBody:
         """The body of a tenant's request. Cached in the scope, so that middleware and route share it."""
@@ -93,16 +82,6 @@ class OpenBodies:
     def requests_of(self, tenant: str) -> int:
         return self._requests.get(tenant, 0)
 
-    def begin(self, tenant: str, size: int) -> bool:
-        """Take a turn for a request whose body is whole, and count both until `remove`. False: no turn is free.
-
-        Raises `LimitError`.
-        """
-        if not self.turns.may_begin(tenant):
-            return False
-        self.add(tenant, size, 1)
-        return True
-
     def add(self, tenant: str, size: int, requests: int = 0) -> None:
         """Count `size` bytes, of new `requests`. Raises `LimitError` beyond a limit, and then counts nothing."""
         if requests:
@@ -119,21 +98,6 @@ class OpenBodies:
         self._bytes[tenant] = held
         if requests:
             self._count(tenant, requests)
-
-    def counted(self, tenant: str, answer: ASGIApp) -> ASGIApp:
-        """An answer that may wait for long, as a request of the tenant until it ends.
-
-        Nothing is refused here: the request has passed `check`, and may have begun a program since.
-        """
-
-        async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-            self._count(tenant, 1)
-            try:
-                await answer(scope, receive, send)
-            finally:
-                self._count(tenant, -1)
-
-        return answers
 
     def _count(self, tenant: str, requests: int) -> None:
         self._all_requests += requests
@@ -155,10 +119,6 @@ class OpenBodies:
                 retry_after_s=1.0,
             )
 
-    def wait_s(self, tenant: str, size: int) -> float:
-        """Seconds to wait after `size` bytes of a large body; 0 unless the loop is late."""
-        return self._pace.wait_s(tenant, size, loop_time_s()) if self.turns.is_late() else 0.0
-
     def remove(self, tenant: str, size: int, requests: int = 0) -> None:
         """Count no longer what was added."""
         left = self._bytes.get(tenant, 0) - size
@@ -171,7 +131,7 @@ class OpenBodies:
 
 
 class OpenBody(msgspec.Struct, eq=False):
-    """A request's body, of which `size` bytes have arrived. It counts until `end`, or until its `with` block ends.
+    """A request's body: its `size` bytes count until `end`, or until its `with` block ends.
 
     Get it by `OpenBodies.open`, so that each byte counts once even if middleware reads the body first.
     """
@@ -179,8 +139,7 @@ class OpenBody(msgspec.Struct, eq=False):
     bodies: OpenBodies
     tenant: str
     size: int = 0
-    requests: int = 0
-    """How often the request counts: once for each time that its body was begun to be read."""
+    copied: int = 0
     whole: bytes | None = None
 
     def __enter__(self) -> Self:
@@ -190,15 +149,26 @@ class OpenBody(msgspec.Struct, eq=False):
         self.end()
 
     def end(self) -> None:
-        """Stop counting the request and its body, and free the bytes."""
-        size, requests, self.size, self.requests, self.whole = self.size, self.requests, 0, 0, None
-        self.bodies.remove(self.tenant, size, requests)
+        """Stop counting the body, and free the bytes."""
+        size, self.size, self.copied, self.whole = self.size + self.copied, 0, 0, None
+        self.bodies.remove(self.tenant, size)
+
+    def hold(self, size: int) -> None:
+        """Count `size` bytes that are joined to the body, such as a stored conversation. Raises as `read` does.
+
+        They count twice: as they were, and in what is sent to the engine.
+        """
+        if self.size + size > self.bodies.max_bytes:
+            raise _too_large(self.bodies.max_bytes)
+        self.bodies.add(self.tenant, 2 * size)
+        self.size += size
+        self.copied += size
 
     async def read(self, receive: Receive, headers: Headers, max_bytes: int | None = None) -> bytes:
         """The whole body, decoded by its `Content-Encoding`, of at most `max_bytes`. A second call returns it again.
 
-        Raises `BodyTooLargeError` and `LimitError` as soon as a limit is exceeded, `LimitError` if the event loop is
-        overloaded, and `CallerError` for an unknown encoding or malformed data.
+        Raises `BodyTooLargeError` and `LimitError` as soon as a limit is exceeded, and `CallerError` for an unknown
+        encoding or malformed data.
         """
         most = self.bodies.max_bytes if max_bytes is None else max_bytes
         if self.whole is None:
@@ -212,9 +182,6 @@ class OpenBody(msgspec.Struct, eq=False):
 
     async def pieces(self, receive: Receive, headers: Headers, max_bytes: int) -> AsyncGenerator[bytes]:
         """Yield the body as it comes, without buffering. Raises as `read` does."""
-        await self.bodies.turns.begin(self.tenant)
-        self.bodies.add(self.tenant, 0, 1)
-        self.requests += 1
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
                 raise _too_large(max_bytes)
@@ -230,17 +197,12 @@ class OpenBody(msgspec.Struct, eq=False):
             for piece in (given,) if decoder is None else decoder.feed(given):
                 if self.size + len(piece) > max_bytes:
                     raise _too_large(max_bytes)
-                wait_s = self._add(len(piece))
+                self.bodies.add(self.tenant, len(piece))
+                self.size += len(piece)
                 yield piece
-                if wait_s or decoder is not None:  # few bytes may decode to many: yield to the event loop
-                    await asyncio.sleep(wait_s)
+                await self.bodies.turns.go_on(self.tenant)  # few bytes may decode to many
         if decoder is not None:
             decoder.end()
-
-    def _add(self, size: int) -> float:
-        self.bodies.add(self.tenant, size)
-        self.size += size
-        return self.bodies.wait_s(self.tenant, size) if self.size > LARGE_BYTES else 0.0
 
 
 class Gathered:

@@ -1,8 +1,8 @@
-"""Fair queueing: tenants take turns (`Turns`, round robin).
+"""Fair queueing: tenants share the event loop and the tokenizer's threads by what their work costs (`Turns`).
 
-`LoopTurns` limits how many requests begin in an iteration of the event loop. Without it, an overloaded loop would be
-late by seconds, for every tenant and for `/health`. `LoopTurns` controls the number by the duration of iterations
-(additive increase, multiplicative decrease), and refuses requests when the queue has not been empty for `STANDING_S`.
+`LoopTurns` is the account of the event loop's CPU time. An iteration of the loop (a pass) has a budget for work that
+can wait: requests that begin, and the pieces of long work. What is left waits for the next pass, the tenant that has
+used least first. Without it, an overloaded loop would be late by seconds, for every tenant and for `/health`.
 `TurnThreads` runs the tokenization of long prompts in turns, so that a tenant's prompts delay only its other prompts.
 """
 
@@ -10,29 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from threading import Barrier
+from types import coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from plait.backends.errors import LimitError
+from plait.gateway.timer import loop_time_s
 from plait.policy.admission.fair_shares import ActiveTenants
 
 LONG_PASS_S: Final = 0.01
-"""The target duration of a pass (an iteration of the loop). After a longer pass, half as many requests may begin in the
-next pass; after a pass below half of the target, one more.
+"""The target CPU time of a pass. The budget is what work that cannot wait, such as relaying answers, leaves of it.
 
-Only the process's CPU time counts: if other processes take the CPU, fewer requests would not make a pass shorter.
+Only the thread's CPU time counts: if other processes take the CPU, less work would not make a pass shorter.
 """
 
-MEAN_OF_PASSES: Final = 16
-"""The loop is late if the moving average over about this many passes is above `LONG_PASS_S`."""
+LEAST_S: Final = 0.002
+"""The least budget, so that requests begin even while relaying takes all the time."""
 
-FEWEST, MOST = 2, 64
-"""The limits of the number of requests that begin in one pass. With two, no tenant begins more than one."""
+MEAN_OF_PASSES: Final = 16
+"""Moving averages are over about this many passes or steps."""
+
+SLICE_S: Final = 0.005
+"""Long work yields to the event loop after this much CPU time."""
 
 STANDING_S: Final = 5.0
 """The longest burst. If the queue has not been empty for longer, more requests come than the loop can take."""
@@ -53,18 +59,38 @@ request keeps a connection open."""
 RETRY_AFTER_S: Final = 1.0
 
 JobT = TypeVar("JobT")
+T = TypeVar("T")
+
+Pieces = Generator[None, None, T]
+"""Work that yields after each piece, of 1 ms at most, and returns its result."""
+
+
+def at_once(work: Pieces[T]) -> T:
+    """Do all the work without yielding to the event loop, for callers without one. Returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class Turns(Generic[JobT]):
     """A queue of jobs by tenant. At most `seats` jobs have a turn at the same time.
 
-    Tenants take turns, and each tenant's jobs are FIFO. With two seats or more, no tenant can have all of them.
+    The tenant whose jobs have cost least since the queue was empty is the next one; a tenant that was away begins with
+    as much as the last one that had a turn (start-time fair queueing, Goyal et al. 1996). Each tenant's jobs are FIFO.
+    With two seats or more, no tenant can have all of them.
     """
 
     def __init__(self, seats: int) -> None:
         self.seats = seats
         self.length = 0  # the number of waiting jobs
-        self._waiting: OrderedDict[str, deque[JobT]] = OrderedDict()  # the next tenant first
+        self._waiting: dict[str, deque[JobT]] = {}
+        self._order: list[tuple[float, int, str]] = []  # a heap: what each tenant in `_waiting` has used at least
+        self._numbers = count()  # of equal ones, the first that came
+        self._used: dict[str, float] = {}
+        self._now = 0.0  # what the last tenant that had a turn had used
         self._seated: dict[str, int] = {}  # by tenant: its jobs that have a turn
         self._taken = 0  # the sum of `_seated`
 
@@ -72,38 +98,41 @@ class Turns(Generic[JobT]):
         return len(self._waiting.get(tenant, ()))
 
     def __repr__(self) -> str:
-        waiting = {tenant: len(jobs) for tenant, jobs in self._waiting.items()}
+        waiting = {tenant: len(jobs) for tenant, jobs in self._waiting.items() if jobs}
         return f"Turns(waiting={waiting}, seated={self._seated})"
 
     def add(self, tenant: str, job: JobT) -> None:
-        self._waiting.setdefault(tenant, deque()).append(job)
+        jobs = self._waiting.get(tenant)
+        if jobs is None:
+            jobs = self._waiting[tenant] = deque()
+            self._queue(tenant, max(self._now, self._used.get(tenant, 0.0)))
+        jobs.append(job)
         self.length += 1
-
-    def sit(self, tenant: str) -> bool:
-        """Give the tenant a turn at once, until `done`. False if jobs wait, or no seat is free for it."""
-        seated = self._seated.get(tenant, 0)
-        if self._waiting or self._taken >= self.seats or seated >= max(1, self.seats - 1):
-            return False
-        self._seated[tenant] = seated + 1
-        self._taken += 1
-        return True
 
     def take(self) -> tuple[str, JobT] | None:
         """Remove the next job, which has a turn until `done`; None if no job may have one."""
-        if not self._waiting or self._taken >= self.seats:
+        most, passed_over, found = max(1, self.seats - 1), list[tuple[float, int, str]](), None
+        while found is None and self._order and self._taken < self.seats:
+            place = used, _, tenant = heappop(self._order)
+            jobs = self._waiting[tenant]
+            if not jobs:
+                del self._waiting[tenant]
+            elif self._used.get(tenant, 0.0) > used:
+                self._queue(tenant, self._used[tenant])
+            elif self._seated.get(tenant, 0) >= most:
+                passed_over.append(place)
+            else:
+                found = tenant, jobs.popleft()
+                self._now = used
+                self._queue(tenant, used)
+        for place in passed_over:
+            heappush(self._order, place)
+        if found is None:
             return None
-        most = max(1, self.seats - 1)
-        tenant = next((tenant for tenant in self._waiting if self._seated.get(tenant, 0) < most), None)
-        if tenant is None:
-            return None
-        jobs = self._waiting.pop(tenant)
-        job = jobs.popleft()
         self.length -= 1
-        if jobs:
-            self._waiting[tenant] = jobs
-        self._seated[tenant] = self._seated.get(tenant, 0) + 1
+        self._seated[found[0]] = self._seated.get(found[0], 0) + 1
         self._taken += 1
-        return tenant, job
+        return found
 
     def done(self, tenant: str) -> None:
         """End a turn of the tenant. A job that is not finished has to be added again."""
@@ -112,9 +141,13 @@ class Turns(Generic[JobT]):
         if not self._seated[tenant]:
             del self._seated[tenant]
 
-    def all_done(self) -> None:
-        self._seated.clear()
-        self._taken = 0
+    def charge(self, tenant: str, cost: float) -> None:
+        """Count what the tenant's work has cost, while others wait."""
+        self._used[tenant] = max(self._now, self._used.get(tenant, 0.0)) + cost
+
+    def all_even(self) -> None:
+        """Forget what was counted, because nobody waits."""
+        self._used.clear()
 
     def remove(self, tenant: str, job: JobT) -> None:
         """Remove a waiting job. No effect on one that has a turn."""
@@ -122,8 +155,6 @@ class Turns(Generic[JobT]):
         if jobs is not None and job in jobs:
             jobs.remove(job)
             self.length -= 1
-            if not jobs:
-                del self._waiting[tenant]
 
     def expire(self, is_late: Callable[[JobT], bool], most: int) -> list[JobT]:
         """Remove and return at most `most` jobs that have waited too long, the oldest of each tenant first.
@@ -131,76 +162,188 @@ class Turns(Generic[JobT]):
         A tenant with fewer waiting jobs than an equal part keeps them: they have their turns soon.
         """
         late: list[JobT] = []
-        equal = self.length / max(1, len(self._waiting))
-        for tenant, jobs in [*self._waiting.items()]:
+        equal = self.length / max(1, sum(map(bool, self._waiting.values())))
+        for jobs in self._waiting.values():
             if len(jobs) < equal:
                 continue
             while jobs and len(late) < most and is_late(jobs[0]):
                 late.append(jobs.popleft())
-            if not jobs:
-                del self._waiting[tenant]
         self.length -= len(late)
         return late
 
+    def _queue(self, tenant: str, used: float) -> None:
+        heappush(self._order, (used, next(self._numbers), tenant))
+
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class Waiting:
+    """A request, or a piece of long work, that waits for its turn."""
+
     arrived_s: float
-    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    begin: Callable[[], object]
+    refuse: Callable[[LimitError], object] | None
+
+
+@dataclass(slots=True)
+class _Rest:
+    """After a long step, a tenant's long work rests for as long as that took, so that others have half of the loop."""
+
+    until_s: float = 0.0
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class LoopTurns:
-    """Admits requests to the event loop: in each pass, as many as keep the passes short. Tenants take turns."""
+    """Shares the event loop's time: each pass, as much work begins as keeps it short.
+
+    A request begins with a turn, at once (`may_begin`), later (`wait`), or in a task (`take`). A task's steps are
+    charged to its tenant (`charged`), and its long work takes a turn for each slice (`go_on`).
+    """
 
     def __init__(self) -> None:
-        self._turns: Turns[_Request] = Turns(MOST)
+        self._turns: Turns[Waiting] = Turns(1)
         self._active = ActiveTenants()
         self._came_s: dict[str, float] = {}  # tenants' last requests that `_active` does not know, the latest last
-        self._in_pass = False  # a request has begun in this pass
-        self._began_s = self._began_cpu_s = 0.0
+        self._in_pass = False  # work has begun in this pass
+        self._began_s = 0.0  # CPU time at the beginning of this pass
+        self._step_s = 0.0  # CPU time at the beginning of the running task's step
+        self._spent_s = 0.0  # of this pass's budget
+        self._begun = 0  # what has begun in this pass
+        self._budget_s = LONG_PASS_S
+        self._others_s = 0.0  # the moving average of a pass's other work
+        self._task_s = LEAST_S  # the moving average of what a task does in its turn
+        self._is_turn = False  # whether the running task's step is one
         self._free_s = 0.0  # the last time at which the queue was empty
-        self._pass_s = 0.0  # the moving average of the duration of passes
+        self._rests: defaultdict[str, _Rest] = defaultdict(_Rest)
+        self._works: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def __repr__(self) -> str:
         return f"LoopTurns({self._turns!r})"
 
     def may_begin(self, tenant: str) -> bool:
-        """Take a turn of the tenant at once. False if it has to wait for one (`begin`)."""
-        if not self._turns.sit(tenant):
+        """Whether the tenant has a turn at once. Then `charge` what it costs; else `wait`."""
+        if self._turns.length or self._spent_s >= self._budget_s:
             return False
-        now_s = time.monotonic()
+        self._free_s = now_s = loop_time_s()
         self._came_s.pop(tenant, None)
         self._came_s[tenant] = now_s
-        self._free_s = now_s
+        self._begun += 1
         if not self._in_pass:
-            self._begin_pass(now_s)
+            self._begin_pass()
         return True
 
-    def is_late(self) -> bool:
-        """Whether passes are long, so that large work should wait. Also measures this pass."""
+    def charge(self, tenant: str, cost_s: float) -> None:
+        """Charge CPU time of the event loop to a tenant."""
+        self._spent_s += cost_s
+        if self._turns.length:
+            self._turns.charge(tenant, cost_s)
         if not self._in_pass:
-            self._begin_pass(time.monotonic())
-        return self._pass_s > LONG_PASS_S
+            self._begin_pass()
 
-    async def begin(self, tenant: str) -> None:
-        """Wait for the tenant's turn. Raises `LimitError` if it does not come in time."""
-        if self.may_begin(tenant):
-            return
-        now_s = time.monotonic()
+    def wait(self, tenant: str, begin: Callable[[], object], refuse: Callable[[LimitError], object] | None) -> Waiting:
+        """Have `begin` called in a turn of the tenant, or `refuse`. Raises `LimitError` if the queue is full.
+
+        `begin` returns soon: its time is measured and charged. What has begun already has no `refuse`.
+        """
+        now_s = loop_time_s()
         self._came_s.pop(tenant, None)
         self._came_s[tenant] = now_s
         if self._turns.length:
-            self._check(tenant, now_s)
+            if refuse is not None:
+                self._check(tenant, now_s)
         else:
             self._free_s = now_s
-        request = _Request(now_s)
-        self._turns.add(tenant, request)
-        self._let_begin()
-        if not request.turn.done():
-            try:
-                await request.turn
-            finally:
-                self._turns.remove(tenant, request)
+        waiting = Waiting(now_s, begin, refuse)
+        self._turns.add(tenant, waiting)
+        if not self._in_pass:
+            self._begin_pass()
+        return waiting
+
+    def leave(self, tenant: str, waiting: Waiting) -> None:
+        """Wait no longer."""
+        self._turns.remove(tenant, waiting)
+
+    async def take(self, tenant: str, *, may_refuse: bool = True) -> None:
+        """Wait in a task for a turn of the tenant. With `may_refuse`, raises `LimitError` if it does not come soon."""
+        if tenant in self._rests:
+            await self._rested(tenant, may_refuse=may_refuse)
+        elif not self.may_begin(tenant):
+            await self._turn(tenant, may_refuse=may_refuse)
+
+    async def go_on(self, tenant: str) -> None:
+        """Wait for another turn if the running step of a `charged` task has used its slice."""
+        if time.thread_time() - self._step_s > SLICE_S:
+            await (self._rested if tenant in self._rests else self._turn)(tenant, may_refuse=False)
+
+    async def _rested(self, tenant: str, *, may_refuse: bool) -> None:
+        """Wait for a turn behind the tenant's other long work, and its rest."""
+        rest = self._rests[tenant]
+        async with rest.line:
+            if (left_s := rest.until_s - loop_time_s()) > 0:
+                await asyncio.sleep(left_s)
+            await self._turn(tenant, may_refuse=may_refuse)
+
+    async def _turn(self, tenant: str, *, may_refuse: bool) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self.wait(tenant, partial(self._let_go_on, turn), partial(_refuse, turn) if may_refuse else None)
+        try:
+            await turn
+            self._is_turn = True
+        finally:
+            self.leave(tenant, waiting)
+
+    async def run(self, tenant: str, work: Pieces[T]) -> T:
+        """Do long work in slices, one of the tenant's after the other. Returns its result, or raises what it raises."""
+        try:
+            async with self._works[tenant]:  # several at once would each hold what they have made so far
+                while True:
+                    await self.go_on(tenant)
+                    next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            work.close()
+
+    async def charged(self, tenant: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, and charge each of its steps to the tenant. After a long step, its long work rests."""
+        return await self._charged(tenant, work)
+
+    @coroutine
+    def _charged(self, tenant: str, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        step: Callable[[], Any] = partial(work.send, None)
+        try:
+            while True:
+                self._step_s = began_s = time.thread_time()
+                try:
+                    awaited = step()
+                finally:
+                    self._stepped(tenant, time.thread_time() - began_s)
+                try:
+                    step = partial(work.send, (yield awaited))
+                except GeneratorExit:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the work's to handle: a cancellation, most of all
+                    step = partial(work.throw, error)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            work.close()
+
+    def _stepped(self, tenant: str, cost_s: float) -> None:
+        self.charge(tenant, cost_s)
+        if cost_s > LONG_PASS_S:
+            rest = self._rests[tenant]
+            rest.until_s = max(rest.until_s, loop_time_s()) + cost_s
+        if self._is_turn:
+            self._task_s += (cost_s - self._task_s) / MEAN_OF_PASSES
+            self._is_turn = False
+
+    def _let_go_on(self, turn: asyncio.Future[None]) -> None:
+        """Give a task its turn. It runs in the next pass, so what it will cost is taken from the average."""
+        if not turn.done():  # a done one was cancelled with its client
+            turn.set_result(None)
+            self._spent_s += self._task_s
 
     def _check(self, tenant: str, now_s: float) -> None:
         """Raises `LimitError` if the queue is full and the tenant above its share."""
@@ -212,41 +355,49 @@ class LoopTurns:
             raise _busy()
 
     def _let_begin(self) -> None:
-        while (taken := self._turns.take()) is not None:
-            _, request = taken
-            if not request.turn.done():  # a done one was cancelled with its client
-                request.turn.set_result(None)
+        """Let begin what the budget allows, at least one."""
+        while self._spent_s < self._budget_s and (taken := self._turns.take()) is not None:
+            tenant, waiting = taken
             if not self._in_pass:
-                self._begin_pass(time.monotonic())
+                self._begin_pass()
+            self._begun += 1
+            began_s = time.thread_time()
+            try:
+                waiting.begin()
+            finally:
+                self._turns.done(tenant)
+                self.charge(tenant, time.thread_time() - began_s)
 
-    def _begin_pass(self, now_s: float) -> None:
-        """Start to measure a pass, at its first request or piece of a large body."""
-        self._in_pass, self._began_s, self._began_cpu_s = True, now_s, time.process_time()
+    def _begin_pass(self) -> None:
+        """Start to measure a pass, at the first work that takes a turn or is charged."""
+        self._in_pass, self._began_s = True, time.thread_time() - self._spent_s
         asyncio.get_running_loop().call_soon(self._passed)
 
     def _passed(self) -> None:
-        """A pass is over: adjust the number of seats, and let the next requests begin."""
-        now_s = time.monotonic()
-        self._turns.all_done()
-        self._in_pass = False
-        seats, took_s = self._turns.seats, now_s - self._began_s
-        if took_s > LONG_PASS_S / 2:
-            took_s = min(took_s, time.process_time() - self._began_cpu_s)
-        self._pass_s += (took_s - self._pass_s) / MEAN_OF_PASSES
-        if took_s > LONG_PASS_S:
-            seats = max(FEWEST, seats // 2)
-        elif took_s < LONG_PASS_S / 2 and seats < MOST:
-            seats += 1
-        self._turns.seats = seats
-        if self._turns.length and now_s - self._free_s > STANDING_S:
-            self._refuse_late(now_s, round(REFUSED * seats))
-        if self._turns.length:
-            self._let_begin()
+        """A pass is over: set the next one's budget, and let the next work begin."""
+        others_s = max(0.0, time.thread_time() - self._began_s - self._spent_s)
+        self._others_s += (others_s - self._others_s) / MEAN_OF_PASSES
+        self._budget_s = max(LEAST_S, LONG_PASS_S - self._others_s)
+        begun, self._begun, self._spent_s, self._in_pass = self._begun, 0, 0.0, False
+        if not self._turns.length:
+            self._turns.all_even()
+            return
+        if loop_time_s() - self._free_s > STANDING_S:
+            self._refuse_late(loop_time_s(), max(1, round(REFUSED * begun)))
+        self._let_begin()
 
     def _refuse_late(self, now_s: float, most: int) -> None:
-        for request in self._turns.expire(lambda request: now_s - request.arrived_s > MOST_WAIT_S, most):
-            if not request.turn.done():
-                request.turn.set_exception(_busy())
+        def is_late(waiting: Waiting) -> bool:
+            return waiting.refuse is not None and now_s - waiting.arrived_s > MOST_WAIT_S
+
+        for waiting in self._turns.expire(is_late, most):
+            if waiting.refuse is not None:
+                waiting.refuse(_busy())
+
+
+def _refuse(turn: asyncio.Future[None], error: LimitError) -> None:
+    if not turn.done():
+        turn.set_exception(error)
 
 
 def _busy() -> LimitError:
@@ -260,8 +411,6 @@ def _busy() -> LimitError:
 MAX_WAITING_BYTES = 128 * 2**20
 """Four of the largest bodies. Each takes some four times its size in memory: the body, its texts, the rendered chat and
 the ids."""
-
-T = TypeVar("T")
 
 Steps = Generator[Any, None, T]
 """Work that yields after each turn, and returns its result. The yielded values are ignored here."""
@@ -325,26 +474,31 @@ class TurnThreads:
             turn = loop.run_in_executor(self._executor, _advance, job.steps)
             turn.add_done_callback(partial(self._ended, tenant, job))
 
-    def _ended(self, tenant: str, job: _Job, turn: asyncio.Future[tuple[bool, Any]]) -> None:
+    def _ended(self, tenant: str, job: _Job, turn: asyncio.Future[tuple[float, bool, Any]]) -> None:
         self._turns.done(tenant)
+        if not turn.cancelled() and turn.exception() is None:
+            self._turns.charge(tenant, turn.result()[0])
+        if not self._held_bytes:
+            self._turns.all_even()
         if not job.result.done() and not turn.cancelled():
             error = turn.exception()
             if error is not None:
                 job.result.set_exception(error)
-            elif turn.result()[0]:
-                job.result.set_result(turn.result()[1])
+            elif turn.result()[1]:
+                job.result.set_result(turn.result()[2])
             else:
                 self._turns.add(tenant, job)
         self._start()
 
 
-def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """One turn: whether the work is finished, and its result."""
+def _advance(steps: Steps[Any]) -> tuple[float, bool, Any]:
+    """One turn: its CPU time, whether the work is finished, and its result."""
+    began_s = time.thread_time()
     try:
         next(steps)
     except StopIteration as end:
-        return True, end.value
-    return False, None
+        return time.thread_time() - began_s, True, end.value
+    return time.thread_time() - began_s, False, None
 
 
 def _running(threads: int, name: str) -> Executor:

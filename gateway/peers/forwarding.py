@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import structlog
 from starlette.types import Receive, Send
 
-from plait.backends.errors import EngineError, PeerUnavailableError
+from plait.backends.errors import EngineError, PeerUnavailableError, PlaitError
 from plait.backends.http.client import HttpClient, Response, Timeouts
 from plait.backends.http.content_types import is_event_stream
 from plait.gateway.asgi import KEY_HEADERS, Headers, unless_gone
@@ -167,29 +167,31 @@ class Forwarding:
     async def holder(self, stream: StreamKey, path: str, headers: Headers) -> str | None:
         """The other gateway that has a stored or background response; None if none has it.
 
-        Without a shared store, all gateways are asked for `path`. Raises `PeerUnavailableError` if the one that may
-        generate the response in the background (the owner of the session with this id) is silent.
+        Without a shared store, or while it is out of reach, all other gateways are asked for `path`. Raises
+        `PeerUnavailableError` or `UnreachableStoreError` if none says that it has it, and one cannot say that it has
+        not: it is silent, is recovering, or is none of those that are asked.
         """
         if not RESPONSE_ID.fits(stream.name):
             return None
+        unknown: PlaitError | None = None
         if self.membership is not None:
-            with suppress(UnreachableStoreError):
+            try:
                 return await self.membership.holder(stream)
-        checked, owner = Checked(API_KEYS, stream.tenant), self.peers.owner(stream.tenant, stream.name)
-        silent = recovering = None
+            except UnreachableStoreError as error:
+                unknown = error
+        asked = Forwarded("GET", path, headers, Checked(API_KEYS, stream.tenant))
         for name in self.peers.others:
             try:
-                async with self.asked(name, Forwarded("GET", path, headers, checked)) as response:
+                async with self.asked(name, asked) as response:
                     if response.status == 200:
                         return name
-                    if response.status == 503 and name == owner:
-                        recovering = name
+                    if response.status != 404:
+                        unknown = unknown or _unavailable()
             except PeerUnavailableError as error:
-                if name == owner:
-                    silent = error
-        if silent is not None:
-            raise silent
-        return recovering
+                unknown = unknown or error
+        if unknown is not None:
+            raise unknown
+        return None
 
     async def aclose(self) -> None:
         for client in self._clients.values():
@@ -220,4 +222,4 @@ async def pass_on(response: Response, send: Send) -> None:
 
 
 def _unavailable() -> PeerUnavailableError:
-    return PeerUnavailableError("The gateway that has this session does not answer now. Try again.", retry_after_s=1.0)
+    return PeerUnavailableError("The gateway that may have this does not answer now. Try again.", retry_after_s=1.0)

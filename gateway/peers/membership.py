@@ -94,9 +94,10 @@ class UnreachableStoreError(PlaitError, status=503, code="store_failed", quotes=
 class Membership:
     """The membership of one gateway. `kind` is the kind of sessions' streams, `instead` that of deleted sessions.
 
-    Its callbacks: `restore` gets the streams that were taken over, `is_used` says whether a session is in use,
-    `on_members` is called after a change of members, `needs` returns this gateway's needs of shared limits, and
-    `on_parts` is called after a change of `parts`.
+    Its callbacks: `restore` gets the streams that were taken over, and has each of them found from then on, also before
+    the awaitable that it returns has restored all; `is_used` says whether a session is in use, `on_members` is called
+    after a change of members, `needs` returns this gateway's needs of shared limits, and `on_parts` is called after a
+    change of `parts`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Membership:
         """The number of sessions taken over from other gateways."""
         self.is_leaving = False
         """Whether this gateway takes no more sessions, because it stops."""
-        self.restore: Callable[[Sequence[StoredStream]], Awaitable[None]]
+        self.restore: Callable[[Sequence[StoredStream]], Awaitable[object]]
         self.is_used: Callable[[str, str], bool] = lambda _tenant, _session: False
         self.on_members: Callable[[], None] = lambda: None
         self.parts: Mapping[str, int] | None = None
@@ -126,7 +127,6 @@ class Membership:
         self._asked: dict[bool, Waiters] = {True: {}, False: {}}  # by `begin`: lookups for the next batch
         self._asking: asyncio.Task[None] | None = None
         self._asks_again_s = 0.0  # after a time-out, requests fail at once until then
-        self._coming: dict[Name, asyncio.Event] = {}  # sessions that are being restored
 
     def described(self) -> dict[str, object]:
         """The gateways by address, as `/ready` shows them."""
@@ -143,7 +143,6 @@ class Membership:
         name = tenant, session
         if name in self._own:
             self._own[name] = loop_time_s()
-            await self._whole(name)
             return None
         is_of_peer = OF_PEER.get()
         if self.is_leaving and not is_of_peer:
@@ -152,10 +151,7 @@ class Membership:
         if url is not None:
             return url
         owner = 0 if self.is_leaving else await self._owner(name, begin=may_begin)
-        if owner is None:
-            return None
-        if owner == self._keeper.epoch:
-            await self._whole(name)
+        if owner is None or owner == self._keeper.epoch:
             return None
         if is_of_peer:
             raise SessionMovedError
@@ -193,11 +189,6 @@ class Membership:
 
     def forget(self, tenant: str, session: str) -> None:
         self._others.pop((tenant, session), None)
-
-    async def _whole(self, name: Name) -> None:
-        """Wait until a session that was taken over is restored."""
-        if name in self._coming:
-            await self._coming[name].wait()
 
     async def _owner(self, name: Name, *, begin: bool) -> int | None:
         """Look up the epoch of a session's owner; None if the session does not exist and may not `begin`."""
@@ -253,7 +244,8 @@ class Membership:
         nobody, now_s = 0 if begin else None, loop_time_s()
         owners = {name: claims.owners.get(key, nobody) for name, key in zip(asked, keys, strict=True)}
         self._own.update({name: now_s for name, owner in owners.items() if owner == self._keeper.epoch})
-        await self.take(claims.adopted)
+        if claims.adopted:
+            await self.take(claims.adopted)
         for name, waiter in asked.items():
             waiter.set_result(owners[name])
 
@@ -352,20 +344,12 @@ class Membership:
         self._own.clear()
         self._others.clear()
 
-    async def take(self, streams: Sequence[StoredStream]) -> None:
-        """Restore streams that this gateway owns now. Requests for these sessions wait until it is done."""
+    def take(self, streams: Sequence[StoredStream]) -> Awaitable[object]:
+        """Own these streams from now on. The awaitable restores them all; no request has to wait for that."""
         names = {(key.tenant, key.name) for key, *_ in streams if key.kind in {self._kind, self._instead}}
         self.taken_over += len(names)
-        whole, now_s = asyncio.Event(), loop_time_s()
-        self._own.update(dict.fromkeys(names, now_s))
-        self._coming.update(dict.fromkeys(names, whole))
-        try:
-            if streams:
-                await self.restore(streams)
-        finally:
-            whole.set()
-            for name in names:
-                self._coming.pop(name, None)
+        self._own.update(dict.fromkeys(names, loop_time_s()))
+        return self.restore(streams)
 
     def _sweep(self, now_s: float) -> None:
         """Give up the names of sessions that no call has used for `UNUSED_S`."""

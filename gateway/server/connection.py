@@ -264,8 +264,11 @@ class Connection(asyncio.Protocol):
         if self._begin is not None and request.more_body and request.is_awaited:
             return  # many clients send head and body in two packets
         request.stage = Stage.SERVED
-        if self._begin is not None and not request.more_body and self._begin(request):
-            return
+        if self._begin is None or request.more_body or not self._begin(request):
+            self.answer_in_task(request)
+
+    def answer_in_task(self, request: ServedRequest) -> None:
+        """Have the application answer the request by ASGI."""
         task = self._loop.create_task(self._run(request))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)

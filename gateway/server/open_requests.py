@@ -29,7 +29,7 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
-Begin = Callable[[Scope, bytes, ServedRequest, OnEnd], Cancellable | None]
+Begin = Callable[[Scope, bytes, ServedRequest, OnEnd, Callable[[], object]], Cancellable | None]
 
 
 class OpenRequests:
@@ -54,7 +54,8 @@ class OpenRequests:
             return False
         self._open[request] = None
         try:
-            begun = self._begin(request.scope, body, request, partial(self._ended, request))
+            on_end, in_task = partial(self._ended, request), partial(self._in_task, request, body)
+            begun = self._begin(request.scope, body, request, on_end, in_task)
         except Exception as error:  # noqa: BLE001 - a bug is answered with an error, and the connection goes on
             self._ended(request, error)
             return True
@@ -71,6 +72,12 @@ class OpenRequests:
         self._open.pop(request, None)
         if error is not None:
             _tell(request, _defect(request.scope, error))
+
+    def _in_task(self, request: ServedRequest, body: bytes) -> None:
+        """A request that was begun without a task needs one after all."""
+        self._open.pop(request, None)
+        request.give_back(body)
+        request.line.answer_in_task(request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

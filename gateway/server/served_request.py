@@ -103,6 +103,9 @@ class Line(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def answer_in_task(self, request: ServedRequest) -> None:
+        """Have the application answer the request by ASGI."""
+
     def on_answered(self, request: ServedRequest) -> None:
         """The whole answer of the request is written."""
 

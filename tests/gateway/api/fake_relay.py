@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, cast
 
@@ -92,6 +93,11 @@ class NoCalls:
         return [ending.status for ending in self.endings]
 
 
+def in_task() -> None:
+    """What `CallApi.begin` calls for a request that needs a task after its wait for a turn: none waits here."""
+    raise AssertionError
+
+
 class Api:
     """The routes over a fake relay: model m (exact tokens, context 1,000), model bytes, model down without engines.
 
@@ -122,18 +128,20 @@ class Api:
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
         given = {k.replace("_", "-"): v for k, v in headers.items()}
-        begun = self._begun(path, content, given) if self.begins else None
+        begun = await self._begun(path, content, given) if self.begins else None
         return await self.http.post(path, content=content, headers=given) if begun is None else begun
 
-    def _begun(self, path: str, content: bytes, headers: dict[str, str]) -> httpx.Response | None:
+    async def _begun(self, path: str, content: bytes, headers: dict[str, str]) -> httpx.Response | None:
         """The answer to a request that is begun without a task; None if this one cannot be."""
         connection, ended = FakeConnection(content), list[BaseException | None]()
         given = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": path, "headers": given}
-        if self.app.begin(scope, content, connection.client, ended.append) is None:
+        if self.app.begin(scope, content, connection.client, ended.append, in_task) is None:
             assert (ended, connection.transport.written) == ([], [])
             assert not self.bodies.bytes_of("") + self.bodies.requests_of("")
             return None
+        while not ended:  # noqa: ASYNC110 - it waits for its turn
+            await asyncio.sleep(0)
         assert ended == [None]
         answer = Read(b"".join(connection.transport.written))
         return httpx.Response(answer.status, headers=answer.headers, content=answer.body)

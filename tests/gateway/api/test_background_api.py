@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from plait.backends.translation.answer_translator import write_event
 from plait.backends.translation.background_turn import replayed
+from plait.gateway.timer import loop_time_s
 from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
+from tests.waiting import WITHIN_S
 
 RESPONSES = "/v1/responses"
 TEXT = "a text that is longer than a piece"
@@ -119,7 +123,15 @@ async def test_what_cannot_be_is_refused(fields: dict[str, Any], param: str) -> 
         assert unknown.status == 404
 
 
-@pytest.mark.parametrize(("most", "status"), [(0, 400), (20, 400), (1_000, 200)])
+@pytest.mark.parametrize("given", ["no", "", 0, 1, [], {}])
+@pytest.mark.parametrize("name", ["background", "store"])
+async def test_background_and_store_are_booleans(name: str, given: object) -> None:
+    async with served_calls() as served:
+        refused = await served.send(RESPONSES, {"model": "m", "input": "hi", name: given})
+        assert (refused.status, refused.json["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize(("most", "status"), [(0, 400), (1_000, 400), (1_200, 200)])
 async def test_what_could_not_be_stored_is_not_begun(most: int, status: int) -> None:
     async with served_calls(max_response_bytes=most) as served:
         asked = await begin(served)
@@ -129,6 +141,28 @@ async def test_what_could_not_be_stored_is_not_begun(most: int, status: int) -> 
             return
         await served.engine.answer("hi", TEXT)
         assert (await retrieve(served, asked.json["id"])).json["status"] == "completed"
+
+
+async def test_one_that_is_too_large_to_be_stored_has_failed() -> None:
+    async with served_calls(max_response_bytes=1_500) as served:
+        response_id = await begun(served, instructions="be brief" * 10)
+        reader = await retrieve(served, response_id, "?stream=true")
+        with capture_logs() as logs:
+            await served.engine.answer("be brief" * 10 + "|hi", "x" * 1_000)
+        await asyncio.wait_for(reader.task, WITHIN_S)
+        failed = (await retrieve(served, response_id)).json
+        assert (failed["status"], failed["output"]) == ("failed", [])
+        assert failed["error"]["message"] == "The response is larger than this gateway stores. Ask for less."
+        assert events(reader)[-1]["error"]["code"] == "answer_too_large"
+        assert [line["session"] for line in logs if "too large" in line["event"]] == [response_id]
+
+
+async def test_it_names_the_model_and_not_its_alias() -> None:
+    async with served_calls(more={"models": [{"name": "m", "tokenizer": "embedded", "aliases": ["other"]}]}) as served:
+        queued = await begin(served, model="other")
+        assert queued.json["model"] == "m", "as the engine's answer in the foreground"
+        await served.engine.answer("hi", TEXT)
+        assert (await retrieve(served, queued.json["id"])).json["model"] == "m"
 
 
 async def test_what_an_engine_refuses_has_failed() -> None:
@@ -166,7 +200,7 @@ async def test_only_a_response_in_the_background_is_cancelled_or_streamed_again(
         response_id, stored = await begun(served), served.gateway._stored
         await served.engine.answer("hi", TEXT)
         (tenant,), plain = stored._tenants, b'{"id":"resp_1","status":"completed","background":false,"output":[]}'
-        stored.put(tenant, "resp_1", previous=None, items=b"[]", answer=plain, now_s=0.0)
+        stored.put(tenant, "resp_1", previous=None, items=b"[]", answer=plain, now_s=loop_time_s())
         for refused in (
             await served.send(f"{RESPONSES}/resp_1/cancel"),
             await retrieve(served, "resp_1", "?stream=true"),
@@ -228,3 +262,35 @@ async def test_a_response_that_ends_tells_its_events_again() -> None:
         told = events(exchange)[-1]["response"]
         written = b"".join(map(write_event, replayed(told)))
         assert read(written) == events(exchange)
+
+
+async def test_the_items_of_an_input_come_in_pages() -> None:
+    """Each item has an id, the same one each time, by which the next page begins."""
+    async with served_calls() as served:
+        given = [{"role": "user", "content": f"{number}"} for number in range(45)]
+        given[3]["id"] = "mine"
+        response_id = await begun(served, given)  # type: ignore[arg-type]
+        found, after, sizes = [], "", []
+        while True:
+            page = (await retrieve(served, response_id, f"/input_items{after}")).json
+            sizes.append(len(page["data"]))
+            found += page["data"]
+            assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+            if not page["has_more"]:
+                break
+            after = f"?after={page['last_id']}"
+        assert sizes == [20, 20, 5]
+        assert [item["content"] for item in found] == [item["content"] for item in reversed(given)]
+        assert len({item["id"] for item in found}) == 45
+        assert found[-4]["id"] == "mine"
+        first = (await retrieve(served, response_id, "/input_items?order=asc&limit=2")).json
+        assert [item["content"] for item in first["data"]] == ["0", "1"]
+        assert first["data"][0]["id"] == found[-1]["id"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=nothing"])
+async def test_a_page_that_cannot_be_is_refused(query: str) -> None:
+    async with served_calls() as served:
+        response_id = await begun(served)
+        refused = await retrieve(served, response_id, f"/input_items?{query}")
+        assert (refused.status, refused.json["error"]["param"]) == (400, query.partition("=")[0])

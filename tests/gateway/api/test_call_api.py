@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,9 +13,10 @@ from plait.gateway.api.call_api import CompletionApi
 from plait.gateway.asgi import ClientGoneError
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, PromptReader
 from plait.gateway.fleet.served_models import ModelNames
+from plait.gateway.intake import turns
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Objective, Slo
-from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api, FakeRelay, body_for
+from tests.gateway.api.fake_relay import CHAT, HI, MAX_BODY_BYTES, TEXT, Api, FakeRelay, body_for, in_task
 from tests.gateway.server.fake_connection import FakeConnection
 
 
@@ -214,7 +216,7 @@ async def test_a_defect_as_a_call_is_read_gives_its_body_back(
     monkeypatch.setattr(CompletionApi, "read", raising)
     connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
-    assert api.app.begin(scope, body, connection.client, ended.append) is not None
+    assert api.app.begin(scope, body, connection.client, ended.append, in_task) is not None
     assert (ended, api.bodies.bytes_of(""), api.bodies.requests_of("")) == ([defect], 0, 0)
     await api.http.aclose()
 
@@ -229,7 +231,7 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
     monkeypatch.setattr(FakeRelay, "cancel", lambda _, delivery: cancelled.append(delivery), raising=False)
     connection, body = FakeConnection(), b'{"model": "m", "prompt": "hi"}'
     scope = {"type": "http", "method": "POST", "path": TEXT, "headers": []}
-    call = api.app.begin(scope, body, connection.client, ended.append)
+    call = api.app.begin(scope, body, connection.client, ended.append, in_task)
     assert call is not None
     assert api.bodies.bytes_of("") > 0
     assert api.bodies.requests_of("") == 1
@@ -241,6 +243,86 @@ async def test_a_call_that_is_ended_from_outside_gives_its_body_back(
     assert (api.bodies.bytes_of(""), api.bodies.requests_of("")) == (0, 0)
     assert connection.client.on_gone is None
     await api.http.aclose()
+
+
+class Waiting:
+    """A call that waits for its turn, since another key has used this pass of the event loop."""
+
+    def __init__(self, prompts: PromptReader, monkeypatch: pytest.MonkeyPatch, *headers: tuple[bytes, bytes]) -> None:
+        monkeypatch.setattr(turns, "LONG_PASS_S", 0.01)
+        self.api, self.ended, self.tasks = Api(prompts, begins=True), list[BaseException | None](), list[str]()
+        self.connection = FakeConnection()
+        self.api.bodies.turns.charge("other", 1.0)
+        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": list(headers)}
+        call = self.api.app.begin(
+            scope,
+            b'{"model": "m", "prompt": "hi"}',
+            self.connection.client,
+            self.ended.append,
+            lambda: self.tasks.append("a task"),
+        )
+        assert call is not None
+        self.call = call
+        assert (self.ended, self.api.bodies.bytes_of(""), self.api.bodies.turns._turns.length) == ([], 0, 1)
+
+    async def passes(self) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (self.api.bodies.bytes_of(""), self.api.bodies.requests_of("")) == (0, 0)
+        assert self.connection.client.on_gone is None
+        assert self.api.bodies.turns._turns.length == 0
+        await self.api.http.aclose()
+
+
+async def test_a_call_waits_for_its_turn_without_a_task(prompts: PromptReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(prompts, monkeypatch)
+    await waiting.passes()
+    assert (waiting.ended, waiting.tasks) == ([None], [])
+    assert b"HTTP/1.1 200 " in b"".join(waiting.connection.transport.written)
+
+
+async def test_a_call_that_turns_out_to_need_a_task_gets_one_after_its_wait(
+    prompts: PromptReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(prompts, monkeypatch, (b"plait-session", b"s"))
+    await waiting.passes()
+    assert (waiting.ended, waiting.tasks) == ([], ["a task"])
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_call_that_is_ended_from_outside_waits_no_longer(
+    prompts: PromptReader, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    waiting = Waiting(prompts, monkeypatch)
+    if leaves:
+        waiting.connection.client.gone()
+    else:
+        waiting.call.cancel()
+    await waiting.passes()
+    assert (waiting.ended, waiting.tasks) == ([None] * leaves, [])
+    assert waiting.connection.transport.written == []
+
+
+async def test_a_call_that_waits_too_long_is_refused(prompts: PromptReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(prompts, monkeypatch)
+    monkeypatch.setattr(turns, "STANDING_S", -1.0)
+    monkeypatch.setattr(turns, "MOST_WAIT_S", -1.0)
+    await waiting.passes()
+    assert waiting.ended == [None]
+    assert b"gateway_busy" in b"".join(waiting.connection.transport.written)
+
+
+async def test_a_defect_of_a_call_that_has_waited_is_told(
+    prompts: PromptReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, defect = Waiting(prompts, monkeypatch), RuntimeError("a defect")
+
+    def raising(*_: object) -> None:
+        raise defect
+
+    monkeypatch.setattr(CompletionApi, "read", raising)
+    await waiting.passes()
+    assert waiting.ended == [defect]
 
 
 async def test_a_request_is_refused_while_most_connections_are_in_use_by_its_key(api: Api) -> None:

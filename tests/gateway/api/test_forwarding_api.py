@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from plait.gateway.calls.routes import CHAT_PATH, ROUTES
 from plait.policy.types import Slo
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api, body_for
 
@@ -271,3 +272,18 @@ async def test_a_context_overflow_has_the_words_of_the_api(api: Api) -> None:
     refused = await api.post(MESSAGES, {"messages": [{"role": "user", "content": long}], "max_tokens": 5})
     assert re.fullmatch(r"prompt is too long: \d+ tokens > 1000 maximum", refused.json()["error"]["message"])
     assert (await api.post(RESPONSES, {"input": long})).json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("routes", [frozenset(ROUTES), frozenset({CHAT_PATH})], ids=["forwarded", "translated"])
+async def test_an_answer_says_that_a_gateway_without_room_stores_no_response(
+    api: Api, monkeypatch: pytest.MonkeyPatch, routes: frozenset[str]
+) -> None:
+    monkeypatch.setattr(api.stored, "_max_bytes", 0)
+    api.router.health.answered("a", {"m": 1_000}, routes=routes)
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    response = await api.post("/v1/responses", {"model": "m", "input": "hi", "store": True})
+    (asked,) = api.relay.deliveries
+    if len(routes) == 1:
+        assert response.json()["store"] is False
+    else:
+        assert json.loads(asked.body.original)["store"] is False

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plait.gateway.chaining.slices import SLICE_S
+from plait.gateway.intake import turns
 from plait.gateway.programs.consequences import AT_ONCE
 from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle
 
@@ -17,11 +18,12 @@ CALLS = 100
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     """A piece of work takes a fifth of a slice."""
     async with served_calls() as served:
         pieces = count()
-        served.gateway._chained.runner.slices._clock = lambda: next(pieces) * SLICE_S / 5
+        monkeypatch.setattr(turns, "time", SimpleNamespace(thread_time=lambda: next(pieces) / 5))
+        monkeypatch.setattr(turns, "SLICE_S", 1.0)
         yield served
 
 

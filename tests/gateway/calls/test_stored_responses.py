@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.intake.turns import at_once
 
 TTL_S = 10.0
 
@@ -22,8 +24,16 @@ def put(
     stored.put(tenant, name, previous=previous, items=items, answer=answer, now_s=now_s)
 
 
+def held(_size: int) -> None:
+    """What is joined counts nowhere here."""
+
+
+def items(stored: StoredResponses, tenant: str, item_ids: list[str], now_s: float) -> dict[str, Any]:
+    return at_once(stored.items(tenant, item_ids, held, now_s))
+
+
 def names(stored: StoredResponses, name: str, now_s: float, tenant: str = "t") -> list[str]:
-    return [item.get("in") or item["out"] for item in stored.said_before(tenant, name, now_s)]
+    return [item.get("in") or item["out"] for item in at_once(stored.said_before(tenant, name, held, now_s))]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3)), max_size=40))
@@ -79,7 +89,7 @@ def test_a_gap_in_the_chain_is_the_callers_error() -> None:
     stored.delete("t", "a", 0.0)
     for name, missing in (("b", "'a', which 'b' continues, not found"), ("never", "'never' not found")):
         with pytest.raises(CallerError, match=missing) as caught:
-            stored.said_before("t", name, 0.0)
+            at_once(stored.said_before("t", name, held, 0.0))
         assert (caught.value.status, caught.value.code) == (400, "previous_response_not_found")
 
 
@@ -102,13 +112,13 @@ def test_items_are_found_by_their_ids_until_their_response_goes() -> None:
     for name, output in outputs.items():
         answer = json.dumps({"output": output}).encode()
         stored.put("t", name, previous=None, items=b"[]", answer=answer, now_s=0.0)
-    assert stored.items("t", ["i1"], 1.0) == {"i1": {"id": "i1", "n": 1}}
-    assert stored.items("other", ["i1"], 1.0) == {}
+    assert items(stored, "t", ["i1"], 1.0) == {"i1": {"id": "i1", "n": 1}}
+    assert items(stored, "other", ["i1"], 1.0) == {}
     stored.delete("t", "a", 2.0)
-    assert stored.items("t", ["i1", "i2"], 2.0) == {"i2": {"id": "i2"}}
-    assert stored.items("t", ["i2"], 3.0 + TTL_S) == {}
+    assert items(stored, "t", ["i1", "i2"], 2.0) == {"i2": {"id": "i2"}}
+    assert items(stored, "t", ["i2"], 3.0 + TTL_S) == {}
     for name in ("d", "e"):
         stored.put("t", name, previous=None, items=b"[]", answer=b'{"output": [{"id": "same"}]}', now_s=10.0)
     stored.delete("t", "d", 10.0)
-    assert stored.items("t", ["same"], 10.0) == {"same": {"id": "same"}}
+    assert items(stored, "t", ["same"], 10.0) == {"same": {"id": "same"}}
     stored.put("t", "odd", previous=None, items=b"[]", answer=b'{"output": 3}', now_s=20.0)

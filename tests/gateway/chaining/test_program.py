@@ -19,7 +19,7 @@ from plait.backends.errors import (
     ValueTooLargeError,
 )
 from plait.gateway.chaining.program import Program, entry
-from plait.gateway.chaining.slices import at_once
+from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.held_call import HeldCall, Output, ReadyCall
 from plait.policy.programs.needs import Mark
 from plait.policy.types import Objective, Slo

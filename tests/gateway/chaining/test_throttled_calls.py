@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -17,19 +18,25 @@ from tests.waiting import WITHIN_S
 
 
 class Throttling(Engine):
-    """Refuses the first deliveries."""
+    """Refuses the first deliveries. `logged` has the refusals that the relay would log."""
 
     refusals: list[LimitError]
+    logged: list[LimitError]
 
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         if self.refusals:
-            raise self.refusals.pop(0)
+            refusal = self.refusals.pop(0)
+            assert asked.begins_anew is not None
+            if not asked.begins_anew(Ending("refused", refusal.status, error=refusal)):
+                self.logged.append(refusal)
+            raise refusal
         return await super().run(asked, sink)
 
 
-def throttled(served: Served, *refusals: LimitError) -> None:
+def throttled(served: Served, *refusals: LimitError) -> Throttling:
     served.engine.__class__ = Throttling
-    served.engine.refusals = list(refusals)  # type: ignore[attr-defined]
+    served.engine.refusals, served.engine.logged = list(refusals), []  # type: ignore[attr-defined]
+    return cast("Throttling", served.engine)
 
 
 def limit(code: str | None = "calls_per_second", retry_after_s: float | None = 0.01) -> LimitError:
@@ -51,7 +58,7 @@ async def chain(served: Served) -> Exchange:
 
 async def test_a_call_waits_for_its_tenants_limits() -> None:
     async with served_calls() as served:
-        throttled(served, limit(), limit("tokens_per_second"), limit("too_many_waiting"))
+        engine = throttled(served, limit(), limit("tokens_per_second"), limit("too_many_waiting"))
         got = await chain(served)
         await until(lambda: "Write " in served.engine.running)
         await served.engine.answer("Write ", "print()")
@@ -59,6 +66,7 @@ async def test_a_call_waits_for_its_tenants_limits() -> None:
         await served.engine.answer("Test print(): ", "fine")
         await asyncio.wait_for(got.task, WITHIN_S)
         assert got.json["value"] == "fine"
+        assert [refusal.code for refusal in engine.logged] == ["calls_per_second"], "once, however often it is refused"
 
 
 async def test_a_call_that_waits_for_a_limit_gets_its_present_objectives() -> None:

@@ -11,6 +11,7 @@ import pytest
 from plait.gateway.config.sections import Config, StoreConfig
 from plait.gateway.durability.durability import new_durability
 from plait.gateway.durability.replay import Replay
+from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.record import SessionEvent
 from plait.gateway.programs.session import Session
 from plait.gateway.store import group_commit
@@ -233,7 +234,7 @@ async def test_stored_responses_outlive_the_gateway(path: Path) -> None:
         await first.stored()
     async with durable(path) as second:
         now_s = asyncio.get_running_loop().time()
-        assert second.gateway._stored.said_before("t", "r2", now_s) == []
+        assert at_once(second.gateway._stored.said_before("t", "r2", lambda _size: None, now_s)) == []
         with pytest.raises(Exception, match="no response 'r1'"):
             second.gateway._stored.get("t", "r1", now_s)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from plait.gateway.durability.durability import RecoveringError
 from plait.gateway.durability.recorded import SESSION
+from plait.gateway.intake import turns
 from plait.gateway.store.event_log import Change
+from plait.gateway.timer import loop_time_s
 from tests.gateway.api.test_background_api import TEXT, begin, begun, events, numbers, retrieve, text_of
 from tests.gateway.chaining.chained_gateway import settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, held_commits
@@ -18,6 +22,18 @@ from tests.gateway.durability.durable_gateway import DurableServed, durable, hel
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store" / "plait.db"
+
+
+ANSWER = b'{"output": []}' + b" " * 100
+
+
+async def put(served: DurableServed, tenant: str, count: int) -> list[str]:
+    """Store so many responses. Returns their ids."""
+    names = [f"resp_{number}" for number in range(count)]
+    for name in names:
+        served.gateway._stored.put(tenant, name, previous=None, items=b"[]", answer=ANSWER, now_s=loop_time_s())
+    await served.stored()
+    return names
 
 
 async def found(served: DurableServed, response_id: str) -> Any:
@@ -58,6 +74,34 @@ async def test_one_that_has_ended_is_there_and_not_made_again(path: Path) -> Non
         assert events(stream)[-1]["response"] == completed
         await begun(second, "and?", previous_response_id=response_id)
         assert list(second.engine.running) == [f"hi|{TEXT}|and?"]
+
+
+async def test_what_is_asked_for_is_restored_before_the_rest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with durable(path) as first:
+        await first.value("x", "1")
+        (tenant,) = first.executor.sessions.tenants
+        names = await put(first, tenant, 20)
+        await first.send("/v1/variables", {"session_id": "last", "semantic_var_id": "x", "value": "2"})
+    monkeypatch.setattr(turns, "SLICE_S", -1.0)  # one in each turn of the loop
+    second = DurableServed(path)
+    recovering, stored = asyncio.ensure_future(second.recover()), second.gateway._stored
+    while not stored.size_bytes(tenant):  # noqa: ASYNC110 - as a client that comes again
+        await asyncio.sleep(0)
+    with pytest.raises(RecoveringError):
+        second.durability.check(is_whole=True)
+    assert stored.get(tenant, names[-1], loop_time_s()).answer == ANSWER
+    assert second.executor.sessions.find(tenant, "last", loop_time_s()).values == {"x": "2"}
+    stored.put(tenant, names[-2], previous=None, items=b"[]", answer=b"{}", now_s=loop_time_s())
+    stored.delete(tenant, names[-3], loop_time_s())
+    assert stored.size_bytes(tenant) < 10 * len(ANSWER), "most are not restored yet"
+    await recovering
+    second.durability.check(is_whole=True)
+    assert [name for name in names if not stored.has(tenant, name)] == [names[-3]]
+    assert stored.get(tenant, names[-2], loop_time_s()).answer == b"{}"
+    await second.kill()
+    async with durable(path) as third:
+        assert [name for name in names if not third.gateway._stored.has(tenant, name)] == [names[-3]]
+        assert third.gateway._stored.get(tenant, names[-2], loop_time_s()).answer == b"{}"
 
 
 async def test_one_that_was_cancelled_stays_so(path: Path) -> None:

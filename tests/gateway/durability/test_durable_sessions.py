@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.chaining import slices
+from plait.gateway.intake import turns
 from plait.gateway.timer import loop_time_s
 from tests.gateway.chaining.chained_gateway import CHAT, events, settle
 from tests.gateway.durability.durable_gateway import DurableServed, durable, held_commits
@@ -235,7 +235,7 @@ async def test_a_session_that_is_asked_for_is_made_before_the_others(
     async with durable(path) as first:
         for name in names:
             await first.send("/v1/variables", {"session_id": name, "semantic_var_id": "x", "value": name})
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one session in each turn of the loop
+    monkeypatch.setattr(turns, "SLICE_S", -1.0)  # one session in each turn of the loop
     served = DurableServed(path)
     recovering = asyncio.ensure_future(served.recover())
     while not len(served.executor.sessions):  # noqa: ASYNC110 - as a client that comes again

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from plait.gateway.intake import turns
 from tests.gateway.api.test_background_api import RESPONSES, TEXT, events, retrieve, text_of
 from tests.gateway.chaining.chained_gateway import settle
 from tests.gateway.durability.durable_gateway import DurableServed
 from tests.gateway.durability.shared_gateways import gateway, shared_memory
+from tests.gateway.durability.test_durable_responses import ANSWER, put
 from tests.gateway.durability.test_shared_sessions import ended, epoch_of, until
 from tests.gateway.peers.shared_memory import SharedMemory
 
@@ -34,6 +36,26 @@ async def test_another_gateway_goes_on_with_it(shared: SharedMemory) -> None:
         await two.engine.answer("hi", TEXT)
         assert text_of(await ended(stream)) == TEXT
         assert (await ended(await retrieve(two, response_id))).json["status"] == "completed"
+
+
+async def test_one_of_a_gateway_that_is_away_is_never_said_to_be_nowhere(
+    shared: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway("one") as one, gateway("two") as two:
+        await ended(await one.value("x", "1"))
+        (tenant,) = one.executor.sessions.tenants
+        *_, last = await put(one, tenant, 300)
+        await one.hang()
+        shared.stale(epoch_of(one))
+        body = {"model": "m", "input": "and?", "previous_response_id": last, "background": True}
+        for asked in (await retrieve(two, last), await two.send(RESPONSES, body)):
+            assert (await ended(asked)).refusal == (503, "gateway_unavailable")
+        monkeypatch.setattr(turns, "SLICE_S", -1.0)  # one is restored in each turn of the loop
+        shared.give_up(epoch_of(one))
+        while (asked := await ended(await retrieve(two, last))).status != 200:
+            assert asked.refusal == (503, "gateway_unavailable")
+        assert two.gateway._stored.size_bytes(tenant) < 200 * len(ANSWER), "most are not restored yet"
+        assert (await ended(await retrieve(two, "resp_never"))).status == 404
 
 
 async def test_a_gateway_that_was_given_up_tells_nothing_of_it(shared: SharedMemory) -> None:

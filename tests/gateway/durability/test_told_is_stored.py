@@ -265,8 +265,9 @@ class Away:
     def __init__(self, error: PlaitError | None) -> None:
         self._error = error
 
-    def check(self) -> None:
-        pass
+    def check(self, *, is_whole: bool = False) -> None: ...
+
+    def make(self, tenant: str, response_id: str) -> None: ...
 
     def append(self, changes: Sequence[Change]) -> None:
         pass

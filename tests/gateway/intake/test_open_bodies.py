@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from starlette.types import Message, Receive
 
 from plait.backends.errors import BodyTooLargeError, LimitError, TooManyOpenRequestsError
 from plait.gateway.asgi import PART_BYTES, ClientGoneError, Headers
-from plait.gateway.intake.open_bodies import LARGE_BYTES, BodyPace, OpenBodies, OpenBody
+from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 
 MOST, MOST_OF_ALL, MANY = 10, 25, 2**30
 
@@ -159,46 +158,37 @@ async def test_a_body_is_its_pieces(pieces: list[bytes]) -> None:
     assert await read(sending(*pieces, b""), [], 8 * PART_BYTES) == b"".join(pieces)
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 0.1), st.integers(1, 2**20))))
-def test_a_tenants_bytes_have_their_turns_at_the_pace(events: list[tuple[str, float, int]]) -> None:
-    pace, now_s, turns = BodyPace(1e6), 5.0, dict[str, list[tuple[float, int]]]()
-    for tenant, later_s, size in events:
-        now_s += later_s
-        turns.setdefault(tenant, []).append((now_s + pace.wait_s(tenant, size, now_s), size))
-    for of_one in turns.values():  # another tenant's do not matter
-        for (before_s, size), (after_s, _) in pairwise(of_one):
-            assert after_s >= before_s + size / 1e6 - 1e-9
+async def test_a_body_that_costs_much_yields_between_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies, turns = OpenBodies(2**20, 2**22), list[str]()
+
+    async def go_on(tenant: str) -> None:
+        turns.append(tenant)
+
+    monkeypatch.setattr(bodies.turns, "go_on", go_on)
+    with OpenBody(bodies, "a") as body:
+        await body.read(sending(*[bytes(2**16)] * 16), [])
+    assert turns == ["a"] * 16
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-async def test_a_large_body_waits_only_while_the_loop_is_late(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = OpenBodies(2**20, 2**22, BodyPace(10 * 2**20))
-    monkeypatch.setattr(bodies.turns, "is_late", lambda: is_late)
-    loop = asyncio.get_running_loop()
-
-    async def taken(*pieces: bytes) -> float:
-        with OpenBody(bodies, "a") as body:
-            await body.read(sending(*pieces), [])
-        return loop.time()
-
-    began_s = loop.time()
-    large = [bytes(LARGE_BYTES)] * 16
-    ended_s = await asyncio.gather(taken(*large), taken(b"small"), taken(*large))
-    if is_late:
-        assert ended_s[1] < min(ended_s[0], ended_s[2])
-        assert max(ended_s) - began_s >= 0.18  # 2 MiB came, but for the first 64 KiB of each
-    else:
-        assert bodies._pace.wait_s("a", 1, began_s) == 0  # nothing was charged
+async def test_what_belongs_to_a_body_counts_with_it() -> None:
+    bodies = OpenBodies(MOST, MOST_OF_ALL)
+    with OpenBody(bodies, "a") as body:
+        await body.read(sending(b"01"), [])
+        body.hold(MOST - 2)
+        assert bodies.bytes_of("a") == 2 * MOST - 2
+        with pytest.raises(BodyTooLargeError, match=f"{MOST} bytes"):
+            body.hold(1)
+    assert bodies.bytes_of("a") == 0
 
 
 async def test_a_body_is_read_and_counted_once() -> None:
     bodies, scope = OpenBodies(MOST, MOST_OF_ALL), dict[str, Any]()
-    with bodies.open(scope, "a") as first:
+    async with bodies.request(scope, "a") as first:
         assert await first.read(sending(b"01234"), []) == b"01234"
         with bodies.open(scope, "a") as again:
             assert await again.read(sending(b"never read"), []) == b"01234"
             with pytest.raises(BodyTooLargeError, match="4 bytes"):
                 await again.read(sending(b""), [], 4)
             assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (5, 1)
-        assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (0, 0)
+        assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (0, 1)
     assert (bodies.bytes_of("a"), bodies.requests_of("a")) == (0, 0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from starlette.types import Message
 
 from plait.backends.errors import PeerUnavailableError
 from plait.gateway.peers.forwarding import Forwarding
+from plait.gateway.peers.membership import UnreachableStoreError
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import Checked, Forwarded, PeerKey
 from plait.gateway.store.event_log import StreamKey
@@ -40,13 +41,23 @@ class Peer:
         writer.close()
 
 
+class Unreachable:
+    """A membership whose store is out of reach."""
+
+    async def holder(self, _stream: StreamKey) -> str | None:
+        raise UnreachableStoreError
+
+
 @asynccontextmanager
-async def forwarding(answer: bytes) -> AsyncIterator[tuple[Forwarding, Peer]]:
-    peer = Peer(answer)
-    async with await asyncio.start_server(peer.serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        made = Forwarding(Peers({"0": "", "1": f"http://127.0.0.1:{port}"}, "0", KEY))
-        yield made, peer
+async def forwarding(*answers: bytes) -> AsyncIterator[tuple[Forwarding, Peer]]:
+    """Gateway 0 and the others, of which each has one answer. Yields the first of these, too."""
+    peers, urls = [Peer(answer) for answer in answers], {"0": ""}
+    async with AsyncExitStack() as servers:
+        for number, peer in enumerate(peers, 1):
+            server = await servers.enter_async_context(await asyncio.start_server(peer.serve, "127.0.0.1", 0))
+            urls[str(number)] = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        made = Forwarding(Peers(urls, "0", KEY))
+        yield made, peers[0]
         await made.aclose()
 
 
@@ -107,23 +118,46 @@ async def test_a_gateway_that_does_not_answer_is_said_to_be_unavailable() -> Non
     assert (raised.value.status, raised.value.retry_after_s) == (503, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("answer", "of_owner", "of_another"),
-    [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "1", "1"),
-        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", None, None),
-        (b"HTTP/1.1 503 Recovering\r\ncontent-length: 0\r\n\r\n", "1", None),
-        (b"", PeerUnavailableError, None),
-    ],
-    ids=["there", "not there", "recovering", "silent"],
+THERE, NOT_THERE, RECOVERING, SILENT = (
+    b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+    b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+    b"HTTP/1.1 503 Recovering\r\ncontent-length: 0\r\n\r\n",
+    b"",
 )
-async def test_who_may_make_a_response_is_waited_for(answer: bytes, of_owner: Any, of_another: Any) -> None:
-    async with forwarding(answer) as (made, _):
-        for name, wanted in (("1", of_owner), ("0", of_another)):
-            names = (f"resp_{number}" for number in range(100))
-            stream = StreamKey("response", "t", next(one for one in names if made.peers.owner("t", one) == name))
+RESPONSES = [StreamKey("response", "t", f"resp_{number}") for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [
+        ([THERE, NOT_THERE], "1"),
+        ([NOT_THERE, THERE], "2"),
+        ([NOT_THERE, NOT_THERE], None),
+        ([RECOVERING, NOT_THERE], PeerUnavailableError),
+        ([NOT_THERE, SILENT], PeerUnavailableError),
+        ([SILENT, THERE], "2"),
+        ([RECOVERING, THERE], "2"),
+    ],
+)
+async def test_a_response_is_nowhere_only_if_each_gateway_says_so(answers: Sequence[bytes], wanted: Any) -> None:
+    async with forwarding(*answers) as (made, _):
+        for stream in RESPONSES:  # whichever gateway a hash gives them to: a response is stored where its call ran
             if wanted is PeerUnavailableError:
-                with pytest.raises(PeerUnavailableError):
+                with pytest.raises(PeerUnavailableError) as caught:
                     await made.holder(stream, "/v1/responses/x", ())
+                assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
             else:
                 assert await made.holder(stream, "/v1/responses/x", ()) == wanted
+
+
+@pytest.mark.parametrize(("answer", "wanted"), [(THERE, "1"), (NOT_THERE, None)])
+async def test_without_the_store_those_that_are_there_cannot_say_that_a_response_is_nowhere(
+    answer: bytes, wanted: str | None
+) -> None:
+    async with forwarding(answer) as (made, _):
+        made.membership = Unreachable()  # type: ignore[assignment]
+        if wanted is None:
+            with pytest.raises(UnreachableStoreError):
+                await made.holder(RESPONSES[0], "/v1/responses/x", ())
+        else:
+            assert await made.holder(RESPONSES[0], "/v1/responses/x", ()) == wanted

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.chaining.program import Program, entry
-from plait.gateway.chaining.slices import at_once
+from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.held_call import HeldCall, Promise
 from plait.gateway.programs.session import promised
 from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plait.backends.errors import ConflictError
 from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, new_step
 from plait.gateway.chaining.program import Program, entry
-from plait.gateway.chaining.slices import at_once
+from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.held_call import HeldCall, Output
 from plait.gateway.programs.session_errors import FailureCause, variable_failed
 from plait.policy.programs.request_graph_state import VariableState

@@ -66,6 +66,9 @@ class FakeConnection:
         """All of an answer is written."""
         self.answered += 1
 
+    def answer_in_task(self, _request: ServedRequest) -> None:
+        raise AssertionError("nothing here needs a task")
+
     def resume_reading(self) -> None:
         """The client's bytes are there."""
 

@@ -20,7 +20,7 @@ class Begins:
         self.begun = 0
         self.cancelled = asyncio.Event()
 
-    def begin(self, scope: Scope, body: bytes, client: ServedRequest, on_end: OnEnd) -> Begins | None:
+    def begin(self, scope: Scope, body: bytes, client: ServedRequest, on_end: OnEnd, _in_task: object) -> Begins | None:
         self.begun += 1
         if scope["path"] == "/waits":
             client.on_gone = self.cancelled.set

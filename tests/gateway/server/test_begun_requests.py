@@ -27,7 +27,7 @@ class Begun:
         self._takes = takes
         self._defect = defect
 
-    def begin(self, _scope: Any, _body: bytes, _client: Any, on_end: OnEnd) -> Begun | None:
+    def begin(self, _scope: Any, _body: bytes, _client: Any, on_end: OnEnd, _in_task: object) -> Begun | None:
         if self._defect is not None:
             raise self._defect
         self.on_end = on_end

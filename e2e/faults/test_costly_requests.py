@@ -1,0 +1,256 @@
+"""Requests of few bytes that make much work: what others notice of it, in CPU time of the gateway's event loop."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from e2e.server_process import NO_TLS, Server, eventually
+from e2e.servers import Launcher
+from e2e.stub_engine import JSON, Received, Script, StubEngine
+from tests.waiting import WITHIN_S
+
+MIB: Final = 2**20
+COSTLY, OTHER = "sk-costly", "sk-other"
+MAX_OPEN_BYTES: Final = 256 * MIB
+STALL_S: Final = 0.1
+LATER_S: Final = 0.2
+PICTURE: Final = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * 30 * MIB}"}
+BOUNDARY: Final = b"b" * 60
+TOKENS: Final = 8_000
+CALL: Final = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Engine(StubEngine):
+    """Answers at once, on both of its routes."""
+
+    def __init__(self) -> None:
+        super().__init__(routes=["/v1/chat/completions", "/v1/responses", "/v1/audio/transcriptions"])
+        self._numbers = count()
+
+    def answer(self, received: Received) -> Script:
+        number = next(self._numbers)
+        self.received.clear()  # each may have 30 MB
+        if received.path == "/v1/responses":
+            answer = {"id": f"resp_{number}", "object": "response", "status": "completed", "output": []}
+            return Script([json.dumps(answer).encode()], headers=JSON)
+        if b'"stream":true' in received.body.replace(b" ", b""):
+            return Script(list(_long_answer()))
+        message = {"role": "assistant", "content": "hello"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        whole = {"id": f"c{number}", "object": "chat.completion", "model": "demo", "choices": [choice]}
+        return Script([json.dumps(whole).encode()], headers=JSON)
+
+
+def _long_answer() -> Iterator[bytes]:
+    """The events of a chat of many tokens, each with its log probability, in a few pieces."""
+    tokens: list[dict[str, Any]] = [
+        {"token": f"t{number} ", "logprob": -0.5, "bytes": None, "top_logprobs": []} for number in range(TOKENS)
+    ]
+    for begin in range(0, TOKENS, 100):
+        events = []
+        for token in tokens[begin : begin + 100]:
+            choice = {"index": 0, "delta": {"content": token["token"]}, "logprobs": {"content": [token]}}
+            events.append({"id": "c", "object": "chat.completion.chunk", "model": "demo", "choices": [choice]})
+        yield b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+    last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    end = {"id": "c", "object": "chat.completion.chunk", "model": "demo", "choices": [last]}
+    yield b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(end).encode()
+
+
+@dataclass
+class Noticed:
+    """What others notice, in CPU s of the event loop while each request waits. `memory_bytes`: the most."""
+
+    health_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
+
+
+@dataclass
+class Served:
+    gateway: Server
+    idle: Noticed
+
+    @property
+    def worker(self) -> int:
+        """The process that answers."""
+        children = Path(f"/proc/{self.gateway.pid}/task/{self.gateway.pid}/children").read_text().split()
+        return int(children[0]) if children else self.gateway.pid
+
+    def cpu_s(self) -> float:
+        """CPU time of the event loop's thread."""
+        pid = self.worker
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def client(self, key: str) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.Client(
+            base_url=self.gateway.url, headers=headers, trust_env=False, verify=NO_TLS, timeout=WITHIN_S
+        )
+
+    def noticed_beside(self, attack: Callable[[], object], least: int = 20) -> Noticed:
+        """Ask for health and send calls of another key, until the attack has ended."""
+        noticed, errors = Noticed(), list[BaseException]()
+
+        def attacks() -> None:
+            try:
+                attack()
+            except BaseException as error:
+                errors.append(error)
+                raise
+
+        attacking = threading.Thread(target=attacks)
+        with self.client(OTHER) as other:
+            attacking.start()
+            while attacking.is_alive() or len(noticed.calls_s) < least:
+                noticed.health_s.append(self._cost(lambda: other.get("/health")))
+                noticed.calls_s.append(self._cost(lambda: other.post("/v1/chat/completions", json=CALL)))
+                noticed.memory_bytes = max(noticed.memory_bytes, self.gateway.resident_bytes)
+                time.sleep(0.002)
+        attacking.join()
+        assert not errors, errors
+        return noticed
+
+    def _cost(self, ask: Callable[[], httpx.Response]) -> float:
+        before_s = self.cpu_s()
+        assert ask().status_code == 200
+        return self.cpu_s() - before_s
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = {"api_keys": [COSTLY, OTHER], "max_open_body_bytes": MAX_OPEN_BYTES}
+    with Engine() as engine, Launcher(tmp_path_factory.mktemp("costly")) as launch:
+        gateway = launch.gateway([{"name": "stub", "url": engine.url}], server=server)
+        gateway.start()
+        gateway.wait_until_ready()
+        eventually(lambda: gateway.metric("plait_engine_up") == gateway.processes)
+        served = Served(gateway, Noticed())
+        served.noticed_beside(lambda: None, least=50)
+        served.idle = served.noticed_beside(lambda: None, least=200)
+        yield served
+
+
+def check(served: Served, noticed: Noticed, before_bytes: int) -> None:
+    assert max(noticed.health_s) <= STALL_S + max(served.idle.health_s)
+    assert max(noticed.calls_s) <= LATER_S + max(served.idle.calls_s)
+    assert noticed.memory_bytes - before_bytes <= MAX_OPEN_BYTES
+
+
+def _at_once(clients: int, work: Callable[[], object]) -> list[Any]:
+    with ThreadPoolExecutor(clients) as pool:
+        return [done.result() for done in [pool.submit(work) for _ in range(clients)]]
+
+
+def _unread(served: Served, path: str, clients: int) -> None:
+    """GETs whose clients do not read, for a while."""
+    request = f"GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {COSTLY}\r\n\r\n".encode()
+    sockets = []
+    for _ in range(clients):
+        one = socket.create_connection(("127.0.0.1", served.gateway.port))
+        one.sendall(request)
+        sockets.append(one)
+    time.sleep(3)
+    for one in sockets:
+        one.close()
+
+
+def _stored_picture(client: httpx.Client) -> str:
+    content = [PICTURE, {"type": "input_text", "text": "what is it?"}]
+    body = {"model": "demo", "input": [{"type": "message", "role": "user", "content": content}]}
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    response_id: str = answer.json()["id"]
+    return response_id
+
+
+def test_continued_conversations_with_large_pictures(served: Served) -> None:
+    with served.client(COSTLY) as client:
+        previous = _stored_picture(client)
+        body = {"model": "demo", "input": "and now?", "previous_response_id": previous}
+        before_bytes = served.gateway.resident_bytes
+
+        def attack() -> None:
+            statuses = _at_once(60, lambda: client.post("/v1/responses", json=body).status_code)
+            assert set(statuses) <= {200, 429}
+            assert 200 in statuses
+
+        noticed = served.noticed_beside(attack)
+        longer = {**body, "input": [{"type": "message", "role": "user", "content": [PICTURE]}]}
+        assert client.post("/v1/responses", json=longer).status_code == 413
+    check(served, noticed, before_bytes)
+
+
+def test_items_that_nobody_reads(served: Served) -> None:
+    with served.client(COSTLY) as client:
+        previous = _stored_picture(client)
+    before_bytes = served.gateway.resident_bytes
+    noticed = served.noticed_beside(lambda: _unread(served, f"/v1/responses/{previous}/input_items", 60))
+    check(served, noticed, before_bytes)
+
+
+def test_replays_of_a_long_answer(served: Served) -> None:
+    with served.client(COSTLY) as client:
+        body = {"model": "demo", "input": "much", "background": True, "include": ["message.output_text.logprobs"]}
+        begun = client.post("/v1/responses", json=body)
+        assert begun.status_code == 200, begun.text
+        path = f"/v1/responses/{begun.json()['id']}"
+        eventually(lambda: client.get(path).json()["status"] == "completed")
+        assert len(client.get(path).content) > MIB // 2
+        before_bytes = served.gateway.resident_bytes
+
+        def attack() -> None:
+            replays = _at_once(20, lambda: client.get(path, params={"stream": "true"}))
+            assert {replay.status_code for replay in replays} == {200}
+            assert {replay.content.count(b"output_text.delta") for replay in replays} >= {2 * TOKENS}
+
+        noticed = served.noticed_beside(attack)
+    check(served, noticed, before_bytes)
+
+
+def test_forms_that_look_like_their_boundary(served: Served) -> None:
+    line = b"\r\n--" + BOUNDARY[:-1] + b"a"
+    form = b"".join((
+        b"--", BOUNDARY, b'\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--', BOUNDARY,
+        b'\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n',
+        line * (31 * MIB // len(line)), b"\r\n--", BOUNDARY, b"--\r\n",
+    ))  # fmt: skip
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY.decode()}"}
+    before_bytes = served.gateway.resident_bytes
+
+    def attack() -> None:
+        with served.client(COSTLY) as client:
+            send = lambda: client.post("/v1/audio/transcriptions", content=form, headers=headers)  # noqa: E731
+            assert {sent.status_code for sent in _at_once(4, send)} == {200}
+
+    check(served, served.noticed_beside(attack), before_bytes)
+
+
+def test_a_session_of_many_variables(served: Served) -> None:
+    names: Sequence[str] = [f"variable_{number}" for number in range(20_000)]
+    with served.client(COSTLY) as client:
+        for begin in range(0, len(names), 5_000):
+            values = dict.fromkeys(names[begin : begin + 5_000], "1")
+            answer = client.post("/v1/programs", json={"session": "large", "values": values, "calls": []})
+            assert answer.status_code in {200, 202}, answer.text
+        before_bytes = served.gateway.resident_bytes
+
+        def attack() -> None:
+            answers = _at_once(20, lambda: client.get("/v1/sessions/large"))
+            assert {answer.status_code for answer in answers} == {200}
+            assert len(answers[0].json()["variables"]) == len(names)
+
+        noticed = served.noticed_beside(attack)
+    check(served, noticed, before_bytes)

@@ -1,0 +1,109 @@
+"""ASGI middleware in front of all routes that are no calls: one door for their requests and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plait.backends.errors import AuthenticationError, LimitError, PlaitError
+from plait.gateway.api.error_answers import error_body
+from plait.gateway.asgi import OnRefused, id_of, in_parts, send_error
+from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
+
+SHARED: Final = "/v1/"
+"""The routes of tenants. All others are for operators and for health checks, which never wait."""
+
+
+class OwnRoutes:
+    """A tenant's request waits for its turn, and counts until its end. Its steps are charged to the tenant.
+
+    An answer of known length counts among the tenant's open bytes until its client has read it. All are sent in parts,
+    as the client reads. Each answer names its request. `tenant_of` checks a request's key, `on_refused` is called with
+    the errors that this middleware answers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, bodies: OpenBodies, *, tenant_of: Callable[[Scope], str], on_refused: OnRefused
+    ) -> None:
+        self._app = app
+        self._bodies = bodies
+        self._tenant_of = tenant_of
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        tenant = self._account(scope)
+        await self._bodies.turns.charged(tenant, self._answer(tenant, scope, receive, send))
+
+    def _account(self, scope: Scope) -> str:
+        """The tenant that is charged. The application refuses a wrong key."""
+        try:
+            return self._tenant_of(scope) if scope["path"].startswith(SHARED) else ADMIN
+        except AuthenticationError:
+            return ADMIN
+
+    async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(self._bodies, tenant, scope, send, self._on_refused)
+        async with AsyncExitStack() as held:
+            if tenant != ADMIN:
+                try:
+                    await held.enter_async_context(self._bodies.request(scope, tenant))
+                except PlaitError as error:
+                    await answer.refuse(error)
+                    return
+            try:
+                await self._app(scope, receive, answer.send)
+            finally:
+                answer.end()
+
+
+class _Answer:
+    """The answer to one request, on its way to the client."""
+
+    def __init__(self, bodies: OpenBodies, tenant: str, scope: Scope, to_client: Send, on_refused: OnRefused) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self._scope = scope
+        self._to_client = to_client
+        self._on_refused = on_refused
+        self._unread_bytes = 0
+        self._is_refused = False
+
+    async def send(self, message: Message) -> None:
+        if self._is_refused:
+            return
+        if message["type"] == "http.response.start":
+            await self._begin(message)
+            return
+        for part in in_parts(message.get("body", b""), more_body=message.get("more_body", False)):
+            await self._to_client(part)
+            await self._bodies.turns.go_on(self._tenant)
+
+    async def _begin(self, head: Message) -> None:
+        headers = list(head.get("headers", ()))
+        said = dict(headers)
+        try:
+            size = int(said.get(b"content-length", 0))
+            self._bodies.add(self._tenant, size)
+        except LimitError as error:
+            await self.refuse(error)
+            return
+        self._unread_bytes = size
+        if b"x-request-id" not in said:
+            headers.append((b"x-request-id", id_of(self._scope).encode("latin-1")))
+        await self._to_client({**head, "headers": headers})
+
+    async def refuse(self, error: PlaitError) -> None:
+        """Answer with an error instead."""
+        self._is_refused = True
+        self._on_refused(self._scope, error)
+        await send_error(self._to_client, error, id_of(self._scope), error_body(self._scope["path"], error))
+
+    def end(self) -> None:
+        self._bodies.remove(self._tenant, self._unread_bytes)
+        self._unread_bytes = 0

@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 
 SHOWN_HEADERS = (
-    "x-request-id", "retry-after", "plait-engine", "plait-placement", "plait-cached-tokens", "plait-loaded-tokens",
-    "plait-waited-s", "plait-slo", "plait-session", "plait-session-position", "plait-ignored",
+    "x-request-id", "request-id", "retry-after", "plait-engine", "plait-placement", "plait-cached-tokens",
+    "plait-loaded-tokens", "plait-waited-s", "plait-slo", "plait-session", "plait-session-position", "plait-ignored",
 )  # fmt: skip
 """The headers of an answer that the script of a page may read (CORS)."""
 

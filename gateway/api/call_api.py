@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, MethodNotAllowedError, NoWebSocketError, PlaitError
 from plait.backends.protocol.client_bodies import mended
@@ -56,6 +56,7 @@ from plait.gateway.calls.routes import (
     CHAT_PATH,
     INPUT_TOKENS_PATH,
     KINDS,
+    MESSAGES_PATH,
     RESPONSES_PATH,
     ROUTES,
     CallRoute,
@@ -290,6 +291,17 @@ class ForwardingApi:
         await send_whole(send, 200, headers, answer)
 
 
+def _named(send: Send, request_id: str) -> Send:
+    """A `send` that names the request as Anthropic's API does."""
+
+    async def named(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"request-id", request_id.encode("latin-1"))]}
+        await send(message)
+
+    return named
+
+
 async def _answered() -> None:
     """Nothing is left to do: another gateway has answered."""
 
@@ -404,6 +416,8 @@ class CallApi:
             await self.rest(scope, receive, send)
             return
         call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), ""))
+        if path == MESSAGES_PATH:
+            send = _named(send, id_of(scope))
         try:
             tenant = call.check(scope)
             await self.bodies.turns.charged(tenant, call.answer(scope, receive, send))

@@ -62,6 +62,14 @@ async def test_else_it_is_translated(api: Api, path: str, routes: Any, more: dic
 
 
 @pytest.mark.parametrize("routes", [[], list(ASK)], ids=["translated", "forwarded"])
+@pytest.mark.parametrize("body", [ASK[MESSAGES], {}], ids=["answered", "refused"])
+async def test_anthropics_clients_find_the_request_by_its_name(api: Api, routes: list[str], body: Any) -> None:
+    has(api, *routes)
+    response = await api.post(MESSAGES, body, x_request_id="mine")
+    assert response.headers["request-id"] == "mine"
+
+
+@pytest.mark.parametrize("routes", [[], list(ASK)], ids=["translated", "forwarded"])
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

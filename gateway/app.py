@@ -302,6 +302,10 @@ class Gateway:
             on_change=self._recovery.on_change,
         )
 
+    def needs_keys(self) -> bool:
+        """Whether a call needs an API key."""
+        return not self._keys.is_open
+
     def reload(self, load: Callable[[], Config]) -> None:
         """Read the configuration again, and apply what can change at run time. Logs errors; drops no call."""
         self._reloading.reload(load)

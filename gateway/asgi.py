@@ -298,6 +298,9 @@ class Nowhere:
 ID: Final = "plait.id"
 """The key of `id_of` in a scope."""
 
+ON_KNOWN: Final = "plait.on_known"
+"""The key in a scope for the function to call if the request has a valid key. Absent once its connection is known."""
+
 
 class Client(msgspec.Struct, eq=False, kw_only=True):
     """The client of a request. The server calls `gone` when it disconnects, which calls `on_gone`."""

@@ -135,7 +135,7 @@ def test_templates_of_clients_cost_nobody_else_anything(gateway: Server, templat
 
 def test_connections_are_bounded_and_answered(launch: Launcher) -> None:
     engine = launch.engine("demo-1")
-    gateway = launch.gateway([engine], server={**LIMITS, "header_timeout_s": WITHIN_S})
+    gateway = launch.gateway([engine], server={**LIMITS, "api_keys": [], "header_timeout_s": WITHIN_S})
     Fleet(gateway, {engine.name: engine}).start()
     held = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(LIMITS["max_connections"])]
     for client in held:

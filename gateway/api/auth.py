@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from plait.backends.errors import AuthenticationError, NotFoundError
 from plait.gateway.admission.tenants import TenantIds
-from plait.gateway.asgi import presented_keys
+from plait.gateway.asgi import ON_KNOWN, presented_keys
 from plait.gateway.config.sections import TenantConfig
 from plait.gateway.peers.signatures import API_KEYS, CHECKED, Checked
 
@@ -51,14 +51,16 @@ class KeyRing:
         """
         checked: Checked | None = scope.get(CHECKED)
         if checked is not None and checked.ring == self._name:
-            return checked.tenant
-        if not self._keys:
+            tenants = [checked.tenant]
+        elif not self._keys:
             return ""
-        # Every key is compared, so that the time taken reveals nothing about the keys.
-        presented = presented_keys(scope["headers"])
-        tenants = [tenant for given in presented for key, tenant in self._keys if compare_digest(given, key)]
+        else:  # every key is compared, so that the time taken reveals nothing about the keys
+            presented = presented_keys(scope["headers"])
+            tenants = [tenant for given in presented for key, tenant in self._keys if compare_digest(given, key)]
         if not tenants:
             raise AuthenticationError("Incorrect or missing API key: send 'Authorization: Bearer <key>'.")
+        if ON_KNOWN in scope:
+            scope[ON_KNOWN]()
         return tenants[0]
 
 

@@ -57,8 +57,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     wait."""
 
     max_connections: Positive = 10_000
-    """Most connections of clients at one time. For another one, the one that is idle for longest, and for a second, is
-    closed; without one, it is answered with 503. When 7/8 of them have open requests, further requests of the keys with
+    """Most connections of clients at one time. For another one, the oldest one that has had no valid key is closed, if
+    clients need one, or else the one that is idle for longest, and for a second; without one, it is answered with 503.
+    When 7/8 of them have open requests, further requests of the keys with
     most of these are answered with 429. The process needs twice as many file descriptors, because of the calls on
     engines, and 200 more. The process raises its limit of descriptors up to the hard limit (ulimit -Hn). If the hard
     limit is too low, clients get fewer connections, and the log says how many."""

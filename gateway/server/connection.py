@@ -32,7 +32,7 @@ from starlette.types import ASGIApp
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.backends.http.connection import Deadline
-from plait.gateway.asgi import OnRefused, id_of, write_error
+from plait.gateway.asgi import ON_KNOWN, OnRefused, id_of, write_error
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 from plait.gateway.server.request_reader import RequestReader
@@ -72,6 +72,8 @@ class ClientBounds:
     connections: ConnectionBounds = field(default_factory=lambda: ConnectionBounds(MAX_CONNECTIONS))
     share: Share | None = None
     idle_s: float = IDLE_S
+    needs_keys: Callable[[], bool] = lambda: False
+    """Whether a client's requests need a key, so that one without is a stranger (`ConnectionBounds`)."""
 
 
 class Server(Protocol):
@@ -147,6 +149,9 @@ class Connection(asyncio.Protocol):
                 self._refuse(error)
             return
         bounds.connections.idle[self] = self._now_s
+        if bounds.needs_keys():
+            bounds.connections.strangers[self] = self._now_s
+            self._scope[ON_KNOWN] = self.on_known
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -199,6 +204,13 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         else:
             last.keep_alive = False
+
+    # Called by the application.
+
+    def on_known(self) -> None:
+        """A request has had a valid key."""
+        self._of_client.connections.strangers.pop(self, None)
+        self._scope.pop(ON_KNOWN, None)
 
     # Called by the request.
 
@@ -354,6 +366,7 @@ class Connection(asyncio.Protocol):
         self._deadline.cancel()
         self._server.connections.discard(self)
         self._of_client.connections.idle.pop(self, None)
+        self.on_known()  # breaks a reference cycle
         if self._is_counted and self._of_client.share is not None:
             self._of_client.share.went()
         self._reader.end()

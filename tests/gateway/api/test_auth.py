@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from starlette.types import Scope
 
 from plait.backends.errors import AuthenticationError
 from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.api.auth import KeyRing
+from plait.gateway.asgi import ON_KNOWN
 from plait.gateway.config.sections import TenantConfig
 from plait.gateway.peers.signatures import ADMIN_KEY, CHECKED, Checked
 
@@ -92,8 +95,25 @@ def test_keys_can_be_replaced() -> None:
         ring.check(bearer(b"Bearer one"))
 
 
+CHECKED_BY_PEER: Scope = {"headers": (), CHECKED: Checked("api_keys", "tenant")}
+
+
+@pytest.mark.parametrize("request_scope", [bearer(b"Bearer one"), CHECKED_BY_PEER])
+def test_the_server_is_told_of_a_valid_key(request_scope: Scope) -> None:
+    told: list[str] = []
+    KeyRing(["one"]).check({**request_scope, ON_KNOWN: lambda: told.append("known")})
+    assert told == ["known"]
+
+
+@pytest.mark.parametrize("keys", [[], ["two"]])
+def test_the_server_is_not_told_without_one(keys: list[str]) -> None:
+    told: list[str] = []
+    with suppress(AuthenticationError):
+        KeyRing(keys).check({**bearer(b"Bearer one"), ON_KNOWN: lambda: told.append("known")})
+    assert told == []
+
+
 def test_what_another_gateway_has_checked_needs_no_key_and_opens_nothing_else() -> None:
-    checked = {"headers": (), CHECKED: Checked("api_keys", "tenant")}
-    assert KeyRing(["one"]).check(checked) == "tenant"
+    assert KeyRing(["one"]).check(CHECKED_BY_PEER) == "tenant"
     with pytest.raises(AuthenticationError):
-        KeyRing(["admin"], name=ADMIN_KEY).check(checked)
+        KeyRing(["admin"], name=ADMIN_KEY).check(CHECKED_BY_PEER)

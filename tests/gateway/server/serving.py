@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,6 +96,7 @@ async def serving(
     application: ASGIApp = app,
     *,
     connections: int = 3,
+    needs_keys: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     bounds = ClientBounds(
@@ -103,6 +104,7 @@ async def serving(
         lambda _scope, error: refused.append(error),
         connections=ConnectionBounds(connections),
         idle_s=keep_alive_s,
+        needs_keys=needs_keys,
     )
     options: dict[str, Any] = {"port": 0, "lifespan": "off", "timeout_graceful_shutdown": grace_s}
     requests = OpenRequests(application)

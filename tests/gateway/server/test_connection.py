@@ -13,6 +13,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from plait.gateway.asgi import send_whole
+from plait.gateway.server import request_bounds
 from plait.gateway.server.connection import Connection
 from plait.gateway.server.request_bounds import LEAST_IDLE_S
 from plait.gateway.server.served_request import ServedRequest
@@ -149,6 +150,25 @@ async def test_a_connection_is_idle_once_its_body_has_ended_after_the_answer() -
         assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
         writer.write(bytes(20_000))
         assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_body_is_read_for_its_time_however_fast_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_bounds, "DRAIN_S", 0.2)
+    async with serving(ROOMY, application=refusing) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(POST + b"Content-Length: %d\r\n\r\n" % 2**40)
+        assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
+
+        async def send() -> None:
+            while True:
+                writer.write(bytes(request_bounds.MIN_BODY_BYTES_S))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        sending = asyncio.create_task(send())
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+        sending.cancel()
         writer.close()
 
 

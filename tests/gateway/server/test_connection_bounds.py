@@ -18,6 +18,7 @@ from plait.gateway.server.request_bounds import (
     LINE_INTERVAL_S,
     OTHER_DESCRIPTORS,
     SPARE_CONNECTIONS,
+    STRANGERS_PART,
     ConnectionBounds,
     bounds_by_descriptors,
 )
@@ -107,6 +108,42 @@ def test_the_longest_idle_one_is_closed_for_a_new_one() -> None:
     assert refused(bounds, 11, now_s=now_s), "the only one left has not sent all of its answer"
     assert second.is_closed
     assert not unread.is_closed
+
+
+def test_the_oldest_stranger_is_closed_before_an_idle_one() -> None:
+    bounds = ConnectionBounds(8)
+    unread, first, second, known = FakeIdle(unsent=1), FakeIdle(), FakeIdle(), FakeIdle()
+    bounds.idle |= {known: 0.0, second: 5.0}
+    bounds.strangers |= {unread: 4.0, first: 5.0}
+    now_s = 5.0 + LEAST_IDLE_S
+    assert not refused(bounds, 9, now_s=now_s)
+    assert (unread.is_closed, first.is_closed, known.is_closed) == (False, True, False), "the other is being answered"
+    bounds.strangers[second] = 5.0
+    assert not refused(bounds, 9, now_s=now_s)
+    assert (second.is_closed, list(bounds.idle)) == (True, [known])
+    assert not refused(bounds, 9, now_s=now_s)
+    assert (unread.is_closed, known.is_closed) == (True, False), "if all are"
+    assert not refused(bounds, 9, now_s=now_s)
+    assert (known.is_closed, bounds.strangers) == (True, {})
+    assert refused(bounds, 9, now_s=now_s)
+
+
+def test_strangers_within_their_part_have_a_moment_for_their_request() -> None:
+    bounds, now_s = ConnectionBounds(2 * STRANGERS_PART), 5.0 + LEAST_IDLE_S / 2
+    first, second, third = new = [FakeIdle() for _ in range(3)]
+    bounds.strangers |= dict.fromkeys(new[:2], 5.0)
+    assert refused(bounds, bounds.max_connections + 1, now_s=now_s)
+    bounds.strangers[third] = now_s
+    assert not refused(bounds, bounds.max_connections + 1, now_s=now_s)
+    assert (first.is_closed, second.is_closed, third.is_closed) == (True, False, False)
+    assert refused(bounds, bounds.max_connections + 1, now_s=now_s)
+
+
+def test_a_stranger_is_closed_if_few_descriptors_are_left() -> None:
+    bounds, stranger = ConnectionBounds(10, 100), FakeIdle()
+    bounds.strangers[stranger] = -LEAST_IDLE_S
+    assert refused(bounds, descriptor=100 - LAST_DESCRIPTORS)
+    assert stranger.is_closed
 
 
 def test_who_comes_far_above_the_limit_has_nobody_closed() -> None:

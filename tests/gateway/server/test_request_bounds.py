@@ -71,6 +71,15 @@ def test_the_rest_of_an_answered_body_is_not_read_for_long() -> None:
     bounds.head(*head(50), 6.0)
     bounds.answered(7.0)
     assert bounds.deadline_s == 7.0 + DRAIN_S
+    bounds.body_bytes += 20 * MIN_BODY_BYTES_S
+    bounds.parsed(20 * MIN_BODY_BYTES_S, 8.0, begun=False)
+    assert bounds.deadline_s == 7.0 + DRAIN_S, "not even of one that comes fast"
+    bounds.part = Part.NOTHING
+    bounds.parsed(50, 9.0, begun=True)
+    bounds.head(*head(50), 10.0)
+    bounds.body_bytes += MIN_BODY_BYTES_S
+    bounds.parsed(MIN_BODY_BYTES_S, 10.0, begun=False)
+    assert bounds.deadline_s == 71.0, "the next one has its own time"
 
 
 def test_a_server_that_does_not_read_blames_nobody() -> None:

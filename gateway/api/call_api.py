@@ -182,7 +182,11 @@ class ForwardingApi:
 
     async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, send: Send) -> Answer:
         """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
-        route, go_on = ROUTES[incoming.path], partial(body.bodies.turns.go_on, incoming.tenant)
+        route = ROUTES[incoming.path]
+
+        async def go_on() -> None:
+            await body.bodies.turns.go_on(incoming.tenant, body.size)
+
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
         chat = None

@@ -175,6 +175,7 @@ class OpenBody(msgspec.Struct, eq=False):
             gathered = Gathered()
             async for piece in self.pieces(receive, headers, most):
                 gathered.add(piece)
+            await self.bodies.turns.go_on(self.tenant, self.size)
             self.whole = gathered.whole()
         if len(self.whole) > most:
             raise _too_large(most)

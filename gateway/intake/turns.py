@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -39,6 +40,9 @@ MEAN_OF_PASSES: Final = 16
 
 SLICE_S: Final = 0.005
 """Long work yields to the event loop after this much CPU time."""
+
+LONG_BYTES: Final = 2**20
+"""Work on more bytes is long: to decode them takes a slice."""
 
 STANDING_S: Final = 5.0
 """The longest burst. If the queue has not been empty for longer, more requests come than the loop can take."""
@@ -264,23 +268,23 @@ class LoopTurns:
 
     async def take(self, tenant: str, *, may_refuse: bool = True) -> None:
         """Wait in a task for a turn of the tenant. With `may_refuse`, raises `LimitError` if it does not come soon."""
-        if tenant in self._rests:
-            await self._rested(tenant, may_refuse=may_refuse)
-        elif not self.may_begin(tenant):
+        if not self.may_begin(tenant):
             await self._turn(tenant, may_refuse=may_refuse)
 
-    async def go_on(self, tenant: str) -> None:
-        """Wait for another turn if the running step of a `charged` task has used its slice."""
-        if time.thread_time() - self._step_s > SLICE_S:
-            await (self._rested if tenant in self._rests else self._turn)(tenant, may_refuse=False)
+    async def go_on(self, tenant: str, size: int = 0) -> None:
+        """Wait for another turn if the running step of a `charged` task has used its slice, or is about to.
 
-    async def _rested(self, tenant: str, *, may_refuse: bool) -> None:
-        """Wait for a turn behind the tenant's other long work, and its rest."""
+        `size`: the bytes that the next piece of work goes through. Long work waits for the tenant's other long work,
+        and for its rest.
+        """
+        is_long = size > LONG_BYTES
+        if not is_long and time.thread_time() - self._step_s <= SLICE_S:
+            return
         rest = self._rests[tenant]
-        async with rest.line:
+        async with rest.line if is_long or rest.until_s > loop_time_s() else nullcontext():
             if (left_s := rest.until_s - loop_time_s()) > 0:
                 await asyncio.sleep(left_s)
-            await self._turn(tenant, may_refuse=may_refuse)
+            await self._turn(tenant, may_refuse=False)
 
     async def _turn(self, tenant: str, *, may_refuse: bool) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -14,3 +14,4 @@ def _no_work_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a test that takes 10 ms of CPU time somewhere would have to wait. Tests of turns have their own times."""
     monkeypatch.setattr(turns, "LONG_PASS_S", inf)
     monkeypatch.setattr(turns, "SLICE_S", inf)
+    monkeypatch.setattr(turns, "LONG_BYTES", inf)

@@ -159,15 +159,15 @@ async def test_a_body_is_its_pieces(pieces: list[bytes]) -> None:
 
 
 async def test_a_body_that_costs_much_yields_between_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies, turns = OpenBodies(2**20, 2**22), list[str]()
+    bodies, turns = OpenBodies(2**20, 2**22), list[tuple[str, int]]()
 
-    async def go_on(tenant: str) -> None:
-        turns.append(tenant)
+    async def go_on(tenant: str, size: int = 0) -> None:
+        turns.append((tenant, size))
 
     monkeypatch.setattr(bodies.turns, "go_on", go_on)
     with OpenBody(bodies, "a") as body:
         await body.read(sending(*[bytes(2**16)] * 16), [])
-    assert turns == ["a"] * 16
+    assert turns == [("a", 0)] * 16 + [("a", 2**20)], "what is read as a whole may take long to decode"
 
 
 async def test_what_belongs_to_a_body_counts_with_it() -> None:

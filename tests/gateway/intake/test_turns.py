@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import LimitError
 from plait.gateway.intake import turns as module
-from plait.gateway.intake.turns import LEAST_S, LONG_PASS_S, SLICE_S, STANDING_S, LoopTurns, Pieces, Turns
+from plait.gateway.intake.turns import LEAST_S, LONG_BYTES, LONG_PASS_S, SLICE_S, STANDING_S, LoopTurns, Pieces, Turns
 
 
 def test_tenants_take_turns_and_so_do_their_jobs() -> None:
@@ -151,6 +151,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "LONG_PASS_S", LONG_PASS_S)
     monkeypatch.setattr(module, "SLICE_S", SLICE_S)
+    monkeypatch.setattr(module, "LONG_BYTES", LONG_BYTES)
     monkeypatch.setattr(module, "loop_time_s", lambda: clock.now_s)
 
     async def sleep(delay_s: float) -> None:
@@ -265,7 +266,7 @@ async def test_long_work_rests_for_as_long_as_it_took(clock: Clock) -> None:
     turns, log, at_s = LoopTurns(), list[str](), list[float]()
 
     async def long() -> None:
-        await turns.take("many")
+        await turns.go_on("many", LONG_BYTES + 1)
         at_s.append(clock.now_s)
         clock.work(0.1)
         log.append("many")
@@ -280,6 +281,14 @@ async def test_long_work_rests_for_as_long_as_it_took(clock: Clock) -> None:
     await asyncio.gather(*tasks)
     gaps = [after - before for before, after in pairwise(at_s)]
     assert min(gaps) >= 0.199
+
+
+async def test_requests_of_few_bytes_do_not_rest(clock: Clock) -> None:
+    turns, log = LoopTurns(), list[str]()
+    await _request(turns, "a", log, clock, 1.0)
+    for _ in range(20):
+        await _request(turns, "a", log, clock, 0.001)
+    assert clock.now_s < 1.1
 
 
 async def test_work_in_pieces_yields_after_each_slice_and_is_charged(clock: Clock) -> None:

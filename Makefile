@@ -35,7 +35,7 @@ SGLANG := PLAIT_ENGINE_KIND=sglang PLAIT_ENGINE_PYTHON=.venv-sglang/bin/python $
 
 # Semantic variables, programs and uploads, as clients see them.
 PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py native_steps.py later_objectives.py \
-	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py)
+	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py acknowledged_responses.py)
 
 .PHONY: setup demo compare lint types test check coverage coverage-policy coverage-backends coverage-gateway imports weight \
 	e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall e2e-postgresql soak mission vllm-environment sglang-environment \
@@ -254,7 +254,7 @@ nightly-killed-gateways: setup
 	$(BIN)/python -m pytest e2e/test_killed_gateway.py -m nightly
 
 nightly-killed-responses: setup
-	$(BIN)/python -m pytest e2e/test_killed_responses.py -m nightly
+	$(BIN)/python -m pytest e2e/test_killed_responses.py e2e/test_acknowledged_responses.py -m nightly
 
 nightly-damaged-stores: setup
 	$(BIN)/python -m pytest e2e/faults/test_damaged_stores.py -m nightly -n 2

@@ -15,8 +15,9 @@ pytest.importorskip("langchain_openai", reason="langchain-openai is not installe
 from e2e.delaying_proxy import DelayingProxy
 from e2e.front_ends import LINKS, MAPS, OUTPUT_TOKENS, document, front_ends
 from e2e.server_process import eventually
-from e2e.servers import Fleet
+from e2e.servers import Fleet, Launcher
 from plait.client import Client, SemanticVariable, Text, native_function, semantic_function
+from tests.waiting import SLOWNESS
 
 PROGRAM = "POST /v1/programs"
 FRONT_ENDS = ["sync", "async", "langchain", "programs"]
@@ -26,6 +27,15 @@ FRONT_ENDS = ["sync", "async", "langchain", "programs"]
 def proxy(fleet: Fleet) -> Iterator[DelayingProxy]:
     with DelayingProxy(fleet.gateway.port, round_trip_s=0.1) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def gathering(launch: Launcher) -> Fleet:
+    """Calls that come one by one are gathered for as long as a busy machine needs to send them."""
+    engine = launch.engine("demo-1")
+    fleet = Fleet(launch.gateway([engine], sessions={"gather_ms": round(500 * SLOWNESS)}), {engine.name: engine})
+    fleet.start()
+    return fleet
 
 
 def logged(fleet: Fleet) -> list[dict[str, Any]]:
@@ -61,7 +71,8 @@ async def test_by_hand_each_call_is_a_round_trip(proxy: DelayingProxy) -> None:
 
 
 @pytest.mark.parametrize("kind", [*FRONT_ENDS, "headers"])
-async def test_the_first_stage_knows_its_objective_and_its_group(fleet: Fleet, kind: str) -> None:
+async def test_the_first_stage_knows_its_objective_and_its_group(kind: str, request: pytest.FixtureRequest) -> None:
+    fleet: Fleet = request.getfixturevalue("gathering" if kind == "headers" else "fleet")
     async with front_ends(fleet.gateway.url) as clients:
         known = len(logged(fleet))
         await clients.map_reduces()[kind](document(f"groups of {kind}"))

@@ -184,7 +184,6 @@ class Gateway:
                 tenant_of=keys.check,
                 check_admin=lambda scope: self._admin.check(Request(scope)),
                 responses=BackgroundApi(self._chained),
-                on_refused=self.refusals.elsewhere,
             )
         rest = OwnRoutes(rest, bodies, tenant_of=keys.check, on_refused=self.refusals.elsewhere)
         calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)

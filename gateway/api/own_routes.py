@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, LimitError, PlaitError
 from plait.gateway.api.error_answers import error_body
-from plait.gateway.asgi import OnRefused, id_of, in_parts, send_error
+from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send_error
 from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
 
 SHARED: Final = "/v1/"
@@ -49,17 +49,17 @@ class OwnRoutes:
 
     async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(self._bodies, tenant, scope, send, self._on_refused)
-        async with AsyncExitStack() as held:
-            if tenant != ADMIN:
-                try:
-                    await held.enter_async_context(self._bodies.request(scope, tenant))
-                except PlaitError as error:
-                    await answer.refuse(error)
-                    return
-            try:
+        try:
+            async with nullcontext() if tenant == ADMIN else self._bodies.request(scope, tenant):
                 await self._app(scope, receive, answer.send)
-            finally:
-                answer.end()
+        except ClientGoneError:
+            return
+        except PlaitError as error:
+            if answer.has_begun:
+                raise
+            await answer.refuse(error)
+        finally:
+            self._bodies.remove(tenant, answer.unread_bytes)
 
 
 class _Answer:
@@ -71,7 +71,8 @@ class _Answer:
         self._scope = scope
         self._to_client = to_client
         self._on_refused = on_refused
-        self._unread_bytes = 0
+        self.has_begun = False
+        self.unread_bytes = 0
         self._is_refused = False
 
     async def send(self, message: Message) -> None:
@@ -93,7 +94,7 @@ class _Answer:
         except LimitError as error:
             await self.refuse(error)
             return
-        self._unread_bytes = size
+        self.has_begun, self.unread_bytes = True, size
         if b"x-request-id" not in said:
             headers.append((b"x-request-id", id_of(self._scope).encode("latin-1")))
         await self._to_client({**head, "headers": headers})
@@ -103,7 +104,3 @@ class _Answer:
         self._is_refused = True
         self._on_refused(self._scope, error)
         await send_error(self._to_client, error, id_of(self._scope), error_body(self._scope["path"], error))
-
-    def end(self) -> None:
-        self._bodies.remove(self._tenant, self._unread_bytes)
-        self._unread_bytes = 0

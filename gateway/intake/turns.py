@@ -236,12 +236,11 @@ class LoopTurns:
         return True
 
     def charge(self, tenant: str, cost_s: float) -> None:
-        """Charge CPU time of the event loop to a tenant."""
-        self._spent_s += cost_s
-        if self._turns.length:
-            self._turns.charge(tenant, cost_s)
-        if not self._in_pass:
-            self._begin_pass()
+        """Charge CPU time of the event loop to a tenant. While no work begins, none is kept from others."""
+        if self._in_pass:
+            self._spent_s += cost_s
+            if self._turns.length:
+                self._turns.charge(tenant, cost_s)
 
     def wait(self, tenant: str, begin: Callable[[], object], refuse: Callable[[LimitError], object] | None) -> Waiting:
         """Have `begin` called in a turn of the tenant, or `refuse`. Raises `LimitError` if the queue is full.
@@ -373,8 +372,8 @@ class LoopTurns:
                 self.charge(tenant, time.thread_time() - began_s)
 
     def _begin_pass(self) -> None:
-        """Start to measure a pass, at the first work that takes a turn or is charged."""
-        self._in_pass, self._began_s = True, time.thread_time() - self._spent_s
+        """Start to measure a pass, at the first work that takes a turn or waits for one."""
+        self._in_pass, self._began_s = True, time.thread_time()
         asyncio.get_running_loop().call_soon(self._passed)
 
     def _passed(self) -> None:

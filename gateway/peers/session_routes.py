@@ -16,9 +16,8 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import AuthenticationError, PlaitError
+from plait.backends.errors import AuthenticationError
 from plait.backends.protocol.surrogates import with_whole_pairs
-from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, send_error
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
 from plait.gateway.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.peers.metrics import merged
@@ -57,10 +56,7 @@ class ResponsesHere(Protocol):
 
 
 class SessionRoutes:
-    """ASGI middleware. `tenant_of` checks a request's API key, `check_admin` an operator's key.
-
-    `on_refused` is called with the errors that this middleware answers.
-    """
+    """ASGI middleware. `tenant_of` checks a request's API key, `check_admin` an operator's key. Raises `PlaitError`."""
 
     def __init__(
         self,
@@ -71,7 +67,6 @@ class SessionRoutes:
         tenant_of: Callable[[Scope], str],
         check_admin: Callable[[Scope], None],
         responses: ResponsesHere,
-        on_refused: OnRefused,
     ) -> None:
         self._app = app
         self._forwarding = forwarding
@@ -79,21 +74,11 @@ class SessionRoutes:
         self._tenant_of = tenant_of
         self._check_admin = check_admin
         self._responses = responses
-        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            await self._answer(scope, receive, send)
-        except ClientGoneError:
-            return
-        except PlaitError as error:
-            self._on_refused(scope, error)
-            await send_error(send, error, id_of(scope))
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method, is_first = scope["path"], scope["method"], not is_of_peer(scope)
         if path == METRICS and method == "GET" and is_first and not self._forwarding.peers.share:
             await self._metrics(scope, receive, send)

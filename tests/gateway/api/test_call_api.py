@@ -252,6 +252,7 @@ class Waiting:
         monkeypatch.setattr(turns, "LONG_PASS_S", 0.01)
         self.api, self.ended, self.tasks = Api(prompts, begins=True), list[BaseException | None](), list[str]()
         self.connection = FakeConnection()
+        assert self.api.bodies.turns.may_begin("other")
         self.api.bodies.turns.charge("other", 1.0)
         scope = {"type": "http", "method": "POST", "path": TEXT, "headers": list(headers)}
         call = self.api.app.begin(

@@ -164,6 +164,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def _use_up(turns: LoopTurns, tenant: str) -> None:
+    """The tenant uses this pass."""
+    assert turns.may_begin(tenant)
+    turns.charge(tenant, LONG_PASS_S)
+
+
 async def _request(turns: LoopTurns, tenant: str, log: list[str], clock: Clock, work_s: float = 0.0) -> None:
     async def work() -> None:
         await turns.take(tenant)
@@ -208,8 +214,7 @@ async def test_calls_that_wait_without_a_task_begin_as_far_as_the_budget_goes(cl
         log.append("a")
         clock.work(LONG_PASS_S / 5)
 
-    assert turns.may_begin("a")
-    turns.charge("a", LONG_PASS_S)
+    _use_up(turns, "a")
     assert not turns.may_begin("a")
     for _ in range(12):
         turns.wait("a", begin, None)
@@ -225,7 +230,7 @@ async def test_what_relaying_takes_of_a_pass_is_left_out_of_the_budget(clock: Cl
         log.append("a")
         clock.work(LEAST_S)
 
-    turns.charge("a", LONG_PASS_S)
+    _use_up(turns, "a")
     for _ in range(300):
         turns.wait("a", begin, None)
     passes = []
@@ -240,7 +245,7 @@ async def test_what_relaying_takes_of_a_pass_is_left_out_of_the_budget(clock: Cl
 
 async def test_a_call_that_gives_up_is_not_begun(clock: Clock) -> None:
     turns, log = LoopTurns(), list[int]()
-    turns.charge("a", LONG_PASS_S)
+    _use_up(turns, "a")
     waiting = [turns.wait("a", partial(log.append, number), None) for number in range(3)]
     turns.leave("a", waiting[1])
     await asyncio.sleep(0)
@@ -254,7 +259,7 @@ async def test_a_defect_as_a_call_begins_takes_no_turn_from_the_next(clock: Cloc
     def defective() -> None:
         raise RuntimeError("a defect")
 
-    turns.charge("a", LONG_PASS_S)
+    _use_up(turns, "a")
     turns.wait("a", defective, None)
     turns.wait("a", lambda: log.append("a"), None)
     await _passes(turns, log, 1)
@@ -414,7 +419,7 @@ async def test_clients_that_come_again_at_once_leave_most_of_the_loop_to_calls(c
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clock, other: str) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 30)
     turns = LoopTurns()
-    asyncio.get_running_loop().call_soon(turns.charge, other, LONG_PASS_S)
+    asyncio.get_running_loop().call_soon(_use_up, turns, other)
     begun, refused = await _burst(turns, 200, clock, 0.0)
     assert (begun, len(refused)) == (30, 170)
 
@@ -422,7 +427,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clo
 async def test_a_tenant_below_its_share_waits_beyond_the_bound(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 30)
     turns = LoopTurns()
-    asyncio.get_running_loop().call_soon(turns.charge, "c", LONG_PASS_S)
+    asyncio.get_running_loop().call_soon(_use_up, turns, "c")
     requests = [_request(turns, tenant, [], clock) for tenant in "a" * 200 + "b" * 10]
     ended = await asyncio.gather(*requests, return_exceptions=True)
     assert any(ended[:200])
@@ -431,7 +436,7 @@ async def test_a_tenant_below_its_share_waits_beyond_the_bound(monkeypatch: pyte
 
 async def test_a_request_whose_client_goes_gives_its_turn_up(clock: Clock) -> None:
     turns, log = LoopTurns(), list[str]()
-    asyncio.get_running_loop().call_soon(turns.charge, "a", LONG_PASS_S)
+    asyncio.get_running_loop().call_soon(_use_up, turns, "a")
     burst = [asyncio.create_task(_request(turns, "a", log, clock)) for _ in range(5)]
     await asyncio.sleep(0)
     burst[-1].cancel()

@@ -174,7 +174,7 @@ async def test_a_call_that_waits_for_an_engine_and_is_never_sent() -> None:
         found = await _refused_behind(made, LONG, 6)
     (attempt,) = found["attempts"]
     assert found["code"] == "waiting"
-    assert found["waits"][-1]["why"] == "prompts"
+    assert "prompts" in {wait["why"] for wait in found["waits"]}
     assert (attempt["rule"], attempt["sent_s"], attempt["failed"]) == ("least_delay", None, None)
 
 

@@ -19,7 +19,13 @@ from urllib.parse import quote
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import CallerError, MethodNotAllowedError, NoWebSocketError, PlaitError
+from plait.backends.errors import (
+    CallerError,
+    GatewayStoppingError,
+    MethodNotAllowedError,
+    NoWebSocketError,
+    PlaitError,
+)
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
@@ -359,37 +365,36 @@ class CallApi:
             return None
         if body.find(b'"plait"') >= 0:  # faster than `in`, which first raises and catches a TypeError
             return None
-        began_s = thread_time()
+        began_s, turns = thread_time(), self.bodies.turns
         call = PlainCall(self, Incoming(path, headers, b"", id_of(scope), loop_time_s(), ""), client, on_end)
-        turns = self.bodies.turns
         try:
             tenant = self.keys.check(scope)
         except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
-            call.refuse(call.incoming, error)  # without a valid key, not even the log reads the body
+            call.refuse(error)  # without a valid key, not even the log reads the body
             return call
-        incoming = msgspec.structs.replace(call.incoming, body=body, tenant=tenant)
+        call.incoming = msgspec.structs.replace(call.incoming, body=body, tenant=tenant)
         if turns.may_begin(tenant):
-            has_begun = self._has_begun(call, incoming)
+            has_begun = self._has_begun(call)
             turns.charge(tenant, thread_time() - began_s)
             return call if has_begun else None
-        begin, refuse = partial(self._begin_later, call, incoming, in_task), partial(call.refuse, incoming)
         try:
-            call.leave = partial(turns.leave, tenant, turns.wait(tenant, begin, refuse))
+            waiting = turns.wait(tenant, partial(self._begin_later, call, in_task), call.refuse)
         except PlaitError as error:
-            call.refuse(incoming, error)
+            call.refuse(error)
         else:
+            call.leave = partial(turns.leave, tenant, waiting)
             client.on_gone = call.gone
         return call
 
-    def _has_begun(self, call: PlainCall, incoming: Incoming) -> bool:
+    def _has_begun(self, call: PlainCall) -> bool:
         """Begin a call, or refuse it. False, with nothing done, if only a task can answer it."""
-        tenant, size = incoming.tenant, len(incoming.body)
+        tenant, size = call.incoming.tenant, len(call.incoming.body)
         try:
             self.bodies.add(tenant, size, 1)
-            call.incoming, call.requests = incoming, 1
-            asked = self.completions.read(incoming)
+            call.is_counted = True
+            asked = self.completions.read(call.incoming)
         except Exception as error:  # noqa: BLE001 - as in `begin`
-            call.refuse(incoming, error)
+            call.refuse(error)
             return True
         if asked is None:
             self.bodies.remove(tenant, size, 1)
@@ -398,14 +403,14 @@ class CallApi:
         call.delivery = self.completions.relay.begin(asked, call.client, call.end)
         return True
 
-    def _begin_later(self, call: PlainCall, incoming: Incoming, in_task: Callable[[], object]) -> None:
+    def _begin_later(self, call: PlainCall, in_task: Callable[[], object]) -> None:
         """The turn of a call that has waited for it."""
         call.client.on_gone, call.leave = None, None
         try:
-            if not self._has_begun(call, incoming):
+            if not self._has_begun(call):
                 in_task()
         except Exception as error:  # noqa: BLE001 - as in `begin`
-            call.on_end(error)
+            call.end(error)
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
@@ -492,36 +497,39 @@ class PlainCall(msgspec.Struct, eq=False):
     delivery: Delivery | None = None
     leave: Callable[[], object] | None = None
     """Ends the wait for a turn."""
-    requests: int = 0
-    """1 while its request counts among the tenant's, and its body."""
+    is_counted: bool = False
+    """Whether the request and its body count among the tenant's."""
 
-    def refuse(self, incoming: Incoming, error: BaseException) -> None:
+    def refuse(self, error: BaseException) -> None:
         """Log a request that becomes no call, and end it."""
-        self.api.refusals.no_call(incoming, error)
+        self.api.refusals.no_call(self.incoming, error)
         self.end(error)
 
     def end(self, error: BaseException | None) -> None:
         """The call has ended. `error`: a `PlaitError` that the client has to be sent, or a bug, or None."""
         self.client.on_gone = None
-        self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), self.requests)
+        if self.is_counted:
+            self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), 1)
         if isinstance(error, PlaitError):
             self.api.refuse(self.incoming, error, self.client)
             error = None
         self.on_end(error)
 
-    def cancel(self) -> None:
-        """Cancel the call, and send the client nothing."""
+    def cancel(self, why: BaseException | None = None) -> None:
+        """Cancel the call, and send the client nothing. `why`: None if the gateway stops."""
         self.client.on_gone = None
         try:
             if self.leave is not None:
                 self.leave()
+                self.api.refusals.no_call(self.incoming, why or GatewayStoppingError())
             if self.delivery is not None:
                 self.api.completions.relay.cancel(self.delivery)
         finally:
-            self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), self.requests)
+            if self.is_counted:
+                self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), 1)
 
     def gone(self) -> None:
         try:
-            self.cancel()
+            self.cancel(ClientGoneError())
         finally:
             self.on_end(None)

@@ -302,6 +302,7 @@ async def test_a_call_that_is_ended_from_outside_waits_no_longer(
     await waiting.passes()
     assert (waiting.ended, waiting.tasks) == ([None] * leaves, [])
     assert waiting.connection.transport.written == []
+    assert waiting.api.no_calls.statuses == [499 if leaves else 503]
 
 
 async def test_a_call_that_waits_too_long_is_refused(prompts: PromptReader, monkeypatch: pytest.MonkeyPatch) -> None:

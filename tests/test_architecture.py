@@ -58,7 +58,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/api/call_api.py: begin": "a defect in a request has to be answered",
     "gateway/api/call_api.py: _has_begun": "a defect in a request has to be answered, and its body given back",
     "gateway/api/call_api.py: _begin_later": "a defect in a request has to be answered",
-    "gateway/intake/turns.py: _charged": "whatever is thrown into a task is for the work inside",
+    "gateway/intake/turns.py: charged": "whatever is thrown into a task is for the work inside",
     "backends/http/client.py: _open": "a task has no caller to raise to: whoever waits for the response is told",
     "backends/tokenization/checked_encoder.py: _unless_it_fails": (
         "a panic in Rust is no Exception, and texts are encoded in another way then"

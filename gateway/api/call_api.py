@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import thread_time
@@ -459,7 +459,7 @@ class TaskCall(msgspec.Struct, eq=False):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, then answer it. A request that becomes no call is logged here; the relay logs calls."""
-        async with AsyncExitStack() as held:
+        with ExitStack() as held:
             try:
                 answer = await self._prepared(held, scope, receive, send)
             except BaseException as error:
@@ -468,13 +468,13 @@ class TaskCall(msgspec.Struct, eq=False):
                 raise
             await answer()
 
-    async def _prepared(self, held: AsyncExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
+    async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
         api, path, tenant = self.api, self.incoming.path, self.incoming.tenant
         if path == RESPONSES_PATH and header(self.incoming.headers, b"sec-websocket-key") is not None:
             raise NoWebSocketError
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{path} takes POST requests only.")
-        open_body = await held.enter_async_context(api.bodies.request(scope, tenant))
+        open_body = await api.bodies.request(scope, tenant, held)
         if ROUTES[path].has_files:
             upload = held.enter_context(Upload())
             asked = await read_form(api.completions.calls, self.incoming, open_body, receive, upload)

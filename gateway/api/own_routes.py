@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -50,7 +50,9 @@ class OwnRoutes:
     async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(self._bodies, tenant, scope, send, self._on_refused)
         try:
-            async with nullcontext() if tenant == ADMIN else self._bodies.request(scope, tenant):
+            with ExitStack() as held:
+                if tenant != ADMIN:
+                    await self._bodies.request(scope, tenant, held)
                 await self._app(scope, receive, answer.send)
         except ClientGoneError:
             return

@@ -184,8 +184,7 @@ class ChainedCall(ABC):
         self.promise.set(ready.promise)
         if self.call.inputs:
             self.runner.metrics.held(ready.ready_s - self.call.arrived_s)
-        charged = self.runner.turns.charged(self.session.tenant.name, self._run(ready))
-        self._task = asyncio.create_task(charged, name=f"call-{self.call.call_id}")
+        self._task = asyncio.create_task(self._charged(ready), name=f"call-{self.call.call_id}")
         self.runner.tasks.add(self._task)
         self._task.add_done_callback(self.runner.tasks.discard)
 
@@ -291,6 +290,9 @@ class ChainedCall(ABC):
         self.runner.executor.generated(self.call, text)
         if self.call.text_problem is not None and not self.call.has_reader:
             raise self.call.text_problem
+
+    async def _charged(self, ready: ReadyCall) -> None:
+        await self.runner.turns.charged(self.session.tenant.name, self._run(ready))
 
     async def _run(self, ready: ReadyCall) -> None:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from math import inf
 from typing import Final, Self
 
@@ -55,16 +55,12 @@ class OpenBodies:
         """Limit the open requests by the server's `connections`: each request has one."""
         self.most_requests = (1 - SPARE) * connections
 
-    @asynccontextmanager
-    async def request(self, scope: Scope, tenant: str) -> AsyncIterator[OpenBody]:
-        """Wait for the tenant's turn, then count its request until the block ends. Raises `LimitError`."""
+    async def request(self, scope: Scope, tenant: str, held: ExitStack) -> OpenBody:
+        """Wait for the tenant's turn, then count its request until `held` ends. Raises `LimitError`."""
         await self.turns.take(tenant)
         self.add(tenant, 0, 1)
-        try:
-            with self.open(scope, tenant) as body:
-                yield body
-        finally:
-            self.remove(tenant, 0, 1)
+        held.callback(self.remove, tenant, 0, 1)
+        return held.enter_context(self.open(scope, tenant))
 
     def open(self, scope: Scope, tenant: str) -> OpenBody:
         """The body of a tenant's request. Cached in the scope, so that middleware and route share it."""
@@ -175,7 +171,8 @@ class OpenBody(msgspec.Struct, eq=False):
             gathered = Gathered()
             async for piece in self.pieces(receive, headers, most):
                 gathered.add(piece)
-            await self.bodies.turns.go_on(self.tenant, self.size)
+            if self.size > SHORT_BYTES:
+                await self.bodies.turns.go_on(self.tenant, self.size)
             self.whole = gathered.whole()
         if len(self.whole) > most:
             raise _too_large(most)
@@ -201,7 +198,8 @@ class OpenBody(msgspec.Struct, eq=False):
                 self.bodies.add(self.tenant, len(piece))
                 self.size += len(piece)
                 yield piece
-                await self.bodies.turns.go_on(self.tenant)  # few bytes may decode to many
+                if decoder is not None or self.size > SHORT_BYTES:  # few bytes may decode to many
+                    await self.bodies.turns.go_on(self.tenant)
         if decoder is not None:
             decoder.end()
 

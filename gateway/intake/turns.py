@@ -307,12 +307,9 @@ class LoopTurns:
         finally:
             work.close()
 
-    async def charged(self, tenant: str, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, and charge each of its steps to the tenant. After a long step, its long work rests."""
-        return await self._charged(tenant, work)
-
     @coroutine
-    def _charged(self, tenant: str, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+    def charged(self, tenant: str, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Await `work`, and charge each of its steps to the tenant. After a long step, its long work rests."""
         step: Callable[[], Any] = partial(work.send, None)
         try:
             while True:
@@ -334,7 +331,8 @@ class LoopTurns:
             work.close()
 
     def _stepped(self, tenant: str, cost_s: float) -> None:
-        self.charge(tenant, cost_s)
+        if self._in_pass:
+            self.charge(tenant, cost_s)
         if cost_s > LONG_PASS_S:
             rest = self._rests[tenant]
             rest.until_s = max(rest.until_s, loop_time_s()) + cost_s

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -179,6 +181,13 @@ async def _request(turns: LoopTurns, tenant: str, log: list[str], clock: Clock, 
     await turns.charged(tenant, work())
 
 
+def _task(turns: LoopTurns, tenant: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    async def charged() -> Any:
+        return await turns.charged(tenant, work)
+
+    return asyncio.create_task(charged())
+
+
 async def _passes(turns: LoopTurns, log: list[str], until: int) -> list[int]:
     """How many requests began in each iteration of the loop, until so many have."""
     passes = []
@@ -276,7 +285,7 @@ async def test_long_work_rests_for_as_long_as_it_took(clock: Clock) -> None:
         clock.work(0.1)
         log.append("many")
 
-    tasks = [asyncio.create_task(turns.charged("many", long())) for _ in range(5)]
+    tasks = [_task(turns, "many", long()) for _ in range(5)]
     while len(log) < 6:
         await asyncio.sleep(0)
         clock.now_s += 0.001
@@ -348,7 +357,7 @@ async def test_what_the_work_raises_is_raised_and_work_that_is_given_up_is_close
 
     with pytest.raises(ValueError, match="no"):
         await turns.charged("a", turns.run("a", fails()))
-    task = asyncio.create_task(turns.charged("a", turns.run("a", long())))
+    task = _task(turns, "a", turns.run("a", long()))
     for _ in range(5):
         await asyncio.sleep(0)
     task.cancel()
@@ -367,7 +376,7 @@ async def test_a_charged_task_is_cancelled_as_any_other(clock: Clock) -> None:
             log.append("cancelled")
             raise
 
-    task = asyncio.create_task(turns.charged("a", work()))
+    task = _task(turns, "a", work())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -43,7 +43,7 @@ def test_a_hanging_test_ends_alone_with_all_stacks(tmp_path: Path) -> None:
     (tmp_path / "test_these.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     command = [sys.executable, "-m", "pytest", "-c", str(tmp_path / "pytest.ini"), str(tmp_path), "-n", "1"]
-    command += ["--timeout", f"{SLOWNESS:g}", *(part for name in PLUGINS for part in ("-p", name))]
+    command += ["--timeout", f"{2 * SLOWNESS:g}", *(part for name in PLUGINS for part in ("-p", name))]
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env = {**others, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(

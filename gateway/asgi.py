@@ -451,7 +451,8 @@ def in_parts(body: bytes | bytearray | memoryview, *, more_body: bool = False) -
     view = memoryview(body)
     for begin in range(0, max(1, len(body)), PART_BYTES):
         end = begin + PART_BYTES
-        message: Message = {"type": "http.response.body", "body": bytes(view[begin:end])}
+        part = body if isinstance(body, bytes) and len(body) <= PART_BYTES else bytes(view[begin:end])
+        message: Message = {"type": "http.response.body", "body": part}
         if more_body or end < len(body):
             message["more_body"] = True
         yield message

@@ -57,7 +57,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/api/call_api.py: answer": "whatever ends a request is recorded, and raised again",
     "gateway/api/call_api.py: begin": "a defect in a request has to be answered",
     "gateway/api/call_api.py: _has_begun": "a defect in a request has to be answered, and its body given back",
-    "gateway/api/call_api.py: _begin_later": "a defect in a request has to be answered",
+    "gateway/intake/turns.py: _refuse_late": "a defect in one request must not keep the others from their answers",
     "gateway/intake/turns.py: charged": "whatever is thrown into a task is for the work inside",
     "backends/http/client.py: _open": "a task has no caller to raise to: whoever waits for the response is told",
     "backends/tokenization/checked_encoder.py: _unless_it_fails": (

@@ -397,20 +397,21 @@ class CallApi:
             call.refuse(error)
             return True
         if asked is None:
+            call.is_counted = False
             self.bodies.remove(tenant, size, 1)
             return False
         call.client.on_gone = call.gone
-        call.delivery = self.completions.relay.begin(asked, call.client, call.end)
+        try:
+            call.delivery = self.completions.relay.begin(asked, call.client, call.end)
+        except Exception as error:  # noqa: BLE001 - as in `begin`
+            call.end(error)
         return True
 
     def _begin_later(self, call: PlainCall, in_task: Callable[[], object]) -> None:
         """The turn of a call that has waited for it."""
         call.client.on_gone, call.leave = None, None
-        try:
-            if not self._has_begun(call):
-                in_task()
-        except Exception as error:  # noqa: BLE001 - as in `begin`
-            call.end(error)
+        if not self._has_begun(call):
+            in_task()
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
         write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
@@ -509,6 +510,7 @@ class PlainCall(msgspec.Struct, eq=False):
         """The call has ended. `error`: a `PlaitError` that the client has to be sent, or a bug, or None."""
         self.client.on_gone = None
         if self.is_counted:
+            self.is_counted = False
             self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), 1)
         if isinstance(error, PlaitError):
             self.api.refuse(self.incoming, error, self.client)
@@ -526,6 +528,7 @@ class PlainCall(msgspec.Struct, eq=False):
                 self.api.completions.relay.cancel(self.delivery)
         finally:
             if self.is_counted:
+                self.is_counted = False
                 self.api.bodies.remove(self.incoming.tenant, len(self.incoming.body), 1)
 
     def gone(self) -> None:

@@ -16,6 +16,11 @@ from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
 SHARED: Final = "/v1/"
 """The routes of tenants. All others are for operators and for health checks, which never wait."""
 
+STRANGER: Final = "stranger"
+"""The account of requests without a valid key."""
+
+WAIT_FOR_NOTHING: Final = frozenset((ADMIN, STRANGER))
+
 
 class OwnRoutes:
     """A tenant's request waits for its turn, and counts until its end. Its steps are charged to the tenant.
@@ -41,22 +46,24 @@ class OwnRoutes:
         await self._bodies.turns.charged(tenant, self._answer(tenant, scope, receive, send))
 
     def _account(self, scope: Scope) -> str:
-        """The tenant that is charged. The application refuses a wrong key."""
+        """Who is charged. The application refuses a wrong key."""
         try:
             return self._tenant_of(scope) if scope["path"].startswith(SHARED) else ADMIN
         except AuthenticationError:
-            return ADMIN
+            return STRANGER
 
     async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(self._bodies, tenant, scope, send, self._on_refused)
         try:
             with ExitStack() as held:
-                if tenant != ADMIN:
+                if tenant not in WAIT_FOR_NOTHING:
                     await self._bodies.request(scope, tenant, held)
                 await self._app(scope, receive, answer.send)
         except ClientGoneError:
             return
         except PlaitError as error:
+            if answer.is_refused:
+                return
             if answer.has_begun:
                 raise
             await answer.refuse(error)
@@ -75,17 +82,18 @@ class _Answer:
         self._on_refused = on_refused
         self.has_begun = False
         self.unread_bytes = 0
-        self._is_refused = False
+        self.is_refused = False
 
     async def send(self, message: Message) -> None:
-        if self._is_refused:
+        if self.is_refused:
             return
         if message["type"] == "http.response.start":
             await self._begin(message)
             return
         for part in in_parts(message.get("body", b""), more_body=message.get("more_body", False)):
             await self._to_client(part)
-            await self._bodies.turns.go_on(self._tenant)
+            if part.get("more_body") and self._tenant not in WAIT_FOR_NOTHING:
+                await self._bodies.turns.go_on(self._tenant)
 
     async def _begin(self, head: Message) -> None:
         headers = list(head.get("headers", ()))
@@ -103,6 +111,6 @@ class _Answer:
 
     async def refuse(self, error: PlaitError) -> None:
         """Answer with an error instead."""
-        self._is_refused = True
+        self.is_refused = True
         self._on_refused(self._scope, error)
         await send_error(self._to_client, error, id_of(self._scope), error_body(self._scope["path"], error))

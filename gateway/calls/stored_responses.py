@@ -209,6 +209,8 @@ class StoredResponses:
         if isinstance(first, _Kept):
             used_s = stream.events[-1].at_unix_s - offset_s
             _, tenant, response_id = stream.key
+            if tenant in self._tenants and response_id in self._tenants[tenant].responses:
+                return  # a recovery that began again has restored it before
             self._keep(tenant, response_id, StoredResponse(first.previous, first.items, first.answer, used_s, used_s))
             self._trim(tenant, now_s)
 

@@ -34,7 +34,6 @@ from plait.gateway.durability.compaction import Compaction
 from plait.gateway.durability.recorded import DELETED, RECORD_VERSION, SESSION, Claimed, Recorded, decoded
 from plait.gateway.durability.replay import Replay
 from plait.gateway.fleet.router import Router
-from plait.gateway.intake.open_bodies import ADMIN
 from plait.gateway.intake.turns import Pieces
 from plait.gateway.peers.membership import GivenUpError, Membership, UnreachableStoreError
 from plait.gateway.peers.peers import Peers
@@ -49,6 +48,9 @@ from plait.policy.programs.request_graph_state import CallState
 
 RETRY_AFTER_S = 1.0
 """The `Retry-After` while the store is read: a second for 10,000 sessions or for 50,000 stored responses."""
+
+RESTORING = "restoring"
+"""The account of the event loop's time that restoring takes."""
 
 FLEET_S = 60.0
 """The longest wait of interrupted calls for an engine of their model. An engine's first probes take some seconds."""
@@ -220,7 +222,7 @@ class Durability:
 
         async def rest() -> None:
             turns = runner.turns
-            await turns.charged(ADMIN, turns.run(ADMIN, self._made(streams)))
+            await turns.charged(RESTORING, turns.run(RESTORING, self._made(streams)))
             log.info("sessions recovered", streams=len(streams), seconds=round(loop_time_s() - begun_s, 3))
             starting = asyncio.create_task(_when_engines_are_there(router, models, start), name="store-start")
             self._starting.add(starting)

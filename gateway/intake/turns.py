@@ -22,6 +22,8 @@ from threading import Barrier
 from types import coroutine
 from typing import Any, Final, Generic, TypeVar
 
+import structlog
+
 from plait.backends.errors import LimitError
 from plait.gateway.timer import loop_time_s
 from plait.policy.admission.fair_shares import ActiveTenants
@@ -51,6 +53,8 @@ MOST_WAIT_S: Final = 0.25
 """In such a standing queue, requests that have waited longer are refused, but not those of tenants with fewer than an
 equal part of the queue. Their clients can try another gateway.
 """
+
+log = structlog.get_logger(__name__)
 
 REFUSED: Final = 0.5
 """Refusals for each request that begins. A refusal costs a quarter of a beginning, and its client retries at once: with
@@ -127,7 +131,7 @@ class Turns(Generic[JobT]):
                 passed_over.append(place)
             else:
                 found = tenant, jobs.popleft()
-                self._now = used
+                self._now = max(self._now, used)
                 self._queue(tenant, used)
         for place in passed_over:
             heappush(self._order, place)
@@ -210,7 +214,8 @@ class LoopTurns:
         self._in_pass = False  # work has begun in this pass
         self._began_s = 0.0  # CPU time at the beginning of this pass
         self._step_s = 0.0  # CPU time at the beginning of the running task's step
-        self._spent_s = 0.0  # of this pass's budget
+        self._spent_s = 0.0  # of this pass's budget, with what tasks will cost that have their turns
+        self._own_s = 0.0  # the part of this pass that was charged
         self._begun = 0  # what has begun in this pass
         self._budget_s = LONG_PASS_S
         self._others_s = 0.0  # the moving average of a pass's other work
@@ -239,6 +244,7 @@ class LoopTurns:
         """Charge CPU time of the event loop to a tenant. While no work begins, none is kept from others."""
         if self._in_pass:
             self._spent_s += cost_s
+            self._own_s += cost_s
             if self._turns.length:
                 self._turns.charge(tenant, cost_s)
 
@@ -328,6 +334,7 @@ class LoopTurns:
             result: T = end.value
             return result
         finally:
+            del step  # breaks a reference cycle with the error of a cancellation
             work.close()
 
     def _stepped(self, tenant: str, cost_s: float) -> None:
@@ -376,10 +383,10 @@ class LoopTurns:
 
     def _passed(self) -> None:
         """A pass is over: set the next one's budget, and let the next work begin."""
-        others_s = max(0.0, time.thread_time() - self._began_s - self._spent_s)
+        others_s = max(0.0, time.thread_time() - self._began_s - self._own_s)
         self._others_s += (others_s - self._others_s) / MEAN_OF_PASSES
         self._budget_s = max(LEAST_S, LONG_PASS_S - self._others_s)
-        begun, self._begun, self._spent_s, self._in_pass = self._begun, 0, 0.0, False
+        begun, self._begun, self._spent_s, self._own_s, self._in_pass = self._begun, 0, 0.0, 0.0, False
         if not self._turns.length:
             self._turns.all_even()
             return
@@ -392,8 +399,11 @@ class LoopTurns:
             return waiting.refuse is not None and now_s - waiting.arrived_s > MOST_WAIT_S
 
         for waiting in self._turns.expire(is_late, most):
-            if waiting.refuse is not None:
-                waiting.refuse(_busy())
+            try:
+                if waiting.refuse is not None:
+                    waiting.refuse(_busy())
+            except Exception:  # the others have to be answered, too
+                log.exception("defect")
 
 
 def _refuse(turn: asyncio.Future[None], error: LimitError) -> None:

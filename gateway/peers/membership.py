@@ -126,6 +126,7 @@ class Membership:
         self._others: OrderedDict[Name, int] = OrderedDict()  # cache: the epochs of other sessions' owners
         self._asked: dict[bool, Waiters] = {True: {}, False: {}}  # by `begin`: lookups for the next batch
         self._asking: asyncio.Task[None] | None = None
+        self._restoring: set[asyncio.Future[object]] = set()
         self._asks_again_s = 0.0  # after a time-out, requests fail at once until then
 
     def described(self) -> dict[str, object]:
@@ -244,10 +245,13 @@ class Membership:
         nobody, now_s = 0 if begin else None, loop_time_s()
         owners = {name: claims.owners.get(key, nobody) for name, key in zip(asked, keys, strict=True)}
         self._own.update({name: now_s for name, owner in owners.items() if owner == self._keeper.epoch})
-        if claims.adopted:
-            await self.take(claims.adopted)
+        rest = self.take(claims.adopted) if claims.adopted else None
         for name, waiter in asked.items():
             waiter.set_result(owners[name])
+        if rest is not None:
+            restoring = asyncio.ensure_future(rest)
+            self._restoring.add(restoring)
+            restoring.add_done_callback(self._restoring.discard)
 
     async def _ask_for_halves(self, asked: Waiters, error: RefusedDataError, *, begin: bool) -> None:
         """The store refuses one of these names: halve the batch until that name fails alone."""

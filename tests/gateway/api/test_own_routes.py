@@ -92,3 +92,18 @@ async def test_only_tenants_wait_while_the_loop_is_busy(path: str, waits: bool) 
     await door.get(path, sent)
     assert taken == ["a"] * waits
     assert sent[0]["status"] == 200
+
+
+async def test_an_answer_that_was_refused_is_not_refused_again() -> None:
+    door, sent = Door(MOST_OPEN + 1), list[Message]()
+    door.reads.set()
+    whole = door._answer
+
+    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+        await whole(scope, receive, send)
+        raise PlaitError("the other gateway is gone")
+
+    door.app._app = breaks_off
+    await door.get("/v1/sessions/s", sent)
+    assert [message["status"] for message in sent if "status" in message] == [429]
+    assert door.refused == ["too_many_open_bytes"]

@@ -452,3 +452,35 @@ async def test_a_request_whose_client_goes_gives_its_turn_up(clock: Clock) -> No
     await asyncio.gather(*burst, return_exceptions=True)
     assert len(log) == 4
     assert repr(turns) == "LoopTurns(Turns(waiting={}, seated={}))"
+
+
+async def test_tasks_leave_relaying_its_part_of_the_pass(clock: Clock) -> None:
+    """What they will cost is an estimate at first; what they have cost is no work of others."""
+    turns, log = LoopTurns(), list[str]()
+    _use_up(turns, "b")
+    burst = [asyncio.create_task(_request(turns, "a", log, clock, 0.001)) for _ in range(400)]
+    begun = []
+    while len(log) < 400:
+        before = len(log)
+        await asyncio.sleep(0)
+        clock.work(0.8 * LONG_PASS_S)
+        begun.append(len(log) - before)
+    await asyncio.gather(*burst)
+    assert max(begun[100:]) <= 3, "a fifth of the pass"
+
+
+async def test_one_refusal_that_fails_keeps_no_other_from_its_answer(clock: Clock) -> None:
+    turns, log = LoopTurns(), list[str]()
+
+    def defective(_error: LimitError) -> None:
+        raise RuntimeError("a defect")
+
+    _use_up(turns, "b")
+    turns.wait("a", partial(log.append, "begun"), defective)
+    turns.wait("a", partial(log.append, "begun"), lambda _error: log.append("refused"))
+    turns.wait("a", partial(log.append, "begun"), None)
+    clock.now_s += 2 * STANDING_S
+    turns._begun = 10
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert log == ["refused", "begun"]

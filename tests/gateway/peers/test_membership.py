@@ -328,3 +328,15 @@ async def test_a_row_that_no_gateway_has_signed_gets_no_session_and_no_part() ->
         shared.members[two.keeper.epoch] = shared.members[two.keeper.epoch]._replace(url="http://intruder")
         await one.membership.renew()
         assert one.membership.peers.urls.keys() == {"http://0"}
+
+
+async def test_lookups_do_not_wait_for_the_restoring_of_an_adopted_session() -> None:
+    async with gateways() as (shared, (one, two)):
+        one.log.append([Change(ONE, 1.0, b"event")])
+        await one.log.committed(ONE)
+        shared.give_up(one.keeper.epoch)
+        two.may_restore.clear()
+        assert await asyncio.wait_for(two.owner("one"), WITHIN_S) is None
+        assert await asyncio.wait_for(two.owner("new"), WITHIN_S) is None
+        two.may_restore.set()
+        await asyncio.sleep(0)

@@ -102,7 +102,7 @@ LIMITS: Final = (
               "Send fewer long prompts at one time, or raise `max_waiting_prompt_bytes`."),
     ErrorCode("too_many_held_bytes", 429, AFTER, "The tenant's recorded answers have more bytes than may be held.",
               "Read answers, end sessions, or raise `max_held_bytes`."),
-    ErrorCode("too_many_connections", 503, AFTER, "There are as many connections as may be, none of them idle.",
+    ErrorCode("too_many_connections", 503, AFTER, "There are as many connections as may be, none unknown or idle.",
               "Use fewer, or raise `max_connections` and `ulimit -n`."),
     ErrorCode("too_many_watchers", 429, AFTER, "As many clients watch the gateway as may.", "Close a page."),
     ErrorCode("too_many_sessions", 429, AFTER, "The tenant has as many sessions as may be.", "End some."),
@@ -171,7 +171,7 @@ PROGRAMS: Final = (
 GATEWAYS: Final = (
     ErrorCode("gateway_stopping", 503, AFTER, "The gateway stops before the request has its answer.",
               "Send it again: another gateway, or the next one here, takes it."),
-    ErrorCode("gateway_unavailable", 503, AFTER, "The gateway that has the session does not answer.",
+    ErrorCode("gateway_unavailable", 503, AFTER, "The gateway that has the session or may have the response is silent.",
               "Send it again; its sessions are taken over if it stays away."),
     ErrorCode("gateway_given_up", 503, AFTER, "The others have given this gateway up.",
               "Send it again; look at the gateway's connection to the store."),

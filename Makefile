@@ -212,7 +212,8 @@ weight: setup
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
 	oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
 	benchmark-tools generated-requests vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
-	sglang-versions llamacpp release exact-tokens mission-1 mission-2 margins tiers
+	sglang-versions llamacpp release exact-tokens $(addprefix mission-,agents promises tenants programs prefixes preble \
+	scheduler documents gateways unnamed comparison) margins tiers
 
 # All of them, or `make nightly PARTS="soak release"`.
 nightly:
@@ -222,8 +223,6 @@ nightly-parts:
 	@echo $(PARTS)
 
 nightly-%: export PLAIT_NIGHTLY = 1
-MISSION_1 := agents promises tenants programs
-MISSION_2 := prefixes preble scheduler documents gateways unnamed comparison
 
 nightly-test-%:
 	env -u PLAIT_NIGHTLY $(MAKE) test PYTHON="$$(.ci/python $*)" VENV=.venv-$*
@@ -295,7 +294,7 @@ nightly-exact-tokens: setup
 	$(BIN)/python -m benchmarks exact_tokens --prompts 300000
 
 nightly-mission-%: setup
-	$(BIN)/python -m benchmarks mission --only $(MISSION_$*)
+	$(BIN)/python -m benchmarks mission --only $*
 
 nightly-margins: setup
 	$(BIN)/python -m benchmarks margins --quick

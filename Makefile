@@ -210,7 +210,7 @@ weight: setup
 
 # What `.ci/run` leaves out, in parts of at most five minutes on two cores. It takes one part each time, in turn.
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
-	oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
+	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
 	benchmark-tools generated-requests vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
 	sglang-versions llamacpp release exact-tokens $(addprefix mission-,agents promises tenants programs prefixes preble \
 	scheduler documents gateways unnamed comparison) margins tiers
@@ -257,6 +257,9 @@ nightly-killed-responses: setup
 
 nightly-damaged-stores: setup
 	$(BIN)/python -m pytest e2e/faults/test_damaged_stores.py -m nightly -n 2
+
+nightly-costly-requests: setup
+	$(BIN)/python -m pytest e2e/faults/test_costly_requests.py
 
 nightly-silent-workers: setup
 	$(BIN)/python -m pytest e2e/test_silent_workers.py e2e/faults/test_some_hang.py -m nightly -n 2

@@ -105,7 +105,7 @@ class ResponsesApi:
         named, asked = self._named(request), ItemsPage.of(request)
         owner = self._background.find(*named)
         items = self._stored.get(*named, loop_time_s()).items if owner is None else owner.items
-        return _json(asked.of_items(items, named.response_id))
+        return _json(await self._bodies.turns.run(named.tenant, asked.of_items(items, named.response_id)))
 
     def _named(self, request: Request) -> Named:
         """The tenant, and the response's id in the path. Raises `NotFoundError` for an invalid id."""
@@ -134,9 +134,13 @@ class ItemsPage(NamedTuple):
             raise CallerError("'order' must be 'asc' or 'desc'", param="order")
         return cls(int(limit), asked.get("after"), order == "asc")
 
-    def of_items(self, items: bytes, response_id: str) -> bytes:
+    def of_items(self, items: bytes, response_id: str) -> Pieces[bytes]:
         """The page as JSON. The items stay as they are; one without an id gets the same one each time."""
-        named = [_named_item(item, f"item_{response_id}_{at}") for at, item in enumerate(_ITEMS.decode(items))]
+        named = []
+        for at, item in enumerate(_ITEMS.decode(items)):
+            yield
+            named.append(_named_item(item, f"item_{response_id}_{at}"))
+        yield
         if not self.is_ascending:
             named.reverse()
         begin = 0

@@ -152,13 +152,13 @@ class OpenBody(msgspec.Struct, eq=False):
     def hold(self, size: int) -> None:
         """Count `size` bytes that are joined to the body, such as a stored conversation. Raises as `read` does.
 
-        They count twice: as they were, and in what is sent to the engine.
+        They count three times: as they were, in the chat that tokens are computed of, and in what the engine is sent.
         """
         if self.size + size > self.bodies.max_bytes:
             raise _too_large(self.bodies.max_bytes)
-        self.bodies.add(self.tenant, 2 * size)
+        self.bodies.add(self.tenant, 3 * size)
         self.size += size
-        self.copied += size
+        self.copied += 2 * size
 
     async def read(self, receive: Receive, headers: Headers, max_bytes: int | None = None) -> bytes:
         """The whole body, decoded by its `Content-Encoding`, of at most `max_bytes`. A second call returns it again.

@@ -108,7 +108,7 @@ def decode(data: bytes | bytearray) -> CompletionBody | None:
 
 
 def _decode(data: bytes | bytearray) -> CompletionBody | None:
-    """As `decode`, but None for constants that JSON lacks."""
+    """Decode with None in place of constants that JSON lacks."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

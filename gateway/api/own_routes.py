@@ -14,7 +14,7 @@ from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send
 from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
 
 SHARED: Final = "/v1/"
-"""The routes of tenants. All others are for operators and for health checks, which never wait."""
+"""The routes of tenants. Operators and health checks have the others, and never wait."""
 
 STRANGER: Final = "stranger"
 """The account of requests without a valid key."""
@@ -25,9 +25,9 @@ WAIT_FOR_NOTHING: Final = frozenset((ADMIN, STRANGER))
 class OwnRoutes:
     """A tenant's request waits for its turn, and counts until its end. Its steps are charged to the tenant.
 
-    An answer of known length counts among the tenant's open bytes until its client has read it. All are sent in parts,
-    as the client reads. Each answer names its request. `tenant_of` checks a request's key, `on_refused` is called with
-    the errors that this middleware answers.
+    An answer of known length counts among the tenant's open bytes until its client has read it. Answers are sent in
+    parts, as their clients read. Each answer names its request. `tenant_of` checks a request's key, `on_refused` is
+    called with the errors that this middleware answers.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class OwnRoutes:
         await self._bodies.turns.charged(tenant, self._answer(tenant, scope, receive, send))
 
     def _account(self, scope: Scope) -> str:
-        """Who is charged. The application refuses a wrong key."""
+        """The account that is charged. The application refuses a wrong key."""
         try:
             return self._tenant_of(scope) if scope["path"].startswith(SHARED) else ADMIN
         except AuthenticationError:

@@ -173,7 +173,7 @@ class BackgroundCall(ChainedCall):
         self.answer.finish(lambda events: self.once_stored(events, unstored_events))
 
     def _put(self) -> bool:
-        """As `StoredResponses.put`."""
+        """Store the response as it is. False if it is too large."""
         tenant, response_id, answer = self.session.tenant.name, self.session.session_id, self.answer.response
         self._is_kept = self.runner.stored.put(
             tenant, response_id, previous=self._previous, items=self.items, answer=answer, now_s=loop_time_s()

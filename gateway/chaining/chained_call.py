@@ -279,7 +279,7 @@ class ChainedCall(ABC):
                 return ending
 
     def _begins_anew(self, was_refused: bool, ending: Ending) -> bool:
-        """Whether another delivery follows the one with this `ending`. Of several refusals, the first one is logged."""
+        """Whether another delivery follows the one with this `ending`. The first of several refusals is logged."""
         broke_off = isinstance(ending.problem, EngineError) and ending.is_told
         attempts = self.runner.executor.sessions.limits.max_attempts
         self._is_begun_anew = broke_off and self.call.attempts < attempts and self.take_back()

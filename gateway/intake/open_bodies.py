@@ -1,4 +1,4 @@
-"""Reads the bodies of all requests: decodes them, and limits them by number, by size, by tenant and by rate."""
+"""Reads the bodies of all requests: decodes them, and limits them by number, by size and by tenant."""
 
 from __future__ import annotations
 

@@ -105,7 +105,16 @@ class ResponsesApi:
         named, asked = self._named(request), ItemsPage.of(request)
         owner = self._background.find(*named)
         items = self._stored.get(*named, loop_time_s()).items if owner is None else owner.items
-        return _json(await self._bodies.turns.run(named.tenant, asked.of_items(items, named.response_id)))
+        return _json(await self._bodies.turns.run(named.tenant, self._page(asked, items, named)))
+
+    def _page(self, asked: ItemsPage, items: bytes, named: Named) -> Pieces[bytes]:
+        """Make the page. Until it is an answer, it counts twice: its items with their ids, and the whole."""
+        size = 2 * len(items)
+        self._bodies.add(named.tenant, size)
+        try:
+            return (yield from asked.of_items(items, named.response_id))
+        finally:
+            self._bodies.remove(named.tenant, size)
 
     def _named(self, request: Request) -> Named:
         """The tenant, and the response's id in the path. Raises `NotFoundError` for an invalid id."""

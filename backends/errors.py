@@ -197,7 +197,8 @@ class OverloadedError(LimitError, kind="overloaded_error", code="overloaded"):
 class ContextLengthError(CallerError, code="context_length_exceeded", quotes=False):
     """The prompt, alone or with the requested output, exceeds the model's context.
 
-    `needed_tokens` and `context_tokens` are None where they are not known.
+    `prompt_tokens` and `context_tokens` are None where they are not known. `output_tokens` is what the request wants
+    beside the prompt; 0: not known, or the prompt alone is too long.
     """
 
     def __init__(
@@ -205,12 +206,21 @@ class ContextLengthError(CallerError, code="context_length_exceeded", quotes=Fal
         message: str,
         *,
         param: str | None = None,
-        needed_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+        output_tokens: int = 0,
         context_tokens: int | None = None,
     ) -> None:
         super().__init__(message, param=param)
-        self.needed_tokens = needed_tokens
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
         self.context_tokens = context_tokens
+
+    @property
+    def prompt_fits(self) -> bool:
+        """Whether the same prompt would fit with a lower output limit."""
+        if self.prompt_tokens is None or self.context_tokens is None:
+            return False
+        return self.output_tokens > 0 and self.prompt_tokens < self.context_tokens
 
 
 class UnsupportedError(CallerError, status=501, code="unsupported"):

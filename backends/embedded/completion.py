@@ -57,7 +57,8 @@ class ServedModel:
                 f"{prompt_tokens + output_tokens} tokens ({prompt_tokens} in the messages, {output_tokens} in the "
                 "completion). Please reduce the length of the messages or completion.",
                 param=param,
-                needed_tokens=prompt_tokens + output_tokens,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
                 context_tokens=self.max_context_tokens,
             )
 

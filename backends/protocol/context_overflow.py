@@ -27,6 +27,11 @@ _LIMIT: Final = re.compile(
     r"(?:context length|context size|model length|max_model_len|allowed length|context|at most)\D{0,9}(\d{1,12})",
     re.IGNORECASE,
 )
+_PROMPT: Final = re.compile(r"(\d{1,12}) (?:in the messages|input tokens|tokens from the input)", re.IGNORECASE)
+_OUTPUT: Final = re.compile(
+    r"(\d{1,12}) (?:in the completion|output tokens|tokens for the completion)|is too large: (\d{1,12})", re.IGNORECASE
+)
+"""What the request wants beside its prompt. SGLang refuses more than the context without having counted the prompt."""
 _QUOTED: Final = re.compile(r"'[^'\n]{0,200}'|`[^`\n]{0,200}`|\"[^\"\n]{0,200}\"")
 _NUMBER: Final = re.compile(r"\d{1,12}")
 LOOKED_AT: Final = 4_000
@@ -39,10 +44,18 @@ def is_overflow(text: str) -> bool:
 
 
 def overflow_error(message: str, param: str | None = None) -> ContextLengthError:
+    """The error, with the numbers that the engine's words have."""
     text = _QUOTED.sub("", message[:LOOKED_AT])  # quoted names of models have numbers too
-    limit = _LIMIT.search(text)
+    limit, prompt, output = _LIMIT.search(text), _PROMPT.search(text), _OUTPUT.search(text)
     context = None if limit is None else int(limit[1])
-    more = [number for number in map(int, _NUMBER.findall(text)) if context is not None and number > context]
-    error = ContextLengthError(message, param=param, needed_tokens=max(more, default=None), context_tokens=context)
+    numbers = map(int, _NUMBER.findall(text))
+    said = max((number for number in numbers if context is not None and number > context), default=None)
+    error = ContextLengthError(
+        message,
+        param=param,
+        prompt_tokens=int(prompt[1]) if prompt is not None else said if output is None else 0,
+        output_tokens=0 if output is None else int(output[1] or output[2]),
+        context_tokens=context,
+    )
     error.quotes = True  # the engine's words
     return error

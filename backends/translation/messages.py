@@ -274,7 +274,13 @@ def _error(error: PlaitError) -> Event:
 
 
 def _too_long(error: ContextLengthError) -> str:
-    """Anthropic's message, by which its clients know to shorten the conversation, with the numbers if known."""
-    if error.needed_tokens is None or error.context_tokens is None:
+    """Anthropic's words, with the numbers if known.
+
+    At the ones for a prompt that is too long, its clients shorten the conversation. At the others they ask for less.
+    """
+    prompt, output, context = error.prompt_tokens, error.output_tokens, error.context_tokens
+    if prompt is None or context is None:
         return f"prompt is too long: {error.message}"
-    return f"prompt is too long: {error.needed_tokens} tokens > {error.context_tokens} maximum"
+    if error.prompt_fits:
+        return f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {context}"
+    return f"prompt is too long: {prompt if prompt > context else prompt + output} tokens > {context} maximum"

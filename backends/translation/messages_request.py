@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from plait.backends.translation.chat_history import ordered, text_part
+from plait.backends.translation.chat_answer import content_text
+from plait.backends.translation.chat_history import arguments_of, content_of, ordered, text_part
 from plait.backends.translation.fields import (
     Json,
     a_limit,
@@ -47,7 +46,7 @@ def _chat(message: Mapping[str, Any], where: str) -> list[Json]:
     if role == "user":
         return list(_user(blocks_of(message.get("content"), place)))
     if role == "assistant":
-        return [_assistant(blocks_of(message.get("content"), place))]
+        return [_assistant(blocks_of(content_of(message.get("content")), place))]
     if role == "system":
         return _system(message.get("content"), place)
     raise wrong(f"{where}.role", "must be 'user', 'assistant' or 'system'")
@@ -74,8 +73,7 @@ def _user(blocks: Iterable[Block]) -> Iterator[Json]:
 
 
 def _tool_result(block: Mapping[str, Any], where: str) -> Json:
-    content = block.get("content")
-    blocks = [] if content is None else blocks_of(content, f"{where}.content")
+    blocks = blocks_of(content_of(block.get("content")), f"{where}.content")
     parts = [part for inner, place in blocks for part in parts_of(inner, place)]
     if block.get("is_error"):  # a `tool` message has no such field
         parts.insert(0, text_part("Error:"))
@@ -97,7 +95,7 @@ def _assistant(blocks: Iterable[Block]) -> Json:
     for block, where in blocks:
         kind = block.get("type")
         if kind == "thinking":
-            thought += a_text(block.get("thinking"), f"{where}.thinking")
+            thought += content_text(block.get("thinking"))
         elif kind == "tool_use":
             calls.append(_call(block, where))
         elif kind != "redacted_thinking":
@@ -111,9 +109,9 @@ def _assistant(blocks: Iterable[Block]) -> Json:
 
 
 def _call(block: Mapping[str, Any], where: str) -> Json:
-    arguments = msgspec.json.encode(an_object_or_none(block.get("input"), f"{where}.input")).decode()
     call_id, name = (a_text(block.get(key), f"{where}.{key}") for key in ("id", "name"))
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    function = {"name": name, "arguments": arguments_of(block.get("input"))}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 # Fields that are translated, refused, or left out because engines have no use for them. All others are passed on.
@@ -145,7 +143,7 @@ def prompt_request(fields: Mapping[str, Any]) -> Json:
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise unsupported(name, what)
-    chat = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+    chat = without_nones(**{name: value for name, value in fields.items() if name not in _OWN_FIELDS})
     messages = ordered([*system_messages(fields.get("system")), *chat_messages(fields.get("messages"))])
     if not messages:  # system messages without a text are left out
         raise wrong("messages", "has no content")

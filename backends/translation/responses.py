@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from plait.backends.errors import ContextLengthError, PlaitError
-from plait.backends.protocol.context_overflow import is_overflow
+from plait.backends.protocol.context_overflow import is_overflow, overflow_error
 from plait.backends.translation.answer_translator import (
     Event,
     Identity,
@@ -220,7 +220,10 @@ def _without_bytes(token: Json) -> Json:
 
 
 OVERFLOW: Final = ContextLengthError.default_code
-"""OpenAI's code for a request that is too long. Clients then shorten the conversation."""
+"""OpenAI's code for a prompt that is too long. Clients then shorten the conversation."""
+
+ABOVE_LIMIT: Final = {"code": "integer_above_max_value", "param": "max_output_tokens"}
+"""OpenAI's code for an output limit that the prompt leaves no room for. A shorter limit fits."""
 
 # finish reason -> why the response is incomplete
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -294,7 +297,7 @@ class ResponseTurn:
         events = list[Event]()
         if self._number:
             message = str(error.get("message") or "The engine has failed.")
-            code = OVERFLOW if is_overflow(f"{error.get('code')} {message}") else "server_error"
+            code = _overflow(f"{error.get('code')} {message}").get("code", "server_error")
             self._response |= {"status": "failed", "error": {"code": code, "message": message}}
             events.append(self._lifecycle("failed"))
         return [*events, error_event(error, self._next_number())]
@@ -339,17 +342,24 @@ class ResponseTurn:
 
 def error_event(error: Mapping[str, Any], number: int) -> Event:
     """An `error` event for OpenAI's error object. OpenAI's SDKs raise at its field `error`."""
-    code, message = error.get("code"), str(error.get("message") or "The engine has failed.")
-    if is_overflow(message):
-        code = OVERFLOW
+    message = str(error.get("message") or "The engine has failed.")
+    error = {"code": None, **error, **_overflow(message)}
+    code = error["code"]
     return {
         "type": "error",
         "code": None if code is None else str(code),
         "message": message,
         "param": error.get("param"),
         "sequence_number": number,
-        "error": {**error, "code": code},
+        "error": error,
     }
+
+
+def _overflow(message: str) -> Json:
+    """The fields of an error whose message says that the request is too long; none for any other."""
+    if not is_overflow(message):
+        return {}
+    return ABOVE_LIMIT if overflow_error(message).prompt_fits else {"code": OVERFLOW}
 
 
 def _usage(usage: Usage) -> Json:
@@ -388,6 +398,8 @@ class ResponsesTranslation:
 
     def error(self, error: PlaitError) -> bytes:
         """The body of an error; it has the same shape in all of OpenAI's APIs."""
+        if isinstance(error, ContextLengthError) and error.prompt_fits:
+            return msgspec.json.encode({"error": {**error.error_object, **ABOVE_LIMIT}})
         return error.body()
 
     def error_event(self, error: PlaitError) -> bytes:

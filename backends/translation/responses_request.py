@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from plait.backends.translation.chat_history import note, ordered, text_part
+from plait.backends.translation.chat_answer import content_text
+from plait.backends.translation.chat_history import content_of, note, ordered, text_part
 from plait.backends.translation.fields import (
     Json,
     a_limit,
@@ -76,7 +77,8 @@ class _Messages:
         role = item.get("role")
         if not isinstance(role, str) or role not in ROLES:
             raise wrong(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
-        message = {"role": role, "content": _content(item.get("content"), f"{where}.content")}
+        content, place = item.get("content"), f"{where}.content"
+        message = {"role": role, "content": _content(content_of(content) if role == "assistant" else content, place)}
         if role == "assistant":
             self._think(message)
         self._thought = ""
@@ -152,7 +154,7 @@ def _parts(part: Mapping[str, Any], where: str) -> Iterator[Json]:
     if kind in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
         yield text_part(a_text(part.get("text"), f"{where}.text"))
     elif kind == "refusal":
-        yield {"type": "refusal", "refusal": a_text(part.get("refusal"), f"{where}.refusal")}
+        yield text_part(content_text(part.get("refusal")))
     elif kind == "input_image" and part.get("image_url") is not None:
         url = a_text(part["image_url"], f"{where}.image_url")
         yield {"type": "image_url", "image_url": without_nones(url=url, detail=part.get("detail"))}
@@ -190,7 +192,7 @@ def chat_request(fields: Mapping[str, Any]) -> Json:
             raise unsupported(name, what)
     options = dict(an_object_or_none(fields.get("stream_options"), "stream_options"))
     options.pop("include_obfuscation", None)
-    chat = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
+    chat = without_nones(**{name: value for name, value in fields.items() if name not in _OWN_FIELDS})
     tools = ResponseTools(fields)
     chat["messages"] = _messages(fields, tools)
     chat |= tool_fields(fields, tools) | _format(fields) | _limits(fields) | streamed(fields, options)

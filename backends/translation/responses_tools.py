@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from plait.backends.translation.chat_answer import content_text
+from plait.backends.translation.chat_history import arguments_of, content_of
 from plait.backends.translation.fields import (
     Json,
     a_text,
@@ -68,7 +70,9 @@ def _function(tool: Fields, where: str) -> Json:
 
 
 def _function_arguments(item: Fields, where: str) -> str:
-    return a_text(item.get("arguments"), f"{where}.arguments")
+    if "arguments" not in item:
+        raise wrong(f"{where}.arguments", "is missing")
+    return arguments_of(item["arguments"])
 
 
 def _custom(tool: Fields, where: str) -> Json:
@@ -135,7 +139,7 @@ TOOL_KINDS: Final[Mapping[str, ToolKind]] = {
         "ctc",
         _custom,
         _custom_input,
-        lambda item, where: _encoded({"input": a_text(item.get("input"), f"{where}.input")}),
+        lambda item, where: _encoded({"input": content_text(item.get("input"))}),  # noqa: ARG005
         ("custom_tool_call_input", "input"),
         has_name=True,
     ),
@@ -349,4 +353,4 @@ def output_of(item: Fields, where: str, content: Callable[[object, str], str | l
         return "\n".join(str(text) for text in (item.get("status"), output) if text)
     if kind == "shell_call_output" and isinstance(output, list):
         return one_or_parts([{"type": "text", "text": _encoded(output)}])
-    return content(output, f"{where}.output")
+    return content(content_of(output), f"{where}.output")

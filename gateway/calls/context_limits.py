@@ -15,7 +15,7 @@ def refuse_bytes(model: str, size_bytes: int, context_tokens: int, longest_token
             f"a token has at most {longest_token_bytes} bytes, so {context_tokens * longest_token_bytes} bytes fit at "
             "most. Shorten it.",
             param=field,
-            needed_tokens=-(-size_bytes // longest_token_bytes),
+            prompt_tokens=-(-size_bytes // longest_token_bytes),
             context_tokens=context_tokens,
         )
 
@@ -33,7 +33,8 @@ def refuse_tokens(
             f"{prompt_tokens + output_tokens}: {prompt_tokens} of prompt and {output_tokens} of output. Shorten one "
             "of them.",
             param=request.prompt_field,
-            needed_tokens=prompt_tokens + output_tokens,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             context_tokens=context_tokens,
         )
 
@@ -46,6 +47,6 @@ def refuse_estimate(request: ChatRequest | CompletionRequest, prompt_tokens: int
             f"{context_tokens} and would cut the prompt without a word. Shorten it, or have the engine load the model "
             "with a longer context.",
             param=request.prompt_field,
-            needed_tokens=prompt_tokens,
+            prompt_tokens=prompt_tokens,
             context_tokens=context_tokens,
         )

@@ -9,6 +9,8 @@ import pytest
 from openai.types.responses import Response, ResponseOutputItem
 from pydantic import TypeAdapter
 
+from plait.backends.errors import ContextLengthError
+from plait.backends.protocol.context_overflow import overflow_error
 from plait.backends.translation.translation import TRANSLATIONS
 from tests.backends.translation.chat_answers import message, stream, whole
 from tests.backends.translation.event_grammars import events, read_response
@@ -300,3 +302,22 @@ def test_a_context_overflow_in_a_stream() -> None:
     }
     [*_, failed, error] = events(RESPONSES.answer({}).feed(begun + event))
     assert failed["response"]["error"]["code"] == error["code"] == error["error"]["code"] == "context_length_exceeded"
+
+
+def test_an_output_limit_without_room_is_not_a_prompt_that_is_too_long() -> None:
+    said = (
+        "'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum context length is 40960 "
+        "tokens and your request has 12200 input tokens (32000 > 40960 - 12200)."
+    )
+    less = "input length and `max_tokens` exceed context limit: 12200 + 32000 > 40960"
+    counted = ContextLengthError("no", prompt_tokens=12_200, output_tokens=32_000, context_tokens=40_960)
+    too_long = ContextLengthError("no", prompt_tokens=50_000, output_tokens=32_000, context_tokens=40_960)
+    event = b"data: " + json.dumps({"error": {"message": said, "code": 400}}).encode() + b"\n\n"
+    [raised] = events(ANTHROPIC.answer({}).feed(event))
+    for error in (raised, json.loads(ANTHROPIC.error(counted)), json.loads(ANTHROPIC.error(overflow_error(said)))):
+        assert error["error"] == {"type": "invalid_request_error", "message": less}
+    assert "prompt is too long: 50000 tokens > 40960" in json.loads(ANTHROPIC.error(too_long))["error"]["message"]
+    [failed] = events(RESPONSES.answer({}).feed(event))
+    for error in (failed, json.loads(RESPONSES.error(counted)), json.loads(RESPONSES.error(overflow_error(said)))):
+        assert (error["error"]["code"], error["error"]["param"]) == ("integer_above_max_value", "max_output_tokens")
+    assert json.loads(RESPONSES.error(too_long))["error"]["code"] == "context_length_exceeded"

@@ -63,8 +63,7 @@ def test_parts_of_messages() -> None:
             {"type": "text", "text": "this"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
         ]},
-        {"role": "assistant", "content": "a cat"},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": "a cat\n\nno"},
     ]  # fmt: skip
 
 
@@ -101,9 +100,12 @@ def test_a_thought_belongs_to_the_call_that_it_led_to() -> None:
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     made = messages({"role": "assistant", "content": "a"}, thought, call, thought, {"role": "user", "content": "b"})
-    assert [message["role"] for message in made] == ["assistant", "assistant", "user"]
-    assert (made[1]["content"], made[1]["reasoning_content"]) == (None, "hm")
-    assert "reasoning_content" not in made[0]
+    function = {"name": "look", "arguments": "{}"}
+    called = [{"id": "c", "type": "function", "function": function}]
+    assert made == [
+        {"role": "assistant", "content": "a", "reasoning_content": "hm", "tool_calls": called},
+        {"role": "user", "content": "b"},
+    ]
 
 
 def test_encrypted_thoughts_are_left_out() -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
+from secrets import token_bytes
 from typing import Final
 
 from starlette.applications import Starlette
@@ -42,6 +43,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.records import CallLog, CallRecords
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.sealed_thoughts import SealedThoughts
 from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.chaining.chained_calls import ChainedCalls
@@ -94,9 +96,9 @@ FIRST_LOOK_S: Final = 2.0
 class Gateway:
     """The parts of a gateway, and `app`, the ASGI application.
 
-    Processes with the same `secret` derive the same tenant identities. `save_to` is the file for `plait serve --save`.
-    `peers` are the gateways that serve the same clients. Raises ValueError for tokenizers, profiles or certificates
-    that cannot be loaded.
+    Processes with the same `secret` (None: a random one) derive the same tenant identities, and read the same seals.
+    `save_to` is the file for `plait serve --save`, `peers` are the gateways that serve the same clients. Raises
+    ValueError for tokenizers, profiles or certificates that cannot be loaded.
     """
 
     def __init__(
@@ -107,7 +109,8 @@ class Gateway:
         self._forwarding = self._new_forwarding(peers)
         self._save_to = save_to
         self.router = build_router(config)
-        self._tenants = TenantIds(secret)
+        secret = secret or token_bytes(32)
+        self._tenants, self._thoughts = TenantIds(secret), SealedThoughts(secret)
         self._keys = KeyRing(config.server.api_keys, config.tenants, self._tenants)
         self._terms = new_terms(config, self._tenants, self._forwarding.peers)
         admin = KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY)
@@ -186,7 +189,8 @@ class Gateway:
                 responses=BackgroundApi(self._chained),
             )
         rest = OwnRoutes(rest, bodies, tenant_of=keys.check, on_refused=self.refusals.elsewhere)
-        calls = CallApi(completions, ForwardingApi(completions, self._stored), keys, bodies, self.refusals, rest)
+        others = ForwardingApi(completions, self._stored, self._thoughts)
+        calls = CallApi(completions, others, keys, bodies, self.refusals, rest)
         return calls if forwarding.is_alone else PeerFront(calls, forwarding, self.refusals.unread)
 
     def _new_rest(self) -> Starlette:
@@ -202,7 +206,7 @@ class Gateway:
                 *ResponsesApi(self._chained, self._keys, self.bodies).routes,
                 *live.routes,
                 *AdminApi(self.engines, self._admin, self.bodies).routes,
-                *StatusApi(self._watched, self._admin, self._forwarding).routes,
+                *StatusApi(self._watched, self._admin, self._forwarding, self._thoughts.fingerprint).routes,
                 *ReceiptsApi(self._receipts, self._keys, self._admin, self._tenants.label, self._forwarding).routes,
                 *ExplainApi(self._reader, self._receipts, self._admin, self.bodies).routes,
                 UNKNOWN_PATH,

@@ -132,11 +132,11 @@ def _tokens(part: Text) -> list[Text]:
 
 def _parts(item: Json) -> Iterator[Reasoning | Text | Refusal]:
     """The texts of a message or a reasoning item."""
-    for content in item.get("content") or ():
+    for content in (*(item.get("summary") or ()), *(item.get("content") or ())):
         match content["type"]:
             case "output_text":
                 yield Text(content["text"], tuple(content["logprobs"]))
             case "refusal":
                 yield Refusal(content["refusal"])
-            case "reasoning_text":
+            case "reasoning_text" | "summary_text":
                 yield Reasoning(content["text"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from plait.backends.errors import CallerError
 
 Json = dict[str, Any]
+
+Seal = Callable[[str], str]
+"""Makes a text unreadable for clients, which bring it back in a later request."""
 
 ENGINE_SPEAKS_CHAT: Final = "the engine speaks chat completions only"
 """The usual reason for a translation."""

@@ -22,7 +22,7 @@ from plait.backends.translation.answer_translator import (
     write_event,
 )
 from plait.backends.translation.chat_answer import Reasoning, Usage
-from plait.backends.translation.fields import Json
+from plait.backends.translation.fields import Json, Seal
 from plait.backends.translation.messages_request import chat_request, prompt_request
 from plait.backends.translation.messages_tools import ignored_tools
 from plait.backends.translation.tool_calls import ToolCall
@@ -49,10 +49,11 @@ _ERROR_TYPES: Final = {
 
 
 class MessageTurn:
-    """Implements Turn. `fields` are the request's."""
+    """Implements Turn. `fields` are the request's. `seal` makes the signatures of thoughts, which are empty without."""
 
-    def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
+    def __init__(self, fields: Mapping[str, Any], identity: Identity, seal: Seal | None = None) -> None:
         self._key = identity.key
+        self._seal = seal
         self._stop_sequences = frozenset(fields.get("stop_sequences") or ())
         self._blocks: list[_Block] = []
         self._message: Json = {
@@ -123,10 +124,14 @@ class MessageTurn:
     def _new_block(self, part: Part, index: int) -> _Block:
         if isinstance(part, ToolCall):
             return _ToolUse(index, part.call_id or f"toolu_{self._key}_{index}", part.name)
-        return _Thinking(index) if isinstance(part, Reasoning) else _Text(index)
+        return _Thinking(index, self._seal) if isinstance(part, Reasoning) else _Text(index)
 
     def _close(self) -> list[Event]:
-        return [{"type": "content_block_stop", "index": self._blocks[-1].index}] if self._blocks else []
+        if not self._blocks:
+            return []
+        last = self._blocks[-1]
+        deltas = [{"type": "content_block_delta", "index": last.index, "delta": delta} for delta in last.close()]
+        return [*deltas, {"type": "content_block_stop", "index": last.index}]
 
 
 class _Block(ABC):
@@ -145,6 +150,10 @@ class _Block(ABC):
     @abstractmethod
     def add(self, part: Part) -> str:
         """Add a part; returns the text of its delta."""
+
+    def close(self) -> Iterable[Json]:
+        """The deltas of a block that has ended."""
+        return ()
 
     @abstractmethod
     def body(self) -> Json:
@@ -173,14 +182,26 @@ class _Text(_TextBlock):
 
 
 class _Thinking(_TextBlock):
+    """A thought. Most clients keep one for the next request only if it has a signature."""
+
     delta, delta_key = "thinking_delta", "thinking"
+
+    def __init__(self, index: int, seal: Seal | None) -> None:
+        super().__init__(index)
+        self._seal = seal
+        self._signature = ""
 
     def continues(self, part: Part) -> bool:
         return isinstance(part, Reasoning)
 
+    def close(self) -> Iterable[Json]:
+        if self._seal is None:
+            return ()
+        self._signature = self._seal("".join(self._texts))
+        return [{"type": "signature_delta", "signature": self._signature}]
+
     def body(self) -> Json:
-        """The signature is empty: only Anthropic's models sign."""
-        return {"type": "thinking", "thinking": "".join(self._texts), "signature": ""}
+        return {"type": "thinking", "thinking": "".join(self._texts), "signature": self._signature}
 
 
 class _ToolUse(_Block):
@@ -255,8 +276,8 @@ class MessagesTranslation:
         """The tools that are left out."""
         return ignored_tools(fields)
 
-    def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
-        return TurnTranslator(MessageTurn(fields, new_identity()))
+    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
+        return TurnTranslator(MessageTurn(fields, new_identity(), seal))
 
     def error(self, error: PlaitError) -> bytes:
         return msgspec.json.encode(_error(error))

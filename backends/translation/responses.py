@@ -22,7 +22,7 @@ from plait.backends.translation.answer_translator import (
     write_event,
 )
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
-from plait.backends.translation.fields import Json
+from plait.backends.translation.fields import Json, Seal
 from plait.backends.translation.responses_request import chat_request, wants_logprobs
 from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind, ignored_tools
 from plait.backends.translation.tool_calls import ToolCall
@@ -70,7 +70,7 @@ class _ContentItem:
         if not self._content or self._content[-1].kind != kind:
             if self._content:
                 yield from self._content[-1].close()
-            self._content.append(_Content(kind, {**self._place, "content_index": len(self._content)}))
+            self._content.append(_Content(kind, self._place, len(self._content)))
             yield from self._content[-1].opening()
         yield from self._content[-1].add(text, logprobs)
 
@@ -102,21 +102,34 @@ class MessageItem(_ContentItem):
 
 
 class ReasoningItem(_ContentItem):
+    """A thought, whole: as its own summary if the client wants one, which many show and keep in place of the content.
+
+    `seal` makes `encrypted_content`; None: the client wants none.
+    """
+
+    def __init__(self, item_id: str, position: int, *, as_summary: bool, seal: Seal | None) -> None:
+        super().__init__(item_id, position)
+        self._kind = "summary_text" if as_summary else "reasoning_text"
+        self._seal = seal
+        self._sealed: Json = {} if seal is None else {"encrypted_content": None}
+
     def continues(self, part: Part) -> bool:
         return isinstance(part, Reasoning)
 
     def add(self, part: Part) -> Iterable[Event]:
         assert isinstance(part, Reasoning)
-        return self._extend("reasoning_text", part.text)
+        return self._extend(self._kind, part.text)
+
+    def close(self, status: str) -> Iterable[Event]:
+        if self._seal is not None:
+            self._sealed = {"encrypted_content": self._seal("".join(content.text for content in self._content))}
+        yield from super().close(status)
 
     def body(self) -> Json:
-        return {
-            "id": self._place["item_id"],
-            "type": "reasoning",
-            "summary": [],
-            "content": [content.body() for content in self._content],
-            "status": self._status,
-        }
+        texts = [content.body() for content in self._content]
+        summary, content = (texts, []) if self._kind == "summary_text" else ([], texts)
+        head = {"id": self._place["item_id"], "type": "reasoning", "summary": summary, "content": content}
+        return {**head, "status": self._status, **self._sealed}
 
 
 class CallItem:
@@ -161,36 +174,46 @@ class CallItem:
 
 
 class _Content:
-    """One text of an item's content. `kind` is its type: `output_text`, `refusal` or `reasoning_text`."""
+    """One text of an item's content or summary. `kind` is the type of its part.
 
-    def __init__(self, kind: str, place: Json) -> None:
+    A summary's events have other names than those of `output_text`, `refusal` and `reasoning_text`.
+    """
+
+    def __init__(self, kind: str, place: Json, index: int) -> None:
         self.kind = kind
-        self._place = place
+        is_summary = kind == "summary_text"
+        self._place = {**place, "summary_index" if is_summary else "content_index": index}
+        self._part = "reasoning_summary_part" if is_summary else "content_part"
+        self._event = "reasoning_summary_text" if is_summary else kind
         self._key = "refusal" if kind == "refusal" else "text"
         self._texts: list[str] = []
         self._logprobs: list[Json] = []
 
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
     def opening(self) -> Iterable[Event]:
-        return [{"type": "response.content_part.added", **self._place, "part": self.body()}]
+        return [{"type": f"response.{self._part}.added", **self._place, "part": self.body()}]
 
     def add(self, text: str, logprobs: Iterable[Json]) -> Iterable[Event]:
         new = [_logprob(token) for token in logprobs]
         self._texts.append(text)
         self._logprobs += new
         more = {"logprobs": [_without_bytes(token) for token in new]} if self.kind == "output_text" else {}
-        return [{"type": f"response.{self.kind}.delta", **self._place, "delta": text, **more}]
+        return [{"type": f"response.{self._event}.delta", **self._place, "delta": text, **more}]
 
     def close(self) -> Iterable[Event]:
-        more: Json = {self._key: "".join(self._texts)}
+        more: Json = {self._key: self.text}
         if self.kind == "output_text":
             more["logprobs"] = [_without_bytes(token) for token in self._logprobs]
         return [
-            {"type": f"response.{self.kind}.done", **self._place, **more},
-            {"type": "response.content_part.done", **self._place, "part": self.body()},
+            {"type": f"response.{self._event}.done", **self._place, **more},
+            {"type": f"response.{self._part}.done", **self._place, "part": self.body()},
         ]
 
     def body(self) -> Json:
-        body: Json = {"type": self.kind, self._key: "".join(self._texts)}
+        body: Json = {"type": self.kind, self._key: self.text}
         if self.kind == "output_text":
             body |= {"annotations": [], "logprobs": list(self._logprobs)}
         return body
@@ -222,6 +245,8 @@ def _without_bytes(token: Json) -> Json:
 OVERFLOW: Final = ContextLengthError.default_code
 """OpenAI's code for a prompt that is too long. Clients then shorten the conversation."""
 
+SEALED_THOUGHTS: Final = "reasoning.encrypted_content"
+
 ABOVE_LIMIT: Final = {"code": "integer_above_max_value", "param": "max_output_tokens"}
 """OpenAI's code for an output limit that the prompt leaves no room for. A shorter limit fits."""
 
@@ -238,11 +263,12 @@ _ECHOED: Final[Mapping[str, Any]] = {
 
 
 class ResponseTurn:
-    """Implements Turn. `fields` are the request's; the response repeats many of them."""
+    """Implements Turn. `fields` are the request's; the response repeats many of them. `seal` seals thoughts."""
 
-    def __init__(self, fields: Mapping[str, Any], identity: Identity) -> None:
+    def __init__(self, fields: Mapping[str, Any], identity: Identity, seal: Seal | None = None) -> None:
         self._key = identity.key
         self._logprobs = wants_logprobs(fields)
+        self._seal = seal if SEALED_THOUGHTS in (fields.get("include") or ()) else None
         self._fields = fields
         self._tools: ResponseTools | None = None  # until there is a call
         self._items: list[Item] = []
@@ -317,7 +343,8 @@ class ResponseTurn:
         suffix = f"{self._key}_{position}"
         match part:
             case Reasoning():
-                return ReasoningItem(f"rs_{suffix}", position)
+                as_summary = bool((self._fields.get("reasoning") or {}).get("summary"))
+                return ReasoningItem(f"rs_{suffix}", position, as_summary=as_summary, seal=self._seal)
             case Text() | Refusal():
                 return MessageItem(f"msg_{suffix}", position, self._logprobs)
             case ToolCall():
@@ -393,8 +420,8 @@ class ResponsesTranslation:
         """The tools that are left out."""
         return ignored_tools(fields)
 
-    def answer(self, fields: Mapping[str, Any]) -> TurnTranslator:
-        return TurnTranslator(ResponseTurn(fields, new_identity()))
+    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
+        return TurnTranslator(ResponseTurn(fields, new_identity(), seal))
 
     def error(self, error: PlaitError) -> bytes:
         """The body of an error; it has the same shape in all of OpenAI's APIs."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from plait.backends.errors import PlaitError
 from plait.backends.translation.chat_answer import Usage
+from plait.backends.translation.fields import Seal
 from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.responses import ResponsesTranslation
 
@@ -62,7 +63,9 @@ class Translation(Protocol):
         """The parts of a request that `to_chat` leaves out, each with its place, as in `tools[8]:web_search`."""
         ...
 
-    def answer(self, fields: Mapping[str, Any]) -> AnswerTranslator: ...
+    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> AnswerTranslator:
+        """The translator of the answer to a request. `seal` seals thoughts for clients that keep them only so."""
+        ...
 
     def error(self, error: PlaitError) -> bytes: ...
 

@@ -68,6 +68,7 @@ from plait.gateway.calls.routes import (
     CallRoute,
     ForwardedRequest,
 )
+from plait.gateway.calls.sealed_thoughts import MARK, SealedThoughts
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
@@ -84,6 +85,8 @@ Answer = Callable[[], Awaitable[None]]
 
 _RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
 """The routes whose bodies may continue a stored response."""
+
+_SEAL: Final = MARK.encode()
 
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 
@@ -185,6 +188,7 @@ class ForwardingApi:
 
     completions: CompletionApi
     stored: StoredResponses
+    thoughts: SealedThoughts
 
     async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, send: Send) -> Answer:
         """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
@@ -205,7 +209,8 @@ class ForwardingApi:
                 with suppress(ClientGoneError):  # the other gateway logs the call
                     await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
                 return _answered
-            previous, own = given.get("previous_response_id"), await self._referred(incoming, body, given)
+            told = given if incoming.body.find(_SEAL) < 0 else self.thoughts.opened(incoming.tenant, given)
+            previous, own = given.get("previous_response_id"), await self._referred(incoming, body, told)
             if given.get("background") and incoming.path == RESPONSES_PATH:
                 return await self._in_background(incoming, annotations, own, body=body, receive=receive, send=send)
             fields, send = await self._conversation(incoming, body, own, send)
@@ -291,7 +296,8 @@ class ForwardingApi:
             answer = translation.counted(await self.completions.calls.count(incoming, prompt))
             return partial(self._counted, incoming, answer, send)
         body = msgspec.json.encode(translation.to_chat(fields))
-        told = TranslatedAnswer(send, translation.answer(fields), translation, translation.ignored(fields))
+        translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
+        told = TranslatedAnswer(send, translator, translation, translation.ignored(fields))
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
         return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
 

@@ -83,7 +83,7 @@ def _run_workers(
     arguments: argparse.Namespace,
     given: GivenEngines,
     ports: Sequence[tuple[str, int]],
-    secret: bytes | None,
+    secret: bytes,
     workers: int,
 ) -> None:
     """Run `workers` processes that serve, and supervise them. This process starts no thread, because it forks.

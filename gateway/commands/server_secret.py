@@ -1,4 +1,4 @@
-"""The secret of which tenants' identities are made: `server.secret`, or a file that the first start writes."""
+"""The secret of tenants' identities and sealed thoughts: `server.secret`, or a file that the first start writes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ FOR_OTHERS: Final = 0o077
 log = structlog.get_logger(__name__)
 
 
-def server_secret(config: Config, path: Path | None) -> bytes | None:
-    """The secret; None if clients need no keys. `path` is the configuration's file; None: no file, and so no keys.
+def server_secret(config: Config, path: Path | None) -> bytes:
+    """The secret. `path` is the configuration's file; None: no file, and so no keys.
 
-    If there is no secret, a new one is written to the file beside `path`. If the file cannot be written, the new secret
-    ends with the process, and a warning is logged. Raises `ConfigError` if the file has no valid secret.
+    If there is no secret, a new one is written to the file beside `path`. If clients need no keys, or the file cannot
+    be written, the new secret ends with the process; a warning says so where keys depend on it. Raises `ConfigError` if
+    the file has no valid secret.
     """
     if config.is_open or path is None:
-        return None
+        return (config.server.secret or token_hex(SECRET_BYTES)).encode()
     file, secret = secret_file(path), known_secret(config, path)
     if secret is None:
         try:
@@ -45,6 +46,7 @@ def server_secret(config: Config, path: Path | None) -> bytes | None:
             return token_hex(SECRET_BYTES).encode()
         log.info("secret made", file=str(file))
         secret = _read(file)
+        assert secret is not None, "the file was just made"
     if config.server.secret is None and file.stat().st_mode & FOR_OTHERS:
         log.warning("the server's secret can be read by others: give the file the mode 0600", file=str(file))
     return secret

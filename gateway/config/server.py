@@ -99,10 +99,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     own. Without a key here or in [[tenants]] the gateway is open to all."""
 
     secret: Secret | None = None
-    """The secret that makes the tenants' identities, which are the engines' cache salts, and their labels in /metrics:
-    32 or more characters. Without it, the gateway uses the file `plait.secret` beside this file, and makes it at the
-    first start with keys. Set it where several gateways use the same engines (one secret in all of them), or where the
-    folder cannot be written."""
+    """The secret that makes the tenants' identities, which are the engines' cache salts, and their labels in /metrics,
+    and that seals the thoughts which clients keep: 32 or more characters. Without it, the gateway uses the file
+    `plait.secret` beside this file, and makes it at the first start with keys. Set it where several gateways use the
+    same engines (one secret in all of them), or where the folder cannot be written."""
 
     isolate_tenants: bool = False
     """Keep the cached prefixes of each tenant apart from those of others, by a cache salt (needs keys). Set it where a

@@ -36,6 +36,7 @@ PART_OF_OTHERS: Final = "a-gateway-dies"
 
 LOOK_S: Final = 1.0
 MOST_BYTES: Final = 2**22
+OTHER_SECRET: Final = "{} has another server.secret: tenants are others there, and sealed thoughts are lost."  # noqa: S105 - a sentence
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +79,9 @@ class Status(msgspec.Struct):
     engines: list[EngineRow]
     models: list[ModelRow]
     tenants: list[TenantRow]
+
+    secret: str = ""
+    """The fingerprint of the server's secret."""
 
 
 _ANSWER: Final = msgspec.json.Decoder(Status)
@@ -140,7 +144,8 @@ class Watched(Collector):
 
 
 class StatusApi:
-    def __init__(self, watched: Watched, access: AdminAccess, forwarding: Forwarding) -> None:
+    def __init__(self, watched: Watched, access: AdminAccess, forwarding: Forwarding, secret: str) -> None:
+        self._secret = secret
         self._watched = watched
         self._access = access
         self._forwarding = forwarding
@@ -148,7 +153,7 @@ class StatusApi:
 
     async def _status(self, request: Request) -> Response:
         self._access.check(request)
-        status = self._watched.status()
+        status = replace(self._watched.status(), secret=self._secret)
         if not self._forwarding.is_alone and not is_of_peer(request.scope):
             status = await self._of_all(status, request)
         return Response(msgspec.json.encode(status), media_type="application/json")
@@ -161,10 +166,12 @@ class StatusApi:
         found = [_named(self._forwarding.peers.own, own)]
         for name, answer in told.items():
             if answer is None:
-                found.append(Status([_unheard(code, name)], [], [], []))
+                found.append(Status([_problem(code, name, f"{name} does not answer.")], [], [], []))
             elif answer.status == 200:
                 with suppress(msgspec.ValidationError):  # of another version
                     found.append(_named(name, _ANSWER.decode(answer.body)))
+                    if found[-1].secret != own.secret:
+                        found.append(Status([_problem("secret_differs", name, OTHER_SECRET.format(name))], [], [], []))
         return merged(found)
 
 
@@ -206,8 +213,9 @@ def _named(name: str, status: Status) -> Status:
     return replace(status, problems=[one if one.about else replace(one, about=name) for one in status.problems])
 
 
-def _unheard(code: str, name: str) -> Problem:
-    return Problem(code, name, round(time(), 3), f"{name} does not answer.", PART_OF_OTHERS)
+def _problem(code: str, name: str, sentence: str) -> Problem:
+    """A problem with another gateway, found now."""
+    return Problem(code, name, round(time(), 3), sentence, PART_OF_OTHERS)
 
 
 def _tell(problem: Problem, begins: bool) -> None:

@@ -22,14 +22,22 @@ RESPONSES = {
         "completed": "end",
         "incomplete": "end",
     },
-    "item": {"content_part.added": "part", "output_item.done": "between"},
+    "item": {"content_part.added": "part", "reasoning_summary_part.added": "part", "output_item.done": "between"},
     "part": {"*.delta": "part", "*.done": "told"},
-    "told": {"content_part.done": "item"},
+    "told": {"content_part.done": "item", "reasoning_summary_part.done": "item"},
     "function_call": {"function_call_arguments.delta": "function_call", "function_call_arguments.done": "call"},
     "custom_tool_call": {"custom_tool_call_input.delta": "custom_tool_call", "custom_tool_call_input.done": "call"},
     "call": {"output_item.done": "between"},
 }
 """state -> event -> next state. A `keepalive` may come in each state but `start`; `failed` and `error` end each."""
+
+PARTS = {
+    "content_part.added": ("content", "content_index"),
+    "reasoning_summary_part.added": ("summary", "summary_index"),
+}
+"""The event that begins a part -> the item's list of such parts, and the event's index in it."""
+
+TEXTS = ("output_text.", "refusal.", "reasoning_text.", "reasoning_summary_text.")
 
 MESSAGES = {
     "start": {"message_start": "between"},
@@ -86,15 +94,18 @@ def _grow(items: list[Event], texts: list[str], kind: str, event: Event) -> None
     item = items[-1]
     if kind.endswith(".delta"):
         texts.append(event["delta"])
-    elif kind == "content_part.added":
-        assert event["content_index"] == len(item["content"])
-        item["content"].append(event["part"])
+    elif kind in PARTS:
+        parts, index = PARTS[kind]
+        assert event[index] == len(item[parts])
+        item[parts].append(event["part"])
         texts.clear()
-    elif kind == "content_part.done":
-        item["content"][-1] = event["part"]
+    elif kind.endswith("_part.done"):
+        item[PARTS[kind.replace("done", "added")][0]][-1] = event["part"]
     elif kind == "output_item.done":
         assert (event["item"]["id"], event["item"]["type"]) == (item["id"], item["type"])
-        assert event["item"].get("content") == item.get("content")
+        assert [event["item"].get(parts) for parts, _ in PARTS.values()] == [
+            item.get(parts) for parts, _ in PARTS.values()
+        ]
         items[-1] = event["item"]
     else:
         [text] = [event[key] for key in ("text", "refusal", "arguments", "input") if key in event]
@@ -108,7 +119,7 @@ def _named(kind: str, event: Event, known: dict[str, str]) -> str:
         return own if own in known else f"{kind} *"
     if kind in known:
         return kind
-    return f"*.{kind.rpartition('.')[2]}" if kind.startswith(("output_text.", "refusal.", "reasoning_text.")) else kind
+    return f"*.{kind.rpartition('.')[2]}" if kind.startswith(TEXTS) else kind
 
 
 def read_message(written: bytes) -> Event:
@@ -130,7 +141,11 @@ def read_message(written: bytes) -> Event:
         elif kind == "content_block_delta":
             block, delta = message["content"][-1], event["delta"]
             assert event["index"] == len(message["content"]) - 1
+            if delta["type"] == "signature_delta":
+                block["signature"] = delta["signature"]
+                continue
             assert delta["type"] == DELTAS[block["type"]]
+            assert not block.get("signature"), "the signature is last"
             text += delta.get("text") or delta.get("thinking") or delta.get("partial_json") or ""
         elif kind == "content_block_stop":
             assert event["index"] == len(message["content"]) - 1

@@ -20,7 +20,7 @@ from plait.backends.translation.answer_translator import Identity, TurnTranslato
 from plait.backends.translation.messages import MessageTurn
 from plait.backends.translation.responses import ResponseTurn
 from tests.backends.translation.chat_answers import error, message, stream, whole
-from tests.backends.translation.event_grammars import events
+from tests.backends.translation.event_grammars import events, read_message, read_response
 
 IDENTITY = Identity("key", 1_700_000_000)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -33,6 +33,19 @@ def responses(**fields: Any) -> TurnTranslator:
 
 def messages(**fields: Any) -> TurnTranslator:
     return TurnTranslator(MessageTurn({"model": "m", "messages": [], **fields}, IDENTITY))
+
+
+def sealed(text: str) -> str:
+    return f"sealed {text}"
+
+
+def sealed_responses() -> TurnTranslator:
+    asked = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+    return TurnTranslator(ResponseTurn({"model": "m", "input": "hi", **asked}, IDENTITY, sealed))
+
+
+def sealed_messages() -> TurnTranslator:
+    return TurnTranslator(MessageTurn({"model": "m", "messages": []}, IDENTITY, sealed))
 
 
 APIS = pytest.mark.parametrize("api", [responses, messages])
@@ -76,7 +89,12 @@ def folded_message(written: bytes) -> Any:
     return {**body, "content": [{k: v for k, v in block.items() if k != "parsed_output"} for block in body["content"]]}
 
 
-FOLDS = {responses: folded_response, messages: folded_message}
+FOLDS = {
+    responses: folded_response,
+    messages: folded_message,
+    sealed_responses: folded_response,
+    sealed_messages: folded_message,
+}
 TEXTS = st.none() | st.text(max_size=8)
 CALLS = st.lists(
     st.tuples(
@@ -88,7 +106,7 @@ CALLS = st.lists(
 TURNS = st.builds(message, TEXTS, reasoning=TEXTS, calls=CALLS)
 
 
-@APIS
+@pytest.mark.parametrize("api", FOLDS)
 @given(said=TURNS, size=st.integers(1, 9), finish=st.sampled_from(["stop", "length", "tool_calls"]), data=st.data())
 def test_a_stream_folds_to_the_whole_answer_however_it_is_cut(
     api: Callable[..., TurnTranslator], said: dict[str, Any], size: int, finish: str, data: st.DataObject
@@ -102,6 +120,19 @@ def test_a_stream_folds_to_the_whole_answer_however_it_is_cut(
         rest = rest[count:]
     assert pieces == at_once
     assert FOLDS[api](at_once) == json.loads(api().whole(whole(said, finish)))
+
+
+def test_a_thought_that_is_sealed() -> None:
+    said = message("ab", reasoning="hm")
+    chunks = b"".join(stream(said))
+    [thought, _] = read_message(sealed_messages().feed(chunks))["content"]
+    assert thought == {"type": "thinking", "thinking": "hm", "signature": "sealed hm"}
+    [item, _] = read_response(sealed_responses().feed(chunks))["output"]
+    assert (item["encrypted_content"], item["content"]) == ("sealed hm", [])
+    assert item["summary"] == [{"type": "summary_text", "text": "hm"}]
+    unasked = TurnTranslator(ResponseTurn({"model": "m", "input": "hi"}, IDENTITY, sealed))
+    [item, _] = read_response(unasked.feed(chunks))["output"]
+    assert "encrypted_content" not in item
 
 
 def test_the_events_of_a_response() -> None:

@@ -20,6 +20,7 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.sealed_thoughts import SealedThoughts
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.metrics import ProgramMetrics
@@ -120,7 +121,7 @@ class Api:
         gate, of_calls = cast("Gate", self.no_calls), CallMetrics(new_registry())
         refusals = Refusals(CallRecords((self.no_calls,)), of_calls, gate, self.router.models, ring)
         completions = CompletionApi(reader, relay, chained, Forwarding(ALONE), refusals)
-        forwarding = ForwardingApi(completions, self.stored)
+        forwarding = ForwardingApi(completions, self.stored, SealedThoughts(b"secret"))
         self.app = CallApi(completions, forwarding, ring, self.bodies, refusals, Starlette())
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")

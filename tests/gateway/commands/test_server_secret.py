@@ -69,8 +69,11 @@ def test_the_configuration_has_precedence(path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [Config(), Config(server=ServerConfig(secret=GIVEN))])
-def test_an_open_gateway_needs_none(path: Path, config: Config) -> None:
-    assert (server_secret(config, path), known_secret(config, path)) == (None, None)
+def test_an_open_gateway_has_one_for_its_workers_and_keeps_no_file(path: Path, config: Config) -> None:
+    made, given = server_secret(config, path), config.server.secret
+    assert len(made) >= 32
+    assert made == given.encode() if given else made != server_secret(config, path)
+    assert known_secret(config, path) is None
     assert names(path) == []
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from plait.gateway.app import Gateway
 from plait.gateway.live.problems import Problem
-from plait.gateway.live.status import EngineRow, ModelRow, Status, TenantRow, merged
+from plait.gateway.live.status import EngineRow, ModelRow, Status, StatusApi, TenantRow, merged
 from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
 
 
@@ -27,7 +29,27 @@ async def test_a_gateway_tells_what_it_sees() -> None:
         "engines": [{"name": "a", "state": "draining", "cause": "", "since": 0.0, "calls": 0}],
         "models": [{"name": "m", "waiting_calls": 0, "held_sessions": 0}],
         "tenants": [],
+        "secret": made._thoughts.fingerprint,
     }
+
+
+async def test_a_gateway_with_another_secret_is_named() -> None:
+    secrets = {"same": "f1", "b": "f2"}
+    told = {
+        name: SimpleNamespace(status=200, body=msgspec.json.encode(Status([], [], [], [], secret)))
+        for name, secret in secrets.items()
+    }
+
+    async def ask_all(*_: object) -> dict[str, SimpleNamespace]:
+        return told
+
+    forwarding: Any = SimpleNamespace(ask_all=ask_all, peers=SimpleNamespace(own="a", share=True))
+    api = StatusApi(None, None, forwarding, "f1")  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(scope={"headers": []})
+    status = await api._of_all(Status([], [], [], [], "f1"), request)
+    [problem] = status.problems
+    assert (problem.code, problem.about) == ("secret_differs", "b")
+    assert "server.secret" in problem.sentence
 
 
 async def test_an_engine_says_since_when_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:

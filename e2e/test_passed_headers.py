@@ -13,6 +13,7 @@ from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
 from plait.gateway.calls.routes import ROUTES
+from plait.gateway.intake.agents import SESSION_HEADERS
 from plait.gateway.membership.engine_link import TO_CLIENTS, TO_ENGINES
 from tests.waiting import WITHIN_S
 
@@ -37,7 +38,8 @@ CLIENTS = {
     "origin": "https://page.example", "referer": "https://page.example/a", "cookie": "a=theirs", "user-agent": "theirs",
     "x-forwarded-for": "10.0.0.9", "x-api-key": "sk-theirs", "api-key": "sk-theirs", "baggage": "theirs",
     "x-stainless-lang": "theirs", "openai-organization": "theirs", "plait-session": "s-1", "x-vendor": "theirs",
-    "content-encoding": "identity", "access-control-request-method": "POST", "x-session-id": "theirs",
+    "content-encoding": "identity", "access-control-request-method": "POST",
+    **{name.decode(): "theirs" for name in SESSION_HEADERS},
 }  # fmt: skip
 SENT = {"content-type": "application/json", **CLIENTS, **dict.fromkeys(LISTED_REQUEST, "listed")}
 OF_THE_GATEWAY = {"host", "content-length", "x-request-id", "authorization", "content-type"}

@@ -15,7 +15,7 @@ from e2e.sdk import Sdk, asking, async_client, sync_client
 from e2e.server_process import Server
 from e2e.servers import Fleet
 
-SLO_HEADERS = ["plait-slo-ttft-ms", "plait-slo-tpot-ms", "plait-slo-jct-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"]
+SLO_HEADERS = ["plait-slo-ttft-ms", "plait-slo-tpot-ms", "plait-slo-jct-ms", "x-slo-ttft-ms", "x-llm-d-slo-tpot-ms"]
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

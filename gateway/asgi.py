@@ -57,12 +57,6 @@ NAME: Final = itemgetter(0)
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which clients send their API keys."""
 
-SESSION_HEADERS: Final = frozenset((
-    b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-id", b"x-opencode-session",
-    b"x-session-affinity", b"conversation_id",
-))  # fmt: skip
-"""Headers that name a session: those of Claude Code, Codex (new and old) and OpenCode, and those shared by others."""
-
 T = TypeVar("T")
 
 

@@ -54,7 +54,10 @@ class Waiting(msgspec.Struct, eq=False):
     route: str | None = None
 
     session: str = ""
-    """The session that the client names."""
+    """The session that the client names: an agent's context."""
+
+    run: str = ""
+    """The run that the session's agent works for; empty: the session itself."""
 
     compares: int = 0
 
@@ -150,11 +153,11 @@ class Waiting(msgspec.Struct, eq=False):
 
     @property
     def conversation(self) -> str:
-        """The conversation that takes turns with its tenant's others; empty: none.
+        """The conversation that takes turns with its tenant's others, with all its agents; empty: none.
 
         Calls of a program have none: a program ends sooner if its calls are served one after the other.
         """
-        return "" if self.passes else self.session
+        return "" if self.passes else self.run or self.session
 
     @property
     def is_held(self) -> bool:

@@ -4,7 +4,7 @@ A header has a hyphen where the body has an underscore: `plait-slo-ttft-ms` is `
 
 Every annotation is optional. An unknown name, an invalid value, or a header that contradicts the body is refused, never
 ignored. The annotation `when` is a condition on a variable's value, such as `verdict == "yes"`: the call runs only if
-the condition holds. A call without annotations may still name its conversation (`known_session`).
+the condition holds. A call without annotations may still name its conversation (`intake/agents.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import msgspec
 
 from plait.backends.errors import CallerError
-from plait.backends.protocol.openai import Request
-from plait.gateway.asgi import NAME, SESSION_HEADERS, Headers
-from plait.gateway.ids import LABEL, SESSION_ID, VARIABLE_NAME
+from plait.gateway.asgi import NAME, Headers
+from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.programs.condition import ACCEPTED, Condition, read_condition
 from plait.policy.types import NO_SLO, Objective, Slo
 
 _HEADER_PREFIX = "plait-"
 _BODY_PREFIX = "plait."
-# The Kubernetes inference gateway's names. Other x-slo- headers are ignored.
+# The names of llm-d and of the Kubernetes inference gateway before it. Others with these prefixes are ignored.
 _ALIASES = {b"x-slo-ttft-ms": "slo_ttft_ms", b"x-slo-tpot-ms": "slo_tpot_ms"}
+_ALIASES |= {name.replace(b"x-", b"x-llm-d-"): key for name, key in _ALIASES.items()}
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
@@ -87,23 +87,13 @@ def read_annotations(
     """
     names = b"\n".join(map(NAME, headers))
     # Not `in`, which first takes its operand for a number, and so raises and catches a TypeError.
-    if names.find(b"plait-") < 0 and names.find(b"x-slo-") < 0 and not body_annotations:
+    if names.find(b"plait-") < 0 and names.find(b"-slo-") < 0 and not body_annotations:
         return NO_ANNOTATIONS
     values = _merged([*_from_headers(headers), *_from_body(body_annotations or {})])
     if not values:
         return NO_ANNOTATIONS
-    return Annotations(
-        session=values.get("session"),
-        inputs=values.get("inputs", ()),
-        output=values.get("output"),
-        when=values.get("when"),
-        slo=Slo(values.get("slo_ttft_ms"), values.get("slo_tpot_ms"), values.get("slo_jct_ms")),
-        objective=values.get("objective"),
-        session_objective=values.get("session_objective"),
-        priority=values.get("priority", 0),
-        durable=values.get("durable"),
-        receipt=values.get("receipt", False),
-    )
+    slo = Slo(*(values.pop(key, None) for key in ("slo_ttft_ms", "slo_tpot_ms", "slo_jct_ms")))
+    return Annotations(slo=slo, **values)
 
 
 def promised_output(
@@ -122,24 +112,6 @@ def promised_output(
     if not isinstance(session, str) or not SESSION_ID.fits(session.strip()) or not VARIABLE_NAME.fits(name):
         return None
     return session.strip(), name
-
-
-def known_session(headers: Headers, request: Request) -> str:
-    """The conversation id in the headers and fields of other software than Plait's; empty if there is none.
-
-    Coding agents and SDKs send a header or a field that is the same for all turns of a conversation. Admission counts
-    these turns as one session, and a prompt that cannot be tokenized (images) goes to the engine of the turn before. A
-    wrong id costs little, because nothing else depends on it. Headers count before fields, and `user` counts last. A
-    value that is no `LABEL` is ignored.
-    """
-    if not SESSION_HEADERS.isdisjoint(map(NAME, headers)):
-        for name, value in headers:
-            if name in SESSION_HEADERS and LABEL.fits(label := value.decode("latin-1")):
-                return label
-    for given in (request.prompt_cache_key, request.safety_identifier, request.user):
-        if LABEL.fits(given):
-            return given
-    return ""
 
 
 def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:

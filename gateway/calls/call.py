@@ -13,6 +13,7 @@ from plait.gateway.answers.completions import COMPLETION, UNKNOWN, AnswerForm, U
 from plait.gateway.asgi import Headers, Nowhere, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
+from plait.gateway.intake.agents import NOBODY, Agent
 from plait.policy.types import Call, Margin
 
 CLIENT_CLOSED: Final = 499
@@ -89,6 +90,9 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     turn_of: str = ""
     """Conversation id: `plait-session`, or the client's own header or field. Empty: none."""
+
+    agent: Agent = NOBODY
+    """The agent that has the conversation, if its software names one and there is no `plait-session`."""
 
     output: str | None = None
     """The semantic variable that gets the completion's text."""

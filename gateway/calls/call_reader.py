@@ -31,7 +31,7 @@ from plait.backends.tokenization.template_process import Job
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.answers.completions import UNKNOWN, UsageBounds
 from plait.gateway.asgi import Headers
-from plait.gateway.calls.annotations import Annotations, known_session
+from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.context_limits import refuse_bytes, refuse_estimate, refuse_tokens
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
@@ -41,6 +41,7 @@ from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
 from plait.gateway.fleet.router import Router
+from plait.gateway.intake.agents import NOBODY, agent_of
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.prefix.block_hash import extend_chain, root_hash
 from plait.policy.types import CHARACTERS_PER_TOKEN, Call
@@ -369,12 +370,12 @@ class CallReader:
         is_told = is_exact and len(prompt.prompts) == choices == 1 and request.truncate_prompt_tokens is None
         if is_told and self.router.answers.answered.prompts and self.tells_router:
             self.router.answers.arrived(prompt.prompts[0], prompt.block_hashes, prompt.root, prompt.turn_ends)
+        session, agent = (annotations.session, NOBODY) if annotations.session else agent_of(incoming.headers, request)
         call = Call(
             incoming.request_id, request.model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
-            session=annotations.session or known_session(incoming.headers, request), has_grammar=request.has_grammar,
-            arrived_s=incoming.arrived_s, choices=prompts * choices,
+            session=session, has_grammar=request.has_grammar, arrived_s=incoming.arrived_s, choices=prompts * choices,
         )  # fmt: skip
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
@@ -384,7 +385,7 @@ class CallReader:
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, wants_receipt=annotations.receipt,
-            turn_of=call.session,
+            turn_of=session, agent=agent,
         )  # fmt: skip
 
     async def forwarded(
@@ -409,12 +410,13 @@ class CallReader:
             salt = self._cache_salt(request, incoming.tenant)
             chat = msgspec.structs.replace(chat, model=model)
             prompt = await self._tokenized(incoming, chat, salt, self.router.models.contexts.get(model))
+        session, agent = (annotations.session, NOBODY) if annotations.session else agent_of(incoming.headers, request)
         call = Call(
             incoming.request_id, model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority,
             output_limit=_limit(request, chat), streamed=bool(request.stream) and route.form.has_events,
             has_grammar=chat is not None and chat.has_grammar, arrived_s=incoming.arrived_s,
-            session=annotations.session or known_session(incoming.headers, request),
+            session=session,
         )  # fmt: skip
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
@@ -423,7 +425,7 @@ class CallReader:
         return Asked(
             call, incoming.path, incoming.headers, body if form is None else MultipartBody(form, renamed),
             annotations.session, tenant=incoming.tenant, form=route.form, route=route.path,
-            wants_receipt=annotations.receipt, turn_of=call.session,
+            wants_receipt=annotations.receipt, turn_of=session, agent=agent,
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:

@@ -77,6 +77,7 @@ class Gate:
             avoid=asked.avoids,
             route=asked.route,
             session=asked.turn_of,
+            run=asked.agent.run,
             compares=COMPARED if asked.wants_receipt else 0,
             passes=asked.output is not None or asked.inputs_s is not None or call.group is not None,
         )

@@ -18,7 +18,8 @@ from urllib.parse import unquote
 import msgspec
 
 from plait.backends.errors import PeerUnavailableError
-from plait.gateway.asgi import KEY_HEADERS, NAME, SESSION_HEADERS, Headers
+from plait.gateway.asgi import KEY_HEADERS, NAME, Headers
+from plait.gateway.intake.agents import SESSION_HEADERS
 
 LIFE_S: Final = 60
 """The lifetime of a signature, and so the largest difference of two gateways' clocks. Rows are signed each second."""
@@ -138,7 +139,7 @@ def _signed(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def _is_read(name: bytes) -> bool:
-    return name in _READ or (name.startswith((b"plait-", b"x-slo-")) and name != PEER_HEADER)
+    return name in _READ or (name.startswith((b"plait-", b"x-slo-", b"x-llm-d-slo-")) and name != PEER_HEADER)
 
 
 def _is_number(text: str) -> bool:

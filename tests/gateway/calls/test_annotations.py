@@ -84,7 +84,11 @@ def test_a_key_of_the_body_may_have_a_headers_hyphens() -> None:
 
 def test_the_inference_gateways_headers_are_understood() -> None:
     assert read(x_slo_ttft_ms="100", x_slo_tpot_ms="20").slo == Slo(ttft_s=0.1, tpot_s=0.02)
+    assert read(x_llm_d_slo_ttft_ms="100", x_llm_d_slo_tpot_ms="20").slo == Slo(ttft_s=0.1, tpot_s=0.02)
+    assert read(x_llm_d_slo_ttft_ms="100", x_slo_ttft_ms="100.0").slo == Slo(ttft_s=0.1)
+    assert read(x_llm_d_slo_jct_ms="100") == NO_ANNOTATIONS
     assert refusal(x_slo_ttft_ms="soon").param == "x-slo-ttft-ms"
+    assert refusal(x_llm_d_slo_ttft_ms="soon").param == "x-llm-d-slo-ttft-ms"
 
 
 def test_places_that_agree_may_repeat_each_other() -> None:

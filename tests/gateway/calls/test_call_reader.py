@@ -19,10 +19,11 @@ from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
-from plait.gateway.calls.routes import CHAT_PATH
+from plait.gateway.calls.routes import CHAT_PATH, ROUTES, ForwardedRequest
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
+from plait.gateway.intake.agents import NOBODY, Agent
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import ESTIMATE_MARGIN, Call
@@ -182,3 +183,17 @@ async def test_an_output_limit_needs_room_only_where_the_engine_says_so(kind: st
             await chat.ask("How?", max_tokens=256)
     with pytest.raises(ContextLengthError):
         await chat.ask("How? " * 200)
+
+
+@pytest.mark.parametrize("session", ["own", None])
+async def test_a_session_of_the_client_goes_before_those_of_its_software(session: str | None) -> None:
+    headers = [(b"x-session-id", b"child"), (b"x-parent-session-id", b"run")]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "user": "u"}).encode()
+    incoming = Incoming(CHAT_PATH, headers, body, "c", 0.0, "t")
+    annotations = Annotations(session=session)
+    reader = Chat().reader
+    read = await reader.read(incoming, parse_request(body, ChatRequest), annotations)
+    sent = await reader.forwarded(incoming, parse_request(body, ForwardedRequest), ROUTES[CHAT_PATH], annotations)
+    for asked in (read, sent):
+        assert (asked.turn_of, asked.call.session) == (session or "child",) * 2
+        assert asked.agent == (NOBODY if session else Agent("child", "run", "run"))

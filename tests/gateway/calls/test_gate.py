@@ -12,6 +12,7 @@ from plait.gateway.admission.rate_leases import Amounts, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import AsgiSink, ClientGoneError
 from plait.gateway.calls.answer_headers import LEAST_WAIT_S
+from plait.gateway.intake.agents import NOBODY, Agent
 from plait.gateway.store.event_log import Drawn
 from plait.gateway.timer import loop_time_s
 from plait.policy.admission.line import Rank
@@ -301,3 +302,15 @@ async def test_a_refused_call_is_not_counted_as_running() -> None:
         with pytest.raises(Exception, match="No engine"):
             await made.deliver(Client())
         made.gate.admission.check([])
+
+
+async def test_contexts_go_by_the_agent_and_turns_by_the_run() -> None:
+    async with gateway(FakeHttp()) as made:
+        close_gate(made)
+        told = {}
+        for agent in (Agent("r/a", "r", "r"), Agent(run="r"), NOBODY):
+            asked = made.asked(turn_of=agent.name or "k", agent=agent)
+            entry = made.gate.enter(asked, None, lambda _: None, may_leave=False)
+            told[agent] = (entry.waiting.session, entry.waiting.conversation)
+            made.gate.gone(entry)
+        assert list(told.values()) == [("r/a", "r"), ("k", "r"), ("k", "k")]

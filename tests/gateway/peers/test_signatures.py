@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from plait.gateway.intake.agents import SESSION_HEADERS
 from plait.gateway.peers.signatures import (
     LIFE_S,
     PEER_HEADER,
@@ -26,8 +27,8 @@ WORDS = st.from_regex(r"[!-~]{0,8}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="?#"), max_size=8)
 
 READ_HEADERS = [
-    b"plait-session", b"plait-output", b"x-slo-ttft-ms", b"session-id", b"authorization", b"content-type",
-    b"content-encoding",
+    b"plait-session", b"plait-output", b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"authorization", b"content-type",
+    b"content-encoding", *sorted(SESSION_HEADERS),
 ]  # fmt: skip
 HEADERS = st.lists(st.tuples(st.sampled_from(READ_HEADERS), st.binary(max_size=3)), max_size=3)
 

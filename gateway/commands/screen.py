@@ -234,10 +234,11 @@ class Screen:
         return table
 
     def _calls(self, rows: int) -> Table:
-        table = _table("time", "prefix", "engine", "reason", "prompt", "cached", "", "waited", "TTFT", "E2E", "outcome",
-                       right=(4, 6, 7, 8, 9))  # fmt: skip
         running = list(self._running.values())[: -MOST_RUNNING - 1 : -1]
         shown = [*running, *list(self._ended.values())[::-1]][:rows]
+        agents = ("agent", "parent_agent") if any("agent" in call for call in shown) else ()
+        table = _table("time", "prefix", "engine", "reason", "prompt", "cached", "", "waited", "TTFT", "E2E", "outcome",
+                       *(name.replace("_agent", "") for name in agents), right=(4, 6, 7, 8, 9))  # fmt: skip
         for call in shown:
             share, ended, prefix = cached_share(call), call.get("state") == "ended", call.get("prefix")
             outcome = f"{call['outcome']} {call['status']}" if ended else "running"
@@ -254,6 +255,7 @@ class Screen:
                 seconds(call.get("ttft_s")),
                 seconds(call.get("e2e_s")),
                 Text(outcome, "red" if failed else ""),
+                *(call.get(name, "-")[-24:] for name in agents),
                 style="" if ended else "dim",
             )
         return table

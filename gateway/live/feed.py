@@ -1,7 +1,7 @@
 """The live screen's record of calls: bounded, and kept only while a client watches.
 
 In: the relay calls `placed` and `ended`. Out: `news` and `rates`, which watchers poll. The record has no texts of
-prompts or answers, no keys, and no names that a client chose.
+prompts or answers, no keys, and no names that a client chose, but those of agents (`intake/agents.py`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     e2e_s: float | None = None
     status: int | None = None
     outcome: str | None = None
+    agent: str = ""
+    parent_agent: str = ""
 
 
 class CallNews(msgspec.Struct):
@@ -172,6 +174,7 @@ class Feed:
             model = call.model if call.model in self._router.models.names else ""  # an unknown name is a client's text
             at = time() - (loop_time_s() - delivery.arrived_s)
             row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.asked.tenant), call.prompt_tokens)
+            row.agent, row.parent_agent = delivery.asked.agent.name, delivery.asked.agent.parent
             self._open[delivery] = row
         return row
 

@@ -149,6 +149,9 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     moves: tuple[Move, ...] = ()
     limit: Limit | None = None
     retry_after_s: float | None = None
+    agent: str = ""
+    """The agent that sent the call, and the agent that has begun this one; empty: not known."""
+    parent: str = ""
 
     @property
     def waited_s(self) -> float:

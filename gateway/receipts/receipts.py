@@ -28,7 +28,7 @@ COMPARE_EACH: Final = 16
 """With more than four engines, the costs of the best engines are computed for one call in this many (`Demand`)."""
 
 MOST_ID: Final = 128
-"""A longer request id is cut."""
+"""A longer request id or name of an agent is cut."""
 
 MOST_MESSAGE: Final = 200
 """The most characters of an error. An engine's message may quote a request."""
@@ -124,6 +124,8 @@ class Receipts:
             ),
             None if error is None else _limit(error),
             getattr(error, "retry_after_s", None),
+            asked.agent.name[:MOST_ID],
+            asked.agent.parent[:MOST_ID],
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:

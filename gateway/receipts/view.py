@@ -38,6 +38,8 @@ def shown(receipt: Receipt, tenant_label: Callable[[str], str] | None = None) ->
         "attempts": [_choice(choice, is_operator=tenant_label is not None) for choice in receipt.choices],
         **_times(receipt),
         "trace_id": receipt.trace_id or None,
+        "agent": receipt.agent or None,
+        "parent_agent": receipt.parent or None,
         "refusal": _refusal(receipt),
     }
     if tenant_label is not None:

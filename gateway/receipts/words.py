@@ -57,6 +57,9 @@ def sentences(receipt: Fields) -> Iterator[str]:
     tokens = f" of {receipt['prompt_tokens']:,} prompt tokens" if receipt["prompt_tokens"] else ""
     model = f" for {receipt['model']}" if receipt["model"] else ""
     yield f"{receipt['request_id']}: a request to {receipt['path']}{model}{tokens}."
+    if receipt.get("agent"):  # the log has none
+        parent = receipt["parent_agent"]
+        yield f"The agent {receipt['agent']} sent it{f', which {parent} has begun' if parent else ''}."
     for wait in receipt["waits"]:
         yield f"It waited {_s(wait['for_s'])} {WAITS.get(wait['why'], wait['why'])}."
     for move in receipt["moves"]:

@@ -102,6 +102,17 @@ def test_the_screen_has_all_parts() -> None:
     assert "no connection" in drawn(shown, 40)
 
 
+def test_calls_of_agents_have_their_names() -> None:
+    shown = watched()
+    shown.take("calls", {"calls": [call(1)], "left_out": 0})
+    assert "agent" not in drawn(shown)
+    told = {"agent": "0b4e1a4e-6f5b-4e0e-9d0a-111111111111/researcher", "parent_agent": "lead"}
+    shown.take("calls", {"calls": [call(2, **told)], "left_out": 0})
+    heads, *rows = drawn(shown, width=200).split("outcome")[1].splitlines()
+    assert heads.split() == ["agent", "parent"]
+    assert [row.split()[-2:] for row in rows] == [["-111111111111/researcher", "lead"], ["-", "-"]]
+
+
 def test_problems_come_first_and_brackets_stay() -> None:
     shown = watched()
     shown.take("status", status(problems=[problem(number) for number in range(9)]))

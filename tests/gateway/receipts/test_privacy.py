@@ -1,7 +1,7 @@
 """No text of a request is in the log, metrics, the live page or receipts: a marker is in each field, valid or wrong.
 
 Only an engine's own words, which may quote a prompt, are in operators' receipts. Names are told: of sessions and
-variables, request ids, and models that are served.
+variables, request ids, models that are served, and in receipts and on the live page of agents.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
     "wrong annotation": (CHAT, {"plait": {MARK: MARK}}, ()),
     "wrong objective": (CHAT, {"plait": {"objective": MARK}}, ()),
     "wrong time": (CHAT, {}, (f"x-slo-ttft-ms: {MARK}",)),
-    "session of a client": (CHAT, {}, (f"x-session-id: {MARK}",)),
+    "session of a client": (CHAT, {"prompt_cache_key": MARK, "safety_identifier": MARK}, ()),
     "trace": (CHAT, {}, (f"traceparent: 00-{MARK:x<32}-{'0' * 16}-01",)),
     "cookie": (CHAT, {}, (f"cookie: {MARK}", f"user-agent: {MARK}")),
     "instructions": (RESPONSES, {"input": MARK, "instructions": MARK}, ()),
@@ -269,3 +269,20 @@ async def test_names_are_told() -> None:
                 await asyncio.sleep(0.01)
     (line,) = lines
     assert (line["session"], line["output"], line["model"]) == ("s", "out", "m")
+
+
+async def test_names_of_agents_are_in_receipts_and_on_the_live_page() -> None:
+    async with fleet("a") as served:
+        seen = Watched(served, [])
+        watching = asyncio.create_task(seen.watch())
+        await asyncio.sleep(0.05)
+        with capture_logs() as seen.logs:
+            data = request(None, f"session-id: {MARK}", "thread-id: child", "plait-receipt: true")
+            found = await seen.leaks(Reply.of(await served.send(data)))
+        (receipt,) = served.gateway._receipts.newest()
+        await asyncio.sleep(TOLD_AFTER_S)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert set(found) == {"answer's receipt", "receipt", "operators' receipt"}
+    assert (shown(receipt)["agent"], shown(receipt)["parent_agent"]) == (f"{MARK}/child", MARK)
+    assert f'"agent":"{MARK}/child","parent_agent":"{MARK}"'.encode() in seen.live

@@ -57,6 +57,12 @@ def test_a_tenant_sees_no_parts_of_other_engines_and_no_words_of_errors() -> Non
     assert shown(found, lambda tenant: f"tenant {tenant}")["tenant"] == "tenant t"
 
 
+def test_the_agent_that_sent_it_and_the_one_that_began_this_one() -> None:
+    assert "agent" not in told(receipt())
+    assert " The agent run sent it. " in told(receipt(agent="run"))
+    assert " The agent run/a sent it, which run has begun. " in told(receipt(agent="run/a", parent="run"))
+
+
 @pytest.mark.parametrize(
     ("candidates", "others_s", "said"),
     [

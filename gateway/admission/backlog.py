@@ -59,6 +59,9 @@ class Waiting(msgspec.Struct, eq=False):
     run: str = ""
     """The run that the session's agent works for; empty: the session itself."""
 
+    is_final: bool = False
+    """Whether the client said that this is the session's last call."""
+
     compares: int = 0
 
     passes: bool = False

@@ -78,6 +78,7 @@ class Gate:
             route=asked.route,
             session=asked.turn_of,
             run=asked.agent.run,
+            is_final=asked.agent.is_final,
             compares=COMPARED if asked.wants_receipt else 0,
             passes=asked.output is not None or asked.inputs_s is not None or call.group is not None,
         )

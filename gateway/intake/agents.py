@@ -27,13 +27,15 @@ class Software(NamedTuple):
     """Not given: the first agent of the run."""
     parent: str
     """Not given: the first agent of the run, if there is one."""
+    end: str = ""
+    """`true` in the agent's last request."""
 
 
 SOFTWARE: Final = (
     Software("vLLM router", "2026-09", "agentic_context.task_id agentic_context.session_id",
              "agentic_context.program_id agentic_context.agent_id",
              "agentic_context.parent_program_id agentic_context.parent_id agentic_context.parent_agent_id"),
-    Software("Dynamo", "1.6.2", "", "x-dynamo-session-id", "x-dynamo-parent-session-id"),
+    Software("Dynamo", "1.6.2", "", "x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final"),
     Software("Claude Code", "2.1.291",
              "x-claude-code-session-id", "x-claude-code-agent-id", "x-claude-code-parent-agent-id"),
     Software("Codex", "0.171", "session-id session_id conversation_id", "thread-id", "x-codex-parent-thread-id"),
@@ -48,6 +50,8 @@ FAIRNESS: Final = "x-llm-d-inference-fairness-id x-gateway-inference-fairness-id
 
 SESSION_HEADERS: Final = frozenset(" ".join((FAIRNESS, *(" ".join(one[2:]) for one in SOFTWARE))).encode().split())
 
+_END: Final = " ".join(one.end for one in SOFTWARE)
+
 
 class Agent(NamedTuple):
     """Names that are unique in the tenant; empty: not given."""
@@ -55,6 +59,7 @@ class Agent(NamedTuple):
     name: str = ""
     run: str = ""
     parent: str = ""
+    is_final: bool = False
 
 
 NOBODY: Final = Agent()
@@ -85,7 +90,7 @@ def _agent(given: dict[str, str]) -> Agent:
                 return given[name]
         return ""
 
-    fairness = first(FAIRNESS)
+    fairness, is_final = first(FAIRNESS), first(_END).lower() == "true"
     for software in SOFTWARE:
         run, name = first(software.run), first(software.agent)
         if run or name:
@@ -94,7 +99,7 @@ def _agent(given: dict[str, str]) -> Agent:
                 name, parent = f"{run}/{name}", run if parent in ("", run) else f"{run}/{parent}"
             elif run:
                 name, parent = run, ""
-            return Agent(name, fairness or run or parent or name, parent)
+            return Agent(name, fairness or run or parent or name, parent, is_final)
     return Agent(run=fairness)
 
 

@@ -93,13 +93,13 @@ class Session:
 class KnownSessions:
     """The sessions of one model. `on_close` is called with each context that is forgotten or becomes shared.
 
-    `marks` has the contexts by tenant and mark.
+    `marks` has the contexts by tenant and mark, `named` the sessions that clients name by tenant and name.
     """
 
     def __init__(self, on_close: Callable[[Context], None]) -> None:
         self._on_close = on_close
         self._sessions: OrderedDict[Session, None] = OrderedDict()
-        self._named: dict[tuple[str, str], Session] = {}
+        self.named: dict[tuple[str, str], Session] = {}
         self.marks: dict[tuple[str, int], Context] = {}
         self._shared: OrderedDict[Context, None] = OrderedDict()
 
@@ -112,7 +112,7 @@ class KnownSessions:
 
         Among several, the one with the mark furthest into the prompt.
         """
-        session = self._named.get((tenant, name)) if name else None
+        session = self.named.get((tenant, name)) if name else None
         if session is not None:
             for context in session.contexts:
                 if context.is_extended_by(hashes):
@@ -127,12 +127,12 @@ class KnownSessions:
 
     def begin(self, tenant: str, name: str, now_s: float) -> Context:
         """Add a context to the session of this `name`, or to a new session."""
-        session = self._named.get((tenant, name)) if name else None
+        session = self.named.get((tenant, name)) if name else None
         if session is None:
             session = Session(tenant, name, now_s, is_proven=bool(name))
             self._sessions[session] = None
             if name:
-                self._named[tenant, name] = session
+                self.named[tenant, name] = session
             if len(self._sessions) > MOST_SESSIONS:
                 self._forget_oldest()
         elif len(session.contexts) >= MOST_CONTEXTS:
@@ -181,7 +181,7 @@ class KnownSessions:
         for context in [*session.contexts]:
             self._close(context)
         del self._sessions[session]
-        self._named.pop((session.tenant, session.name), None)
+        self.named.pop((session.tenant, session.name), None)
 
 
 def marked_block(call: Call) -> int:

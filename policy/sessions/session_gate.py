@@ -10,7 +10,7 @@ Events:
 - `arrive`: a live session's turn passes, unless the live contexts have outgrown the caches: then the youngest session
   without a call is paused, which may be this one. Another session's turn passes if there is room, otherwise it is held.
 - `sent`: a turn that has passed is in an engine.
-- `ended`: a turn was answered. Its session stays live.
+- `ended`: a turn was answered. Its session stays live, unless its client said that this was the last one.
 - `gone`: a turn will not be answered, whether it was held or not.
 - `release`: returns the turns that pass now. Call it after each other event, and once in a while.
 
@@ -87,6 +87,10 @@ class Arrival(Protocol):
     @property
     def session(self) -> str:
         """The session that its client names; empty: none."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether its client said that it is the session's last call."""
 
     @property
     def passes(self) -> bool:
@@ -242,6 +246,10 @@ class SessionGate:
             if context.tokens and not context.is_shared:
                 self._resize(context, context.hashes, turn.asked.call.prompt_tokens + output_tokens)
         self.gone(turn, now_s)
+        if turn.asked.is_final:
+            last = self.known.named.get((turn.asked.tenant, turn.asked.session))
+            if last is not None and last.is_live and not last.calls:
+                self.live.drop(last)
 
     def gone(self, turn: Turn, now_s: float) -> None:
         """A turn has ended, or will not be answered."""

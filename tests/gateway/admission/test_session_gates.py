@@ -41,6 +41,20 @@ def test_a_session_is_held_until_there_is_room_and_sent_then() -> None:
     fleet.end(held)
 
 
+def test_a_sessions_last_call_gives_its_room_up() -> None:
+    """The last call is a short one that extends nothing, as Dynamo's clients send it."""
+    fleet = closed_fleet()
+    fleet.end(fleet.enter(tokens=6_000, session="first"))
+    held = fleet.enter(tokens=5_000, session="second")
+    other = fleet.enter(tokens=10, session="third", is_final=True)
+    fleet.end(other)
+    last, running = fleet.enter(tokens=10, session="first", is_final=True), fleet.enter(tokens=10, session="first")
+    fleet.end(running)
+    assert held.is_held
+    fleet.end(last)
+    assert held in fleet.sent
+
+
 def test_a_held_call_that_leaves_is_told_its_place_and_comes_back() -> None:
     fleet = closed_fleet()
     first = fleet.enter(tokens=6_000, session="first")

@@ -308,9 +308,9 @@ async def test_contexts_go_by_the_agent_and_turns_by_the_run() -> None:
     async with gateway(FakeHttp()) as made:
         close_gate(made)
         told = {}
-        for agent in (Agent("r/a", "r", "r"), Agent(run="r"), NOBODY):
+        for agent in (Agent("r/a", "r", "r", is_final=True), Agent(run="r"), NOBODY):
             asked = made.asked(turn_of=agent.name or "k", agent=agent)
             entry = made.gate.enter(asked, None, lambda _: None, may_leave=False)
-            told[agent] = (entry.waiting.session, entry.waiting.conversation)
+            told[agent] = (entry.waiting.session, entry.waiting.conversation, entry.waiting.is_final)
             made.gate.gone(entry)
-        assert list(told.values()) == [("r/a", "r"), ("k", "r"), ("k", "k")]
+        assert list(told.values()) == [("r/a", "r", True), ("k", "r", False), ("k", "k", False)]

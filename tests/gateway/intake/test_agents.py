@@ -59,6 +59,15 @@ SAID: dict[str, tuple[dict[str, str], Agent]] = {
         {"x-dynamo-session-id": "d", "x-dynamo-parent-session-id": RUN},
         Agent("d", RUN, RUN),
     ),
+    "the end of one of Dynamo's": (
+        {"x-dynamo-session-id": RUN, "x-dynamo-session-final": "True"},
+        Agent(RUN, RUN, is_final=True),
+    ),
+    "no end": ({"x-dynamo-session-id": RUN, "x-dynamo-session-final": "false"}, Agent(RUN, RUN)),
+    "the end of an agent's own session": (
+        {"x-claude-code-session-id": RUN, "x-claude-code-agent-id": "a", "x-dynamo-session-final": "true"},
+        Agent(f"{RUN}/a", RUN, RUN, is_final=True),
+    ),
     "Claude Code to Dynamo": (
         {"x-claude-code-session-id": "other", "x-dynamo-session-id": RUN},
         Agent(RUN, RUN),

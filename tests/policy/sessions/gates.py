@@ -24,6 +24,7 @@ class Arrival(NamedTuple):
     tenant: str
     session: str
     passes: bool
+    is_final: bool = False
 
 
 def prompt_of(text: str) -> list[int]:

@@ -267,6 +267,23 @@ def test_a_call_of_a_program_passes() -> None:
     assert not gate.come("bbbbbb", "b", passes=True).is_held
 
 
+def test_a_session_that_ends_while_another_call_of_it_runs_stays_live() -> None:
+    gate = Gate()
+    running = gate.come("aaaaaa", "a")
+    last = gate.arrive(arrival("x", "a")._replace(is_final=True), 1.0)
+    gate.sent(last)
+    gate.ended(last, 1, 2.0)
+    assert len(gate.live) == 1
+    gate.end(running, 3.0)
+    assert len(gate.live) == 1
+    last = gate.arrive(arrival("aaaaaaa", "a")._replace(is_final=True), 4.0)
+    gate.sent(last)
+    gate.ended(last, 1, 5.0)
+    gate.check()
+    assert (len(gate.live), gate.tokens) == (0, 0)
+    assert not gate.come("aaaaaaa", "a", 6.0).is_held, "the name may come back"
+
+
 def test_the_subagents_of_a_session_count() -> None:
     gate = Gate(200)
     main, sub = gate.come("aaaaaa", "a"), gate.come("bbbbbb", "a")

@@ -38,8 +38,8 @@ PROGRAMS := $(addprefix e2e/test_,semantic_variables.py semantic_client.py nativ
 	unstreamed_answers.py routes_beside_chat.py background_responses.py killed_responses.py acknowledged_responses.py)
 
 .PHONY: setup demo compare lint types test check coverage coverage-policy coverage-backends coverage-gateway imports weight \
-	e2e e2e-faults e2e-clients e2e-monitoring e2e-oncall e2e-postgresql soak mission vllm-environment sglang-environment \
-	clients-environment environments vllm-schedulers sglang-schedulers vllm-smoke sglang-smoke e2e-vllm e2e-vllm-oldest \
+	e2e e2e-faults e2e-clients conversations e2e-monitoring e2e-oncall e2e-postgresql soak mission vllm-environment \
+	sglang-environment clients-environment environments vllm-schedulers sglang-schedulers vllm-smoke sglang-smoke e2e-vllm e2e-vllm-oldest \
 	e2e-vllm-versions e2e-sglang e2e-sglang-versions e2e-llamacpp results results-long site dist packages release nightly \
 	nightly-parts clean
 
@@ -83,6 +83,11 @@ e2e-faults: setup
 e2e-clients: clients-environment
 	$(BIN)/python -m e2e.clients.nginx
 	$(BIN)/python -m pytest e2e/clients
+
+# The table of conversations in docs/clients.md: all of them, also those that a nightly part has.
+conversations: clients-environment
+	-PLAIT_NIGHTLY=1 $(BIN)/python -m pytest e2e/clients/test_conversations.py -n 2
+	$(BIN)/python -m e2e.clients.conversations
 
 # The dashboard on a real Prometheus, which is fetched with apt-get when it is not there yet.
 e2e-monitoring: setup
@@ -211,7 +216,7 @@ weight: setup
 # What `.ci/run` leaves out, in parts of at most five minutes on two cores. It takes one part each time, in turn.
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
 	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
-	benchmark-tools generated-requests vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
+	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
 	sglang-versions llamacpp release exact-tokens $(addprefix mission-,agents promises tenants programs prefixes preble \
 	scheduler documents gateways unnamed comparison) margins tiers
 
@@ -273,6 +278,9 @@ nightly-benchmark-tools: clients-environment
 
 nightly-generated-requests: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_openapi.py -m nightly -n 2
+
+nightly-conversations: clients-environment
+	$(BIN)/python -m pytest e2e/clients/test_conversations.py -m nightly -n 2
 
 nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-environment
 	$(VLLM) $(REAL_$*)

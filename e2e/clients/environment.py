@@ -67,6 +67,7 @@ OPENAI_3: Final = ClientEnvironment(
         "openai-agents",
         "anthropic",
         "langchain-openai",
+        "langchain-anthropic",
         "pydantic-ai-slim[openai,anthropic]",
         "haystack-ai",
         "schemathesis",

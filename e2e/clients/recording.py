@@ -6,6 +6,7 @@ fields with values of the same types. Keys are left out, and so is what says on 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -25,6 +27,13 @@ from e2e.real_engines.environment import ROOT
 from e2e.server_process import Server
 
 CORPUS: Final = ROOT / "tests" / "corpus" / "clients"
+CONVERSATIONS: Final = ROOT / "tests" / "corpus" / "conversations"
+TO_STORED: Final = ("previous_response_id", "item_reference")
+"""The gateway has the rest of such a conversation, so its last request shows nothing."""
+OF_THE_RUN: Final = {"metadata", "client_metadata", "prompt_cache_key", "safety_identifier", "user"}
+SEALS: Final = {"encrypted_content", "signature"}
+LONGEST_TEXT: Final = 200
+"""Instructions and descriptions are cut there. What clients have to read again is shorter, but for sealed thoughts."""
 VARIABLE: Final = "PLAIT_RECORD_CLIENTS"
 
 LEFT_OUT: Final = re.compile(
@@ -39,16 +48,40 @@ Keep = Callable[[Sequence[Outcome]], None]
 
 
 @contextmanager
+def recorded_conversation(name: str | None, gateway: Server, home: Path) -> Iterator[str]:
+    """The address for a client. Its last request, which has the whole conversation, becomes `name` in the corpus."""
+    if VARIABLE not in os.environ or name is None:
+        yield gateway.url
+        return
+    with _noting(gateway) as proxy:
+        yield proxy.url
+        CONVERSATIONS.mkdir(parents=True, exist_ok=True)
+        asked = [request for _, request in proxy.requests if request["method"] == "POST"]
+        last = [request for request in asked if request["body"].get("tools")][-1]
+        kept = {"path": last["path"].partition("?")[0], "body": shortened(last["body"])}
+        if any(reference in json.dumps(kept) for reference in TO_STORED):
+            return
+        written = msgspec.json.format(msgspec.json.encode(kept), indent=1).replace(str(home).encode(), b"/home/user")
+        (CONVERSATIONS / f"{name}.json").write_bytes(written + b"\n")
+
+
+@contextmanager
 def recorded(client: Client, gateway: Server) -> Iterator[tuple[str, Keep]]:
     """The address for a client, and what keeps its requests once the outcomes say which feature each was for."""
     if VARIABLE not in os.environ or "translating" in gateway.name:
         yield gateway.url, lambda _outcomes: None
         return
+    with _noting(gateway) as proxy:
+        yield proxy.url, lambda outcomes: proxy.write(client, outcomes)
+
+
+@contextmanager
+def _noting(gateway: Server) -> Iterator[_Proxy]:
     proxy = _Proxy(gateway.url)
     thread = threading.Thread(target=proxy.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{proxy.server_port}", lambda outcomes: proxy.write(client, outcomes)
+        yield proxy
     finally:
         proxy.shutdown()
         proxy.server_close()
@@ -63,6 +96,7 @@ class _Proxy(ThreadingHTTPServer):
     def __init__(self, target: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(target).netloc
+        self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[tuple[float, dict[str, Any]]] = []
 
     def write(self, client: Client, outcomes: Sequence[Outcome]) -> None:
@@ -113,6 +147,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(piece)
             self.wfile.flush()
         connection.close()
+
+
+def shortened(value: Any) -> Any:
+    """A value without what says whose run it was, with its long texts cut, but for seals and pictures."""
+    if isinstance(value, dict):
+        kept = {name: part for name, part in value.items() if name not in OF_THE_RUN}
+        return {name: part if name in SEALS else shortened(part) for name, part in kept.items()}
+    if isinstance(value, list):
+        return [shortened(part) for part in value]
+    return value[:LONGEST_TEXT] if isinstance(value, str) and not value.startswith("data:") else value
 
 
 def _form(value: Any) -> Any:

@@ -60,7 +60,7 @@ class Talker:
     drops_thoughts: str = ""
     """Why the client itself sends none back; empty if it does."""
     brief: bool = False
-    """Whether another row of the same program has most of the conversations."""
+    """Whether it has few of the conversations: another row of the same program has them, or it is not translated."""
 
     def __str__(self) -> str:
         return self.file_name
@@ -116,14 +116,12 @@ COLUMNS: Final = tuple(dict.fromkeys(cell.column for cell in (*ENGINES, *CONTEXT
 def cells(talker: Talker) -> Iterator[Cell]:
     """The conversations that a client has."""
     yield from ENGINES
-    if talker.brief:
-        yield from (cell for cell in MISHAPS if cell.mishap in RECORDED)
-        return
-    if talker.agent is not None:
+    if talker.agent is not None and not talker.brief:
         yield from CONTEXTS
     for cell in MISHAPS:
-        resumed_anyway = talker.agent is not None and cell.mishap is Mishap.RESUMED
-        if not resumed_anyway and cell.mishap not in talker.without:
+        is_anyway = talker.agent is not None and cell.mishap is Mishap.RESUMED
+        is_left_out = talker.brief and cell.mishap not in RECORDED
+        if not (is_anyway or is_left_out or cell.mishap in talker.without):
             yield cell
 
 
@@ -174,7 +172,7 @@ WITHOUT: Final[Mapping[tuple[str, str], Mapping[Mishap, str]]] = {
     ("AI SDK", "chat"): {**AS_IT_IS, Mishap.PICTURE: "it writes a tool's picture as text"},
 }
 DROPS_THOUGHTS: Final[Mapping[tuple[str, str], str]] = {
-    ("LangChain", "chat"): "it has no field for them",
+    ("LangChain", "chat"): "it sends no thoughts back",
 }
 
 TALKERS: Final = (
@@ -191,6 +189,7 @@ TALKERS: Final = (
             replace(client, program=program),
             without=WITHOUT.get((client.name, speaks), AS_IT_IS if speaks == "chat" else {}),
             drops_thoughts=DROPS_THOUGHTS.get((client.name, speaks), ""),
+            brief=speaks == "chat",
         )
         for client, program, ways in (
             (
@@ -357,9 +356,9 @@ def table() -> Iterator[str]:
             yield f"| {talker.name} | {' | '.join(shown.get(column, '') for column in COLUMNS)} |"
     yield ""
     for talker in TALKERS:
-        reasons = dict.fromkeys([*talker.without.values(), *filter(None, [talker.drops_thoughts])])
-        if reasons and talker.without != AS_IT_IS:
-            yield f"- {talker.name}: {'; '.join(reason for reason in reasons if reason not in AS_IT_IS.values())}."
+        reasons = dict.fromkeys(filter(None, (*talker.without.values(), talker.drops_thoughts)))
+        if said := "; ".join(reason for reason in reasons if reason not in AS_IT_IS.values()):
+            yield f"- {talker.name}: {said}."
 
 
 def write_page() -> None:

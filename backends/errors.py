@@ -198,8 +198,10 @@ class ContextLengthError(CallerError, code="context_length_exceeded", quotes=Fal
     """The prompt, alone or with the requested output, exceeds the model's context.
 
     `prompt_tokens` and `context_tokens` are None where they are not known. `output_tokens` is what the request wants
-    beside the prompt; 0: not known, or the prompt alone is too long.
+    beside the prompt; 0: not known, or the prompt alone is too long. `is_bound`: the prompt may have more tokens.
     """
+
+    is_bound: bool = False
 
     def __init__(
         self,

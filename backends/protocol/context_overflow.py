@@ -27,7 +27,9 @@ _LIMIT: Final = re.compile(
     r"(?:context length|context size|model length|max_model_len|allowed length|context|at most)\D{0,9}(\d{1,12})",
     re.IGNORECASE,
 )
-_PROMPT: Final = re.compile(r"(\d{1,12}) (?:in the messages|input tokens|tokens from the input)", re.IGNORECASE)
+_PROMPT: Final = re.compile(
+    r"(at least )?(\d{1,12}) (?:in the messages|input tokens|tokens from the input)", re.IGNORECASE
+)
 _OUTPUT: Final = re.compile(
     r"(\d{1,12}) (?:in the completion|output tokens|tokens for the completion)|is too large: (\d{1,12})", re.IGNORECASE
 )
@@ -53,9 +55,10 @@ def overflow_error(message: str, param: str | None = None) -> ContextLengthError
     error = ContextLengthError(
         message,
         param=param,
-        prompt_tokens=int(prompt[1]) if prompt is not None else said if output is None else 0,
+        prompt_tokens=int(prompt[2]) if prompt is not None else said if output is None else 0,
         output_tokens=0 if output is None else int(output[1] or output[2]),
         context_tokens=context,
     )
+    error.is_bound = prompt is None or prompt[1] is not None  # vLLM stops counting where there is no room
     error.quotes = True  # the engine's words
     return error

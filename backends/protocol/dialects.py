@@ -116,6 +116,9 @@ class Dialect:
     fills_context: bool = False
     """Whether the engine takes a call whose prompt and output limit exceed the context, and ends it at the context."""
 
+    budgets_thoughts: bool = False
+    """Whether `thinking_token_budget` in a chat limits its thought."""
+
     truncates: bool = False
     """Whether the engine silently cuts a prompt that is longer than the context."""
 
@@ -132,6 +135,7 @@ DIALECTS: Final = _by_kind(
         parameters="vllm_xargs",
         annotates_all=True,
         takes_stream_interval=True,
+        budgets_thoughts=True,
         launcher=Launcher("vllm", "vllm serve arguments"),
         owners=frozenset({"vllm"}),
         figures={

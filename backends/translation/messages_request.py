@@ -117,10 +117,13 @@ def _call(block: Mapping[str, Any], where: str) -> Json:
 # Fields that are translated, refused, or left out because engines have no use for them. All others are passed on.
 _OWN_FIELDS: Final = frozenset({
     "betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo", "max_tokens",
-    "mcp_servers", "messages", "metadata", "output_config", "service_tier", "speed", "stop_sequences", "stream",
-    "system", "thinking", "tool_choice", "tools", "user_profile_id", "workspace_id",
+    "mcp_servers", "messages", "metadata", "output_config", "output_format", "service_tier", "speed",
+    "stop_sequences", "stream", "system", "thinking", "tool_choice", "tools", "user_profile_id", "workspace_id",
 })  # fmt: skip
 _REFUSED: Final = {"container": "a container"}
+
+BUDGET: Final = "thinking_token_budget"
+"""vLLM's field for the most tokens of a thought."""
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
@@ -159,9 +162,12 @@ def _prefill(messages: list[Json]) -> Json:
 
 
 def _thinking(fields: Mapping[str, Any]) -> Json:
-    """The chat templates' switch for thinking, and the effort. A budget of tokens has no counterpart."""
-    kind = an_object_or_none(fields.get("thinking"), "thinking").get("type")
+    """The chat templates' switch for thinking, the effort, and the budget of tokens, which vLLM alone has."""
+    thinking = an_object_or_none(fields.get("thinking"), "thinking")
+    kind = thinking.get("type")
     chat = without_nones(reasoning_effort=_output(fields).get("effort"))
+    if kind == "enabled" and thinking.get("budget_tokens") is not None:
+        chat[BUDGET] = a_limit(thinking["budget_tokens"], "thinking.budget_tokens")
     if kind in ("enabled", "disabled"):
         options = an_object_or_none(fields.get("chat_template_kwargs"), "chat_template_kwargs")
         chat["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **options}
@@ -181,10 +187,12 @@ def _sampling(fields: Mapping[str, Any]) -> Json:
 
 
 def _format(fields: Mapping[str, Any]) -> Json | None:
-    """`output_config.format`, as `response_format`, with the name that OpenAI requires and Anthropic lacks."""
-    wanted = _output(fields).get("format")
+    """`output_config.format`, in the beta `output_format`, as `response_format` with the name that OpenAI requires."""
+    wanted, where = _output(fields).get("format"), "output_config.format"
+    if wanted is None:
+        wanted, where = fields.get("output_format"), "output_format"
     if wanted is None:
         return None
-    schema = an_object(wanted, "output_config.format").get("schema")
-    json_schema = {"name": "output", "schema": an_object(schema, "output_config.format.schema"), "strict": True}
+    schema = an_object(an_object(wanted, where).get("schema"), f"{where}.schema")
+    json_schema = {"name": "output", "schema": schema, "strict": True}
     return {"type": "json_schema", "json_schema": json_schema}

@@ -102,9 +102,9 @@ class MessageItem(_ContentItem):
 
 
 class ReasoningItem(_ContentItem):
-    """A thought, whole: as its own summary if the client wants one, which many show and keep in place of the content.
+    """A thought, whole. If the client wants a summary, its events tell the thought as its own summary.
 
-    `seal` makes `encrypted_content`; None: the client wants none.
+    `seal` makes `encrypted_content`; None: the client wants none, so that the ended item has the content too.
     """
 
     def __init__(self, item_id: str, position: int, *, as_summary: bool, seal: Seal | None) -> None:
@@ -127,7 +127,9 @@ class ReasoningItem(_ContentItem):
 
     def body(self) -> Json:
         texts = [content.body() for content in self._content]
-        summary, content = (texts, []) if self._kind == "summary_text" else ([], texts)
+        summary, content = (texts, list[Json]()) if self._kind == "summary_text" else ([], texts)
+        if summary and self._seal is None and self._status != "in_progress":
+            content = [{**text, "type": "reasoning_text"} for text in texts]
         head = {"id": self._place["item_id"], "type": "reasoning", "summary": summary, "content": content}
         return {**head, "status": self._status, **self._sealed}
 

@@ -204,6 +204,8 @@ def _messages(fields: Mapping[str, Any], tools: ResponseTools) -> list[Json]:
     instructions = fields.get("instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": a_text(instructions, "instructions")})
+    if not messages:  # items that say nothing are left out
+        raise wrong("input", "has no content")
     return ordered(messages)
 
 

@@ -29,6 +29,7 @@ from plait.backends.errors import (
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
+from plait.backends.translation.messages_request import BUDGET
 from plait.backends.translation.translation import Translation
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
@@ -295,10 +296,15 @@ class ForwardingApi:
             prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
             answer = translation.counted(await self.completions.calls.count(incoming, prompt))
             return partial(self._counted, incoming, answer, send)
-        body = msgspec.json.encode(translation.to_chat(fields))
+        asked, ignored = translation.to_chat(fields), translation.ignored(fields)
+        models = self.completions.calls.router.models
+        is_ours = BUDGET in asked and BUDGET not in fields
+        if is_ours and not models.budget_thoughts(models.check(asked.get("model", ""))):
+            del asked[BUDGET]
+            ignored.append("thinking.budget_tokens")
         translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
-        told = TranslatedAnswer(send, translator, translation, translation.ignored(fields))
-        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body)
+        told = TranslatedAnswer(send, translator, translation, ignored)
+        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked))
         return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
 
     async def _counted(self, incoming: Incoming, answer: bytes, send: Send) -> None:

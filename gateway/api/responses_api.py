@@ -177,7 +177,11 @@ async def referred(stored: StoredResponses, body: OpenBody, fields: Json) -> Jso
 
 
 def _is_reference(item: object) -> bool:
-    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+    """Whether an item is only the name of another one. Some clients so send back a thought that came with a text."""
+    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
+        return False
+    is_empty = not any(map(item.get, ("content", "summary", "encrypted_content")))
+    return item.get("type") == "item_reference" or (item.get("type") == "reasoning" and is_empty)
 
 
 def input_items(fields: Json) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from starlette.types import Message, Send
 
+from plait.backends.errors import ContextLengthError
 from plait.backends.http.content_types import is_event_stream
 from plait.backends.translation.chat_answer import Usage
 from plait.backends.translation.translation import AnswerTranslator, Translation
@@ -124,8 +125,12 @@ class TranslatedAnswer(RewrittenAnswer):
         return super().events(events)
 
     def error(self, status: int, answer: bytes) -> bytes:
-        """The engine's error in the form of the client's API."""
-        return self._translation.error(error_of(status, answer))
+        """The engine's error in the form of the client's API, with the gateway's count if the engine has none."""
+        error = error_of(status, answer)
+        if isinstance(error, ContextLengthError) and error.is_bound and error.prompt_fits:
+            counted = min(self._prompt_tokens, (error.context_tokens or 1) - 1)
+            error.prompt_tokens = max(error.prompt_tokens or 0, counted)
+        return self._translation.error(error)
 
     def _expect_cached(self, tokens: int) -> None:
         self._translator.expect(Usage(self._prompt_tokens, cached_tokens=min(tokens, self._prompt_tokens)))

@@ -224,6 +224,11 @@ class ServedModels:
         """Whether some engine that takes calls for `model` is known to ignore a field of the route's body."""
         return any(self._engines[view.engine_id].offer.lacks_field(route, name) for view in self.takers.get(model, ()))
 
+    def budget_thoughts(self, model: str) -> bool:
+        """Whether each engine that takes calls for `model` is known to limit thoughts by a budget."""
+        kinds = [self._engines[view.engine_id].kind for view in self.takers.get(model, ())]
+        return all(kind is not None and DIALECTS[kind].budgets_thoughts for kind in kinds)
+
     def able(self, model: str) -> list[EngineView]:
         """As `eligible`; may be empty."""
         return self.takers.get(model, [])

@@ -147,11 +147,13 @@ def test_thinking_and_formats() -> None:
     assert chat(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}
     enabled = chat(thinking={"type": "enabled", "budget_tokens": 2_000}, chat_template_kwargs={"a": 1})
     assert enabled["chat_template_kwargs"] == {"enable_thinking": True, "a": 1}
+    assert enabled["thinking_token_budget"] == 2_000
     assert chat(thinking={"type": "adaptive"}) == chat()
     form = {"type": "json_schema", "schema": {"type": "object"}}
     translated = chat(output_config={"effort": "high", "format": form})
     assert translated["reasoning_effort"] == "high"
     assert translated["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert chat(output_format=form)["response_format"] == translated["response_format"]
 
 
 def test_fields_of_anthropics_own_are_left_out_and_others_stay() -> None:

@@ -130,6 +130,9 @@ def test_a_thought_that_is_sealed() -> None:
     [item, _] = read_response(sealed_responses().feed(chunks))["output"]
     assert (item["encrypted_content"], item["content"]) == ("sealed hm", [])
     assert item["summary"] == [{"type": "summary_text", "text": "hm"}]
+    summarized = {"model": "m", "input": "hi", "reasoning": {"summary": "auto"}}
+    whole_answer = json.loads(TurnTranslator(ResponseTurn(summarized, IDENTITY)).whole(whole(said)))
+    assert whole_answer["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     unasked = TurnTranslator(ResponseTurn({"model": "m", "input": "hi"}, IDENTITY, sealed))
     [item, _] = read_response(unasked.feed(chunks))["output"]
     assert "encrypted_content" not in item

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from plait.gateway.calls.routes import CHAT_PATH, ROUTES
+from plait.gateway.calls.sealed_thoughts import SealedThoughts
 from plait.policy.types import Slo
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api, body_for
 
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
+HI = {"role": "user", "content": "hi"}
 ASK: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "hello " * 200},
     MESSAGES: {"messages": [{"role": "user", "content": "hello " * 200}], "max_tokens": 5},
@@ -265,6 +267,44 @@ async def test_stored_items_are_referred_to(api: Api, routes: list[str]) -> None
     )
     again = await api.post(RESPONSES, {"input": [*references, *references]})
     assert (again.status_code, again.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_thought_comes_back_by_its_seal_or_its_name(api: Api) -> None:
+    said = {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
+    choice = {"index": 0, "message": said, "finish_reason": "stop"}
+    api.relay.answer = json.dumps({**CHAT_ANSWER, "choices": [choice]}).encode()
+    asked = {"input": "hi", "include": ["reasoning.encrypted_content"]}
+    [thought, _] = (await api.post(RESPONSES, asked)).json()["output"]
+    [block, _] = (await api.post(MESSAGES, {"messages": [HI], "max_tokens": 5})).json()["content"]
+    sealed = {key: thought[key] for key in ("type", "summary", "encrypted_content")}
+    named = {"type": "reasoning", "id": thought["id"], "summary": []}
+    for item in (sealed, named):
+        await api.post(RESPONSES, {"input": [HI, item, {"role": "assistant", "content": "ok"}, HI]})
+        assert prompted(api)[1] == said
+    for kept in (block, {**block, "thinking": ""}, {"type": "redacted_thinking", "data": block["signature"]}):
+        turn = {"role": "assistant", "content": [kept, {"type": "text", "text": "ok"}]}
+        await api.post(MESSAGES, {"messages": [HI, turn, HI], "max_tokens": 5})
+        assert prompted(api)[1] == said
+    others = {**sealed, "encrypted_content": SealedThoughts(b"secret").seal("other", "hm")}
+    await api.post(RESPONSES, {"input": [HI, others, {"role": "assistant", "content": "ok"}, HI]})
+    assert prompted(api)[1] == {"role": "assistant", "content": "ok"}
+
+
+def prompted(api: Api) -> list[dict[str, Any]]:
+    """The messages that the engine got last."""
+    messages: list[dict[str, Any]] = json.loads(api.relay.deliveries[-1].body.original)["messages"]
+    return messages
+
+
+async def test_a_budget_for_thoughts_goes_to_engines_that_have_one(api: Api) -> None:
+    api.relay.answer = json.dumps(CHAT_ANSWER).encode()
+    asked = {"messages": [HI], "max_tokens": 50, "thinking": {"type": "enabled", "budget_tokens": 20}}
+    answer = await api.post(MESSAGES, asked)
+    assert answer.headers["plait-ignored"] == "thinking.budget_tokens"
+    assert "thinking_token_budget" not in api.relay.deliveries[-1].body.original.decode()
+    api.router.recognised("a", "vllm")
+    assert "plait-ignored" not in (await api.post(MESSAGES, asked)).headers
+    assert json.loads(api.relay.deliveries[-1].body.original)["thinking_token_budget"] == 20
 
 
 async def test_an_answer_says_what_was_left_out(api: Api) -> None:

@@ -76,3 +76,21 @@ async def test_a_message_begins_with_the_gateways_counts(has_waited: bool) -> No
     [start] = [line for line in b"".join(sent).split(b"\n") if line.startswith(b'data: {"type":"message_start"')]
     usage = json.loads(start.removeprefix(b"data: "))["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (6, 4)
+
+
+@pytest.mark.parametrize(("counted", "shown"), [(0, 8961), (12_400, 12_400), (50_000, 40_959)])
+async def test_the_gateways_count_replaces_a_bound(counted: int, shown: int) -> None:
+    """vLLM 0.25 stops counting where there is no room, so Claude Code would ask for a thousand less each time."""
+    said = (
+        "This model's maximum context length is 40960 tokens. However, you requested 32000 output tokens and your "
+        "prompt contains at least 8961 input tokens, for a total of at least 40961 tokens."
+    )
+    translation = TRANSLATIONS["/v1/messages"]
+    translated = TranslatedAnswer(_nobody, translation.answer({}), translation)
+    translated.expect_prompt(counted)
+    told = json.loads(translated.error(400, json.dumps({"error": {"message": said, "code": 400}}).encode()))
+    assert told["error"]["message"].endswith(f"exceed context limit: {shown} + 32000 > 40960")
+
+
+async def _nobody(_message: Any) -> None:
+    raise AssertionError

@@ -17,7 +17,7 @@ from plait.backends.embedded.engine import EngineSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.gateway.chaining.unstreamed_answer import AssembledCompletion
+from plait.gateway.answers.assembled_completion import AssembledCompletion
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"

@@ -27,6 +27,7 @@ def behind_a_proxy(app: App, root_path: str, cors_origins: Sequence[str]) -> App
             allow_origins=cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network=True,
             expose_headers=SHOWN_HEADERS,
         )
     return app

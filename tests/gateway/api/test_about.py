@@ -104,6 +104,11 @@ async def test_pages_of_the_configured_origins_may_call() -> None:
         asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
         allowed = await http.options("/v1/chat/completions", headers=asked)
         assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+        from_public = {**asked, "access-control-request-private-network": "true"}
+        private = await http.options("/v1/chat/completions", headers=from_public)
+        assert (private.status_code, private.headers["access-control-allow-private-network"]) == (200, "true")
+        refused = await http.options("/v1/models", headers={**from_public, "origin": "https://other.example"})
+        assert refused.status_code == 400
         other = await http.get("/v1/models", headers={"origin": "https://other.example"})
         assert "access-control-allow-origin" not in other.headers
         own = await http.get("/v1/models", headers={"origin": "https://app.example"})

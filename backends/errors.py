@@ -273,6 +273,7 @@ class EngineError(PlaitError, status=502, kind="engine_error", code="engine_erro
     """
 
     cause: str = "closed"
+    is_requests: bool = False  # True: the request itself makes engines fail, so no other engine is asked
 
 
 class EngineUnreachableError(EngineError, code="engine_unreachable"):

@@ -86,7 +86,8 @@ class HttpClient:
     def begin(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: Body = b"") -> Response:
         """Send `body` to `path` (under the base path) and return the response at once, before any of it has arrived.
 
-        Host and Content-Length are added. Other headers are sent as given, so the caller leaves out hop-by-hop headers.
+        Host, Content-Length and Accept-Encoding are added, because bodies are read as they come. Other headers are sent
+        as given, so the caller leaves out hop-by-hop headers.
         If a reused connection closes before the response's first byte, the request is sent once more, on a new one.
         Raises `EngineUnreachableError` after `close`, and `ValueError` for a newline in a header.
         """
@@ -94,9 +95,10 @@ class HttpClient:
             raise EngineUnreachableError(f"engine {self._name}: the gateway has closed its connections to this engine")
         start = (
             f"{method} {self._base_path}{path} HTTP/1.1\r\nhost: {self._host_header}\r\ncontent-length: {len(body)}\r\n"
+            "accept-encoding: identity\r\n"
         )
         head = b"".join((start.encode("ascii"), *map(HEADER_LINE, headers), b"\r\n"))
-        if head.count(b"\n") != len(headers) + 4:
+        if head.count(b"\n") != len(headers) + 5:
             raise ValueError(f"a request to engine {self._name} has a newline in its path or a header")
         response = Response()
         while self._idle:

@@ -151,7 +151,7 @@ def _wrong_answers() -> Iterator[Mode]:
     yield Mode("empty_object", "answers 200 with {}", Raw(response(200, b"{}")))
     yield Mode("empty_body", "answers 200 with nothing", Raw(response(200, b"")))
     yield Mode("no_choices", "answers without choices", Altered(choices=[]), of=whole)
-    yield Mode("finish_null", "answers without a finish reason", Altered(finish_reason=None), of=whole)
+    yield Mode("finish_null", "answers without a finish reason", Altered(finish_reason=None), of=whole, health="none")
     yield Mode("finish_abort", "gives the call up: finish reason abort", Altered(finish_reason="abort"), of=whole)
     failed = b'{"error": {"message": "CUDA is gone.", "code": 500}}'
     yield Mode("error_as_200", "answers 200 with an error of its own", Raw(response(200, failed)))
@@ -163,7 +163,8 @@ def _wrong_streams() -> Iterator[Mode]:
 
     own, callers = ({"error": {"message": "Something broke.", "code": code}} for code in (500, 400))
     cut = b'data: {"choices": [{"te\n\n'
-    yield stream("no_done", "ends a stream without [DONE]", Altered(done=False))
+    whole = {"succeeds": Kinds.STREAMED, "health": "none"}
+    yield stream("no_done", "ends a stream without [DONE]", Altered(done=False), **whole)
     yield stream("no_finish", "ends a stream without a finish reason", Altered(ends=False))
     yield stream("finish_null", "has null for the finish reason", Altered(finish_reason=None))
     yield stream("finish_abort", "gives the call up: finish reason abort", Altered(finish_reason="abort"))

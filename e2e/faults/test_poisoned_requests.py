@@ -77,3 +77,52 @@ async def test_an_sdk_does_not_try_again_what_every_engine_fails(tmp_path: Path)
             with pytest.raises(openai.InternalServerError):
                 await asyncio.to_thread(lambda: asked.create(model="demo", messages=messages))
         assert sum([(await engine.stats())["hits"] for engine in engines]) == 2
+
+
+AT_ONCE: Final = 16
+CALLS: Final = 48
+FAILING: Final = ("html_as_json", "empty_object", "finish_abort", "error_as_200", "status_500_vllm")
+
+
+async def _changes(client: Client) -> float:
+    """How often the engines' health has changed."""
+    lines = (await client.get("/metrics")).body.splitlines()
+    return sum(
+        float(line.rsplit(b" ", 1)[1]) for line in lines if line.startswith(b"plait_engine_health_changes_total")
+    )
+
+
+@pytest.mark.parametrize("bodies", [1, CALLS])
+@pytest.mark.parametrize("names", ["a", "ab"])
+@pytest.mark.parametrize("mode", FAILING if "PLAIT_NIGHTLY" in os.environ else FAILING[:1])
+async def test_bad_calls_beside_as_many_good_ones_change_no_health(
+    tmp_path: Path, mode: str, names: str, bodies: int
+) -> None:
+    with engines_of_demo(tmp_path, names, "--first-s", "0.05") as (gateway, engines):
+        for engine in engines:
+            await engine.set_mode(mode, marker=MARKER)
+        async with Client(gateway.port) as client:
+            for number in range(2 * len(engines)):
+                assert (await client.post(CHAT, _body(f"Question {number}?"))).status == 200
+            before = await _changes(client)
+            for first in range(0, CALLS, AT_ONCE):
+                numbers = range(first, first + AT_ONCE)
+                good = [_body(f"Question {number} of all?") for number in numbers]
+                bad = [_body(f"{MARKER} {number % bodies}") for number in numbers]
+                answers = await asyncio.gather(*[client.post(CHAT, body) for body in (*good, *bad)])
+                assert all(map(is_good, good, answers[:AT_ONCE]))
+                assert all(answer.status >= 500 for answer in answers[AT_ONCE:])
+            assert await _changes(client) == before
+
+
+async def test_an_engine_that_fails_everybody_goes_out_beside_bad_calls(tmp_path: Path) -> None:
+    with engines_of_demo(tmp_path, "ab", "--first-s", "0.05") as (gateway, (sick, well)):
+        async with Client(gateway.port) as client:
+            for number in range(4):
+                assert (await client.post(CHAT, _body(f"Question {number}?"))).status == 200
+            await sick.set_mode("html_as_json")
+            await well.set_mode("html_as_json", marker=MARKER)
+            bodies = [_body(f"{MARKER if number % 2 else 'Question'} {number}?") for number in range(24)]
+            answers = await asyncio.gather(*[client.post(CHAT, body) for body in bodies])
+            assert all(map(is_good, bodies[::2], answers[::2]))
+        assert "engine ejected" in gateway.log()

@@ -1,11 +1,14 @@
-"""A whole completion, assembled from the events of a stream: what the engine would have answered without a stream."""
+"""Turns the events of a stream into a whole completion, and a whole completion into events.
+
+Clients get the form that they asked for, whichever the engine has sent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from io import StringIO
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -275,3 +278,33 @@ def _text_or_list(name: str, first: bytes) -> Value | bytes:
 
 def _list_or_latest(_name: str, first: bytes) -> Value | bytes:
     return Items() if first.startswith(b"[") else LATEST
+
+
+def events_of_whole(answer: bytes | bytearray, *, withhold: bool) -> bytes:
+    """The events of a stream for a whole completion: its choices, their ends, its usage unless `withhold`, `[DONE]`."""
+    body = msgspec.json.decode(answer)
+    usage, choices = body.pop("usage", None), [_begun_and_ended(choice) for choice in _indexed(body.pop("choices"))]
+    if body.get("object") == "chat.completion":
+        body["object"] = "chat.completion.chunk"
+    chunks: list[dict[str, Any]] = [{"choices": list(part)} for part in zip(*choices, strict=True)]
+    if usage is not None and not withhold:
+        chunks.append({"choices": [], "usage": usage})
+    events = [b"data: %b\n\n" % msgspec.json.encode({**body, **chunk}) for chunk in chunks]
+    return b"".join([*events, b"data: [DONE]\n\n"])
+
+
+def _begun_and_ended(choice: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A choice's two parts in a stream. An answer that came as a whole has ended, also without a finish reason."""
+    end = {"index": choice["index"], "finish_reason": choice.get("finish_reason") or "stop"}
+    begun, message = {**choice, "finish_reason": None}, choice.get("message")
+    if not isinstance(message, dict):
+        return begun, {**end, "text": ""}
+    del begun["message"]
+    calls = _indexed(message.get("tool_calls"))
+    begun["delta"] = {**message, "tool_calls": calls} if calls else message
+    return begun, {**end, "delta": {}}
+
+
+def _indexed(objects: object) -> list[dict[str, Any]]:
+    given = objects if isinstance(objects, list) else []
+    return [{"index": place, **one} for place, one in enumerate(given) if isinstance(one, dict)]

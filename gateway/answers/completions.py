@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from codecs import BOM_UTF8
 from collections.abc import Collection, Sequence
 from math import isnan
 from operator import itemgetter
@@ -26,7 +27,8 @@ from plait.backends.http.content_types import is_event_stream
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
-from plait.gateway.answers.error_texts import excerpt
+from plait.gateway.answers.assembled_completion import AssembledCompletion, events_of_whole
+from plait.gateway.answers.error_texts import excerpt, stated_status
 from plait.gateway.answers.event_bytes import end_of_last_event, events_of, with_data
 from plait.gateway.fleet.booking import CallUsage
 
@@ -46,6 +48,17 @@ class CompletionBody(msgspec.Struct, frozen=True):
     usage: Any = None
     choices: Any = None
     error: Any = None
+    object: Any = None
+    message: Any = None
+    type: Any = None
+    code: Any = None
+
+    @property
+    def failure(self) -> Any:
+        """The error object of an engine that has answered with an error; None: the answer is no error."""
+        if self.error is not None or self.object != "error":
+            return self.error
+        return {"message": self.message, "type": self.type, "param": None, "code": self.code}
 
     @property
     def only_usage(self) -> bool:
@@ -141,15 +154,12 @@ def endings(body: CompletionBody) -> list[tuple[int, str]]:
     return found
 
 
-def ending_problem(engine_id: str, ended: Collection[str], choices: int) -> EngineError | None:
-    """The error of an answer with the finish reasons `ended`; None if it is whole: a finish reason for each choice."""
-    given_up = FAILED_ENDINGS.intersection(ended)
-    if given_up:
-        return EngineBrokenError(f"engine {engine_id} gave the call up: its finish reason is '{min(given_up)}'")
-    if len(ended) < choices:
-        missing = "no finish reason" if choices == 1 else f"{len(ended)} finish reasons for {choices} choices"
-        return EngineBrokenError(f"engine {engine_id} ended its answer with {missing}")
-    return None
+def given_up(engine_id: str, ended: Collection[str]) -> EngineError | None:
+    """The error of an answer that its engine has aborted, by its finish reasons; None: it was not aborted."""
+    failed = FAILED_ENDINGS.intersection(ended)
+    if not failed:
+        return None
+    return EngineBrokenError(f"engine {engine_id} gave the call up: its finish reason is '{min(failed)}'")
 
 
 def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bool]:
@@ -172,18 +182,11 @@ def read_usage(usage: object, bounds: UsageBounds) -> tuple[CallUsage | None, bo
 def reported_error(engine_id: str, error: object) -> EngineError | str:
     """The error that an engine sent inside an answer: a text for a 4xx code (the caller's fault), else an error."""
     fields = error if isinstance(error, dict) else {"message": str(error)}
-    message, code = str(fields.get("message") or "an error without a message"), fields.get("code")
-    if isinstance(code, int) and 400 <= code < 500:
+    message = str(fields.get("message") or "an error without a message")
+    status = stated_status(fields)
+    if status < 500:
         return excerpt(message)
-    return EngineStatusError(f"engine {engine_id}: {excerpt(message)}", 502, said=excerpt(message))
-
-
-def caller_fault(engine_id: str, error: object) -> str:
-    """The message of an error in an answer that is the caller's fault. Raises an error that is the engine's fault."""
-    reported = reported_error(engine_id, error)
-    if isinstance(reported, EngineError):
-        raise reported
-    return reported
+    return EngineStatusError(f"engine {engine_id}: {excerpt(message)}", status, said=excerpt(message))
 
 
 def garbled(engine_id: str, what: str) -> EngineGarbledError:
@@ -203,7 +206,7 @@ def _within(value: object, limit: int) -> int | None:
 
 
 _USAGE_KEY = b'"usage":'
-_ERROR_KEY = b'"error":'
+_ERROR = b'"error"'  # the key, or the value of `object`; in a text, its quotes are escaped
 _DONE = b"[DONE]"
 _FINISH_KEY = b'"finish_reason":'
 _UNFINISHED = b'"finish_reason":null'
@@ -231,6 +234,7 @@ class EventStream(ABC):
     """
 
     may_be_empty: ClassVar[bool] = False
+    is_done: bool = True  # False: `[DONE]` has not come
 
     def __init__(self, engine_id: str, bounds: UsageBounds | None = None) -> None:
         self.usage: CallUsage | None = None
@@ -250,6 +254,7 @@ class EventStream(ABC):
         an event above `MAX_EVENT_BYTES`.
         """
         whole = self._completed(chunk) if self._pieces or not chunk.endswith(b"\n\n") else chunk
+        whole = whole.removeprefix(BOM_UTF8)  # allowed before the first event, whose text clients would not see
         if (whole.find(b"\\") >= 0 or not whole.isascii()) and has_half(whole):
             whole = self._with_whole_pairs(whole)
         named, objects = whole.count(b"data:"), whole.count(b"data: {")
@@ -260,10 +265,16 @@ class EventStream(ABC):
         return whole
 
     def end(self) -> bytes:
-        """End the stream. Returns the bytes after its last whole event."""
-        rest = events_with_whole_pairs(b"".join(self._pieces))
+        """The engine has ended the stream. Returns the bytes after its last whole event."""
+        rest = events_with_whole_pairs(b"".join(self._pieces).removeprefix(BOM_UTF8))
         self._pieces.clear()
-        return self._pass(rest) if rest else b""
+        rest = self._pass(rest) if rest else b""
+        return rest if self.is_done else self._done(rest)
+
+    def _done(self, rest: bytes) -> bytes:
+        """A whole completion without `[DONE]` gets one behind its last bytes, since SDKs wait for it."""
+        self.is_done = True
+        return rest if self.problem is not None else rest + (b"\n\n" if rest else b"") + b"data: [DONE]\n\n"
 
     @property
     @abstractmethod
@@ -315,30 +326,35 @@ class EventStream(ABC):
 
 
 class CompletionStream(EventStream):
-    """Reads one stream of a completion with `choices` choices, each of which needs a finish reason.
+    """Reads one stream of a completion. Each choice that has begun needs a finish reason.
 
-    `withhold` drops the event that has only the usage, for a client that has not asked for it.
+    Fewer than the `choices` that were asked may begin: some engines know no `n`. Some engines send no `[DONE]` before
+    a proper end, so `end` adds it. `withhold` drops the event that has only the usage, for a client that has not asked
+    for it.
     """
 
     def __init__(self, engine_id: str, *, withhold: bool, choices: int = 1, bounds: UsageBounds | None = None) -> None:
         super().__init__(engine_id, bounds)
         self._withhold = withhold
         self._choices = choices
+        self._begun: set[int] = set()  # choices, if there may be several
         self._ended: dict[int, str] = {}
-        self._is_done = False
+        self.is_done = False
 
     @property
     def problem(self) -> EngineError | str | None:
         """Why the ended stream is not a whole answer; None if it is one."""
         if self.error is not None:
             return self.error
-        missing = ending_problem(self._engine_id, self._ended.values(), self._choices)
-        if missing is None and not self._is_done:
-            missing = EngineBrokenError(f"engine {self._engine_id} ended its stream without [DONE]")
-        return missing
+        ended, begun = self._ended, self._begun
+        failed = given_up(self._engine_id, ended.values())
+        if failed is None and not (self.is_done and ended and begun <= ended.keys()):
+            missing = "no finish reason" if len(begun) < 2 else f"{len(ended)} finish reasons for {len(begun)} choices"
+            return EngineBrokenError(f"engine {self._engine_id} ended its answer with {missing}")
+        return failed
 
     def _says_more(self, events: bytes) -> bool:
-        if _USAGE_KEY in events or _DONE in events or _ERROR_KEY in events:
+        if _USAGE_KEY in events or _DONE in events or _ERROR in events or self._choices > 1:
             return True
         return events.count(_FINISH_KEY) != events.count(_UNFINISHED)
 
@@ -348,11 +364,13 @@ class CompletionStream(EventStream):
         `[DONE]` is dropped if a finish reason is missing: an error event follows, and clients stop reading at `[DONE]`.
         """
         if event.partition(b"data:")[2].strip() == _DONE:
-            self._is_done = True
+            self.is_done = True
             return b"" if self.error is None and self.problem is not None else event
         body = self._read(event)
         if body is None and (mended := without_constants(event.partition(b"data:")[2])) is not None:
             return self._pass(with_data(event, msgspec.Raw(mended)))
+        if body is not None and body.error is None and body.failure is not None:  # SDKs know only the key `error`
+            return with_data(event, {"error": body.failure})
         if body is None or not (self._withhold and body.only_usage):
             return event
         return event[: len(event) - len(event.lstrip(b"\r\n"))]  # leading blank lines end the event before
@@ -363,15 +381,18 @@ class CompletionStream(EventStream):
             return None
         if body.usage is not None:
             self._used(body.usage)
-        if body.error is not None:
-            self.error = reported_error(self._engine_id, body.error)
+        if body.failure is not None:
+            self.error = reported_error(self._engine_id, body.failure)
+        if self._choices > 1 and isinstance(body.choices, list):
+            indexes = [choice.get("index", 0) for choice in body.choices if isinstance(choice, dict)]
+            self._begun.update([index if isinstance(index, int) else 0 for index in indexes])
         self._ended.update(endings(body))
         self.finish = next(iter(self._ended.values()), None)
         return body
 
 
 class WholeAnswer(NamedTuple):
-    """The contents of an unstreamed answer. `problem` is an error in it that is the caller's fault.
+    """The contents of an unstreamed answer. `failed_status` is the status of the error that it is; None: no error.
 
     `usage_corrected`: the usage was out of bounds. `finish` is the first choice's finish reason. `mended` is the body
     for the client if the engine's has constants that JSON lacks.
@@ -379,7 +400,7 @@ class WholeAnswer(NamedTuple):
 
     usage: CallUsage | None = None
     usage_corrected: bool = False
-    problem: str | None = None
+    failed_status: int | None = None
     finish: str | None = None
     mended: bytes | None = None
 
@@ -419,6 +440,15 @@ class AnswerForm(Protocol):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
         """A reader of a stream. See `CompletionStream` for the arguments."""
 
+    def assembled(self, engine_id: str, events: bytes) -> bytes:
+        """A stream as a whole answer, for a call without `stream`. Raises `EngineError` if it makes none."""
+
+    def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:
+        """A whole answer as a stream, for a call with `stream`; None: the answer passes as it is.
+
+        `withhold` as in `CompletionStream`. Raises `EngineError` if the answer makes no stream.
+        """
+
     def error_body(self, error: PlaitError) -> bytes:
         """The body of an error answer."""
 
@@ -436,7 +466,7 @@ class CompletionForm:
     streams = staticmethod(is_event_stream)
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer: each of its choices needs an ending."""
+        """Read an answer. A choice may lack a finish reason: the answer has come as a whole."""
         usual = _usual(answer, bounds)
         if usual is not None:
             return usual
@@ -446,18 +476,34 @@ class CompletionForm:
         if body is None:
             raise garbled(engine_id, "an answer that is not JSON")
         usage, corrected = read_usage(body.usage, bounds)
-        if body.error is not None:
-            return WholeAnswer(usage, corrected, caller_fault(engine_id, body.error))
-        if not isinstance(body.choices, list) or not body.choices:
+        if body.failure is not None:
+            return WholeAnswer(usage, corrected, stated_status(body.failure))
+        if not isinstance(body.choices, list) or dict not in map(type, body.choices):
             raise garbled(engine_id, "an answer without choices")
         reasons = [*map(itemgetter(1), endings(body))]
-        missing = ending_problem(engine_id, reasons, len(body.choices))
-        if missing is not None:
-            raise missing
-        return WholeAnswer(usage, corrected, finish=reasons[0])
+        failed = given_up(engine_id, reasons)
+        if failed is not None:
+            raise failed
+        return WholeAnswer(usage, corrected, finish=next(iter(reasons), None))
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
         return CompletionStream(engine_id, withhold=withhold, choices=choices, bounds=bounds)
+
+    def assembled(self, engine_id: str, events: bytes) -> bytes:
+        """The whole answer that a stream makes. Raises the `EngineError` of a stream that is not whole."""
+        stream, completion = self.stream(engine_id, withhold=False, choices=1, bounds=UNKNOWN), AssembledCompletion()
+        whole = stream.feed(events) + stream.end()
+        if isinstance(stream.problem, EngineError):
+            raise stream.problem
+        try:
+            completion.feed(whole)
+        except ValueError as error:
+            raise garbled(engine_id, "an event that is no part of a completion") from error
+        return completion.json()
+
+    def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:  # noqa: ARG002
+        """The stream that a whole answer makes; None: the answer passes as it is."""
+        return events_of_whole(answer, withhold=withhold)
 
     def error_body(self, error: PlaitError) -> bytes:
         """OpenAI's error object."""

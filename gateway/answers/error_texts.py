@@ -6,7 +6,7 @@ list under `detail`, a proxy a text or an HTML page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,6 +24,10 @@ _MESSAGES: Final = ("message", "msg", "detail", "error", "errors")
 
 _LEVELS: Final = 4
 """How deep a message is looked for."""
+
+
+_CALLERS: Final = frozenset(("BadRequestError", "invalid_request_error"))
+"""The types of errors that are the caller's fault, for errors without a code."""
 
 
 class ErrorText(NamedTuple):
@@ -68,6 +72,25 @@ def error_of(status: int, answer: bytes) -> PlaitError:
     )
     error.status = status
     return error
+
+
+def error_within(body: Mapping[str, Any]) -> Any:
+    """The error in an answer of status 200; None without one. Older vLLMs and FastChat put it at the top level."""
+    error = body.get("error")
+    return body if error is None and body.get("object") == "error" else error
+
+
+def stated_status(error: object) -> int:
+    """The HTTP status that an error object states by its code or its type; 502 without one."""
+    fields = error if isinstance(error, dict) else {}
+    code = fields.get("code")
+    if isinstance(code, str) and code.isdecimal() and len(code) < 6:
+        code = int(code)
+    if isinstance(code, int) and 40_000 <= code < 60_000:  # FastChat's, which it sends with status 400
+        code = 400 if code < 42_900 else code // 100
+    if isinstance(code, int) and 400 <= code < 600:
+        return code
+    return 400 if fields.get("type") in _CALLERS else 502
 
 
 def excerpt(text: str) -> str:

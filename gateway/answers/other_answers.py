@@ -21,11 +21,11 @@ from plait.gateway.answers.completions import (
     EventStream,
     UsageBounds,
     WholeAnswer,
-    caller_fault,
     garbled,
     read_usage,
     reported_error,
 )
+from plait.gateway.answers.error_texts import error_within, stated_status
 from plait.gateway.answers.event_bytes import with_data
 
 Json = dict[str, Any]
@@ -108,6 +108,8 @@ class MessageStream(TypedStream):
 class _Said(msgspec.Struct, frozen=True):
     usage: Any = msgspec.UNSET
     error: Any = msgspec.UNSET
+    object: Any = msgspec.UNSET
+    code: Any = msgspec.UNSET
     status: Any = msgspec.UNSET
     type: Any = msgspec.UNSET
     stop_reason: Any = msgspec.UNSET
@@ -158,15 +160,25 @@ def usage_of_message(usage: object) -> object:
     }
 
 
-class ResponseForm(CompletionForm):
+class TypedForm(CompletionForm):
+    """Objects and typed events. Neither is made of the other: engines with these routes know `stream`."""
+
+    def assembled(self, engine_id: str, events: bytes) -> bytes:  # noqa: ARG002
+        raise garbled(engine_id, "a stream for a call that asked for none")
+
+    def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:  # noqa: ARG002
+        raise garbled(engine_id, "a whole answer for a call that asked for a stream")
+
+
+class ResponseForm(TypedForm):
     """Objects and events of `/v1/responses`."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer. Its status has to be `completed` or `incomplete`."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_response(body.get("usage")), bounds)
-        if body.get("error") is not None:
-            return WholeAnswer(usage, corrected, caller_fault(engine_id, body["error"]))
+        if (error := error_within(body)) is not None:
+            return WholeAnswer(usage, corrected, stated_status(error))
         if body.get("status") not in {"completed", "incomplete"}:
             raise garbled(engine_id, "a response that is not completed")
         return WholeAnswer(usage, corrected, finish=body["status"])
@@ -183,15 +195,15 @@ class ResponseForm(CompletionForm):
         return super().sign_of_life(comment, has_begun=has_begun)[:-1] + (KEEPALIVE if has_begun else b"\n")
 
 
-class MessageForm(CompletionForm):
+class MessageForm(TypedForm):
     """Objects and events of `/v1/messages`."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer, which has to have a stop reason."""
         body = _object(engine_id, answer)
         usage, corrected = read_usage(usage_of_message(body.get("usage")), bounds)
-        if body.get("type") == "error":
-            return WholeAnswer(usage, corrected, caller_fault(engine_id, body.get("error")))
+        if (error := error_within(body)) is not None:
+            return WholeAnswer(usage, corrected, stated_status(error))
         if body.get("stop_reason") is None:
             raise garbled(engine_id, "a message without a stop reason")
         return WholeAnswer(usage, corrected, finish=str(body["stop_reason"]))
@@ -214,14 +226,17 @@ class MessageForm(CompletionForm):
 class ObjectForm(CompletionForm):
     """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
 
-    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
+    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:  # noqa: ARG002
         """Read an answer. Nothing is read of an answer that is no JSON object."""
         body = said_of_object(answer)
         if body is None:
             return WholeAnswer(mended=without_constants(answer))
         usage, corrected = read_usage(body.get("usage"), bounds)
-        error = body.get("error")
-        return WholeAnswer(usage, corrected, None if error is None else caller_fault(engine_id, error))
+        error = error_within(body)
+        return WholeAnswer(usage, corrected, None if error is None else stated_status(error))
+
+    def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:  # noqa: ARG002
+        return None
 
 
 class PassedBytes(EventStream):

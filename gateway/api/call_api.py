@@ -304,7 +304,7 @@ class ForwardingApi:
             ignored.append("thinking.budget_tokens")
         translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
         told = TranslatedAnswer(send, translator, translation, ignored)
-        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked))
+        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked), is_translated=True)
         return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
 
     async def _counted(self, incoming: Incoming, answer: bytes, send: Send) -> None:

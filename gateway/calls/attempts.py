@@ -63,6 +63,10 @@ class Attempts:
         """End the booking. Returns the change of the engine's health, if any."""
         booking, answer, now_s = attempt.booking, attempt.answer, loop_time_s()
         if outcome == "ok":
+            if self._faults.undecided:
+                self._faults.answered(delivery, now_s)
+            if delivery.refused:  # from now on the engine gets no call with what it has refused
+                self._router.engines[attempt.engine_id].refused_fields |= delivery.refused.get(attempt.engine_id, {})
             usage = None if answer.is_corrected else answer.usage  # the prediction is better than a wrong count
             if usage is not None:
                 self._router.comparisons.answer(booking, usage, now_s)
@@ -80,15 +84,17 @@ class Attempts:
         return change
 
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:
-        """Why a failed call is not retried: `attempts` or `budget`. None: the call is retried.
+        """Why a failed call is not retried: `attempts`, `request` (it is at fault itself) or `budget`. None: it is.
 
         A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out: an
-        outage uses up no budget.
+        outage uses up no budget, and another engine decides whose fault a failure is.
         """
         engine = self._router.engines[attempt.engine_id]
-        went_out = engine.draining or engine.is_doubted or engine.health.state not in TAKES_CALLS
+        went_out = engine.draining or engine.doubts or engine.health.state not in TAKES_CALLS
         if len(delivery.failures) >= self._max_attempts:
             return "attempts"
+        if delivery.failures[-1][1].is_requests:
+            return "request"
         if not (delivery.charged or went_out or attempt.booking.sent_s < engine.health.ejected_s):
             delivery.charged = self._router.retries.take(delivery.call.model)
             return None if delivery.charged else "budget"

@@ -68,6 +68,8 @@ class Incoming(msgspec.Struct, frozen=True):
     request_id: str
     arrived_s: float
     tenant: str
+    is_translated: bool = False
+    """Whether the gateway has made the body from a request of another API."""
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
@@ -380,7 +382,8 @@ class CallReader:
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None
         body = OutgoingBody(
-            incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form, fields
+            incoming.body, request, ids, salt, renames, self.router.gateway_id, rendered.is_plain, rendered.form,
+            fields, incoming.is_translated,
         )  # fmt: skip
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,

@@ -8,7 +8,7 @@ begins with the request (`Asked`), has at most one `Attempt` at a time (a retry 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -100,6 +100,9 @@ class Delivery(msgspec.Struct, eq=False):
 
     unable: frozenset[str] = frozenset()
     """Engines that never get the call: they lack its model or a long enough context."""
+
+    refused: dict[str, dict[str, Sequence[str]]] = {}
+    """`RefusedFields` of each engine that has refused the call for them."""
 
     charged: bool = False
     """Whether a retry was charged to the model's retry budget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -30,6 +30,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
     form: Form
     renamed: str | None = None
     withholds_usage: bool = False
+    own_fields: Mapping[str, object] = {}
 
     @property
     def original(self) -> bytes:

@@ -15,7 +15,8 @@ import msgspec
 from plait.backends.http.body import Body
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.dialects import DIALECTS, ChatForm, Dialect
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, StreamOptions, whole_number
+from plait.gateway.answers.refusals import RefusedFields, nearest_effort
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
 
@@ -26,6 +27,9 @@ each time."""
 _OBJECT: Final = msgspec.json.Decoder(Fields | None)
 
 _PARAMETER_NAMES: Final = sorted({row.parameters for row in DIALECTS.values() if row.parameters is not None})
+
+OWN_USAGE: Final = StreamOptions(include_usage=True)
+"""The options of a stream for which the client has not asked."""
 
 STREAM_INTERVAL: Final = 8
 """Tokens in an event of a stream that no client reads token by token. vLLM still sends the first token at once."""
@@ -47,6 +51,10 @@ class EngineBody(Protocol):
     @property
     def withholds_usage(self) -> bool:
         """Whether the gateway asks for the stream's usage although the client did not."""
+
+    @property
+    def own_fields(self) -> Mapping[str, object]:
+        """The fields that the gateway itself wrote and an engine may lack, with their values."""
 
     def for_engine(
         self,
@@ -83,6 +91,7 @@ class ForwardedBody(msgspec.Struct, frozen=True):
     """Whether the call has objectives. Engines get them if their dialect takes them on every route."""
 
     withholds_usage: bool = False
+    own_fields: Mapping[str, object] = {}
 
     def for_engine(
         self,
@@ -138,6 +147,20 @@ class OutgoingBody(msgspec.Struct, frozen=True):
 
     fields: Mapping[str, msgspec.Raw] | None = None
     """`original` split into fields; None if nothing has needed them yet."""
+
+    is_translated: bool = False
+    """Whether the gateway has made the chat from a request of another API."""
+
+    @property
+    def own_fields(self) -> Mapping[str, object]:
+        """The fields that the gateway itself wrote and an engine may lack, with their values."""
+        options = self.request.stream_options
+        own: dict[str, object] = {}
+        if self.request.stream and (self.is_translated or options is None or options is OWN_USAGE):
+            own["stream_options"] = options
+        if self.is_translated and isinstance(self.request, ChatRequest):
+            own["reasoning_effort"] = self.request.reasoning_effort
+        return own
 
     @property
     def withholds_usage(self) -> bool:
@@ -212,6 +235,21 @@ class OutgoingBody(msgspec.Struct, frozen=True):
     def _is_in_form(self, dialect: Dialect, agreement: Agreement) -> bool:
         """Whether the engine prepares the chat for its template as the gateway did."""
         return self.is_plain or (self.form == dialect.chat_form and agreement.prepares)
+
+
+def without_refused(body: bytes, own: Mapping[str, object], refused: RefusedFields) -> bytes:
+    """The body for an engine that has refused some fields: without those of the gateway's `own`, or in its words."""
+    names = own.keys() & refused.keys()
+    if not names:
+        return body
+    fields = FIELDS.decode(body)
+    for name in names & fields.keys():
+        word = nearest_effort(own[name], refused[name])
+        if word is None:
+            del fields[name]
+        else:
+            fields[name] = _raw(word)
+    return msgspec.json.encode(fields)
 
 
 def _parameters_of_all(dialect: Dialect) -> str | None:

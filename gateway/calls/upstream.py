@@ -9,6 +9,7 @@ then another engine can take the call.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
@@ -20,6 +21,7 @@ from plait.backends.errors import (
     CallerError,
     EngineBrokenError,
     EngineError,
+    EngineGarbledError,
     EngineLostError,
     EngineStatusError,
     PlaitError,
@@ -30,14 +32,15 @@ from plait.backends.http.content_types import is_no_json
 from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.answers.completions import EventStream
 from plait.gateway.answers.error_texts import error_text
-from plait.gateway.answers.refusals import Lack, LackError, lack_of
-from plait.gateway.asgi import UNBUFFERED, Headers, Sink, presented_keys
+from plait.gateway.answers.refusals import Lack, LackError, lack_of, refused_field
+from plait.gateway.asgi import EVENT_STREAM, UNBUFFERED, Headers, Sink, header, presented_keys
 from plait.gateway.calls.answer_headers import answer_headers, passed
 from plait.gateway.calls.call import Attempt, known_finish
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
-from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults
+from plait.gateway.calls.outgoing import without_refused
+from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults, status_said
 from plait.gateway.fleet.booking import Progress
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
@@ -49,6 +52,9 @@ MAX_ANSWER_BYTES = 256 * 2**20
 
 log = structlog.get_logger(__name__)
 
+OF_THE_BODY: Final = frozenset((b"content-type", b"content-encoding", b"cache-control"))
+JSON_ANSWER: Final[Headers] = ((b"content-type", b"application/json"),)
+
 NO_RETRY: Final = (b"x-should-retry", b"false")
 """Keeps the SDKs of OpenAI and Anthropic from retrying, which they do after any 5xx."""
 
@@ -57,7 +63,7 @@ class Upstream:
     """Sends calls over `links` (by engine id).
 
     `metrics` observes the gaps between the pieces of streams, and the reuse of prompts. `faults` decides whether the
-    engine or the request is at fault for a 5xx. With `forward_client_key`, engines without a configured key get the
+    engine or the request is at fault for a failure. With `forward_client_key`, engines without a configured key get the
     client's bearer token.
     """
 
@@ -77,7 +83,7 @@ class Upstream:
         self.router = router
         self._reuse = metrics.reuse
         self._links = links
-        self._forward_client_key = forward_client_key
+        self.forward_client_key = forward_client_key
 
     def send(self, delivery: Delivery, attempt: Attempt, on_news: Callable[[], None]) -> Exchange:
         """Send the call to the engine that it is booked on.
@@ -89,13 +95,17 @@ class Upstream:
         call, placement = booking.call, booking.placement
         if call.block_hashes and not delivery.tried:  # the histogram of reuse counts a prompt once, not its retries
             self._reuse.used(call)
-        cache, age_s = self.router.engines[attempt.engine_id].cache, booking.sent_s - delivery.arrived_s
+        engine, age_s = self.router.engines[placement.engine_id], booking.sent_s - delivery.arrived_s
+        cache, lacks = engine.cache, engine.refused_fields
         body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
+        if (lacks or delivery.refused) and isinstance(body, bytes):
+            lacks = {**lacks, **delivery.refused.get(attempt.engine_id, {})}
+            body = without_refused(body, asked.body.own_fields, lacks)
         headers = passed(asked.headers, link.passed.to_engines)
         headers.append((b"x-request-id", call.call_id.encode("latin-1")))
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
-        elif self._forward_client_key and (keys := presented_keys(asked.headers)):
+        elif self.forward_client_key and (keys := presented_keys(asked.headers)):
             headers.append((b"authorization", b"Bearer " + keys[0]))
         response = link.client.begin("POST", asked.path, headers, body)
         exchange = Exchange(self, delivery, attempt, link, response, delivery.sink, on_news)
@@ -118,6 +128,7 @@ class Exchange(msgspec.Struct, eq=False):
     _progress: Progress | None = None  # of the engine
     _body: Gathered | None = None  # set for an unstreamed answer
     _held: OpenAnswer | None = None  # counts the buffered bytes of `_body`
+    _is_unasked_stream: bool = False  # the body is a stream for a call that asked for none
 
     def give_up(self, error: EngineError) -> None:
         """Fail the attempt with `error`. A call that has failed before is not taken off a silent engine."""
@@ -172,6 +183,9 @@ class Exchange(msgspec.Struct, eq=False):
             else:
                 self._read_head()
         except EngineError as error:
+            encoding = header(self._response.headers, b"content-encoding")
+            if encoding is not None and isinstance(error, EngineGarbledError | EngineBrokenError):
+                error.message = f"engine {self._attempt.engine_id} sent an unasked encoding, {encoding!r}"
             self._tell(error)
             raise
         return self._is_written and self._sink.is_drained
@@ -182,9 +196,11 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _read_head(self) -> None:
         """Choose by status and headers how the body is read. Raises the response's error if it failed before them."""
-        delivery, response = self._delivery, self._response
-        if response.status == 200 and delivery.asked.form.streams(response.headers):
-            asked, engine_id = delivery.asked, self._attempt.engine_id
+        delivery, response, asked = self._delivery, self._response, self._delivery.asked
+        is_stream = response.status == 200 and asked.form.streams(response.headers)
+        self._is_unasked_stream = is_stream and asked.form.has_events and not delivery.call.streamed
+        if is_stream and not self._is_unasked_stream:
+            engine_id = self._attempt.engine_id
             self._stream = stream = asked.form.stream(
                 engine_id, withhold=asked.body.withholds_usage, choices=asked.choices, bounds=asked.bounds
             )
@@ -240,7 +256,6 @@ class Exchange(msgspec.Struct, eq=False):
             self._answer(answer)
             return
         self._is_whole()
-        self._check_lack(response.status, bytes(answer))
         self._refuse(response.status, bytes(answer))
 
     def _hold(self, size_bytes: int) -> None:
@@ -259,38 +274,63 @@ class Exchange(msgspec.Struct, eq=False):
     def _answer(self, body: bytes | bytearray) -> None:
         delivery, attempt, asked = self._delivery, self._attempt, self._delivery.asked
         self._is_whole()
+        if self._is_unasked_stream:
+            body = asked.form.assembled(attempt.engine_id, bytes(body))
         read = asked.form.whole(attempt.engine_id, body, asked.bounds)
-        self._upstream.faults.convict(delivery, loop_time_s())
         answer = attempt.answer
-        answer.outcome = "ok"
-        answer.usage, answer.is_corrected, answer.problem, finish, mended = read
+        answer.usage, answer.is_corrected, failed_status, finish, mended = read
+        if failed_status is not None:
+            self._refuse(failed_status, bytes(body))
+            return
         body = body if mended is None else mended
+        events = None
+        if delivery.call.streamed:
+            events = asked.form.as_events(attempt.engine_id, body, withhold=asked.body.withholds_usage)
+        self._upstream.faults.convict(delivery, loop_time_s())
+        answer.outcome = "ok"
         answer.finish = known_finish(finish)
         if asked.text is not None:
             asked.text.whole(body)
-            answer.problem = answer.problem or asked.text.problem
-        self._write(200, self._head(), body)
+            answer.problem = asked.text.problem
+        head = self._head()
+        if events is not None or self._is_unasked_stream:
+            kind = JSON_ANSWER if events is None else EVENT_STREAM
+            head = [*(item for item in head if item[0] not in OF_THE_BODY), *kind]
+        if events is None:
+            self._write(200, head, body)
+        else:
+            delivery.enter(DeliveryState.WRITTEN)
+            self._sink.start(200, head)
+            self._sink.end(events)
+            self._has_ended()
 
     def _refuse(self, status: int, body: bytes) -> None:
-        """Forward an error that is the caller's fault. Raises `EngineStatusError` for one that is the engine's."""
+        """Forward an error that is the caller's fault. Raises `EngineStatusError` for one that is the engine's.
+
+        Raises `LackError` as `_check_lack` does.
+        """
+        self._check_lack(status, body)
         delivery, attempt, response = self._delivery, self._attempt, self._response
         is_openai, said, param = error_text(body)
-        ours = self._link.refused_ours(status)
+        ours = self._link.refused_ours(status, clients=self._upstream.forward_client_key)
         is_own = status == NOT_SUPPORTED or self._is_own(status, said, loop_time_s())
         if not (is_own or (400 <= status < 500 and status not in TOO_EARLY)) or ours:
             shown = 502 if ours or not 429 <= status < 600 else status
-            raise EngineStatusError(
+            said = "it wants another API key than the gateway has for it" if ours else said  # may quote the key
+            failure = EngineStatusError(
                 f"engine {attempt.engine_id} answered with status {status}{said and f': {said}'}",
                 shown,
                 retry_after_s=retry_after_s(response.headers),
                 said=said,
             )
+            if ours:
+                failure.cause = f"status_{status}"
+            raise failure
         headers = self._head()
         if not is_openai:
             error = CallerError(said or f"The engine refused the request with status {status}.", param=param)
             body = delivery.asked.form.error_body(error)
-            headers = [item for item in headers if item[0] not in (b"content-type", b"content-encoding")]
-            headers.append((b"content-type", b"application/json"))
+            headers = [*(item for item in headers if item[0] not in OF_THE_BODY), *JSON_ANSWER]
         if is_own:
             headers.append(NO_RETRY)
         answer = attempt.answer
@@ -300,20 +340,25 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _is_own(self, status: int, said: str, now_s: float) -> bool:
         """Whether an engine's error is the request's own fault."""
-        return self._upstream.faults.is_own(self._delivery, self._attempt.engine_id, (status, said), now_s)
+        text = status_said(status, said)
+        return self._upstream.faults.is_own(self._delivery, self._attempt.engine_id, text, now_s)
 
     def _check_lack(self, status: int, body: bytes) -> None:
-        """Raises `LackError` if the engine refuses the call for what it lacks, and another engine may take it."""
+        """Raises `LackError` if the engine lacks what another engine has, or a field that the gateway can leave out."""
         attempt, router, asked = self._attempt, self._upstream.router, self._delivery.asked
         call, engine_id = attempt.booking.call, attempt.engine_id
         lack, unable = lack_of(status, body, call.model), self._delivery.unable.union((engine_id,))
         if lack is None:
-            return
-        if lack is Lack.MODEL:
+            found, known = refused_field(status, body, asked.body.own_fields), self._delivery.refused
+            if found is None or found[0] in known.get(engine_id, ()):
+                return
+            known.setdefault(engine_id, {}).update((found,))
+            lack, unable = Lack.FIELD, self._delivery.unable
+        elif lack is Lack.MODEL:
             router.health.lacks(engine_id, call.model)
         else:
             unable |= router.models.too_short(call, engine_id)
-        if router.models.others(call.model, unable, asked.route):
+        if lack is Lack.FIELD or router.models.others(call.model, unable, asked.route):
             attempt.answer.outcome = "refused"
             log.info("call moved", request_id=call.call_id, engine=engine_id, cause=lack)
             raise LackError(lack, unable)
@@ -404,6 +449,9 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 def _mended(body: bytes | bytearray, response: Response) -> bytes | bytearray:
-    """The body with each lone surrogate replaced. A body that is no JSON stays: its bytes are no text."""
-    mended = with_whole_pairs(body)
+    """The body with each lone surrogate replaced, without a mark of the byte order.
+
+    A body that is no JSON stays: its bytes are no text.
+    """
+    mended = with_whole_pairs(body.removeprefix(BOM_UTF8) if body.startswith(BOM_UTF8) else body)
     return body if mended is not body and is_no_json(response.headers) else mended

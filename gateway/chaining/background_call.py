@@ -69,7 +69,8 @@ def read_response(incoming: Incoming, asked: AskedResponse) -> HeldResponse:
     body = msgspec.json.encode(TRANSLATIONS[RESPONSES_PATH].to_chat({**asked.fields, "stream": True}))
     request = parse_request(body, ChatRequest)
     annotations = read_annotations(incoming.headers, request.plait)
-    return HeldResponse(asked, msgspec.structs.replace(incoming, path=CHAT_PATH, body=body), request, annotations)
+    chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body, is_translated=True)
+    return HeldResponse(asked, chat, request, annotations)
 
 
 class BackgroundCall(ChainedCall):

@@ -13,12 +13,13 @@ from starlette.types import Message
 
 from plait.backends.errors import EngineError
 from plait.backends.http.content_types import is_event_stream
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.assembled_completion import AssembledCompletion, Fields
 from plait.gateway.answers.completions import garbled, reported_error
+from plait.gateway.answers.error_texts import stated_status
 from plait.gateway.asgi import Headers, MessageSink, PassingSink, header
 from plait.gateway.calls.open_answers import OpenAnswer
-from plait.gateway.calls.outgoing import FIELDS
+from plait.gateway.calls.outgoing import FIELDS, OWN_USAGE
 from plait.gateway.calls.upstream import MAX_ANSWER_BYTES
 
 _OF_A_STREAM = frozenset((b"content-type", b"cache-control", b"x-accel-buffering"))
@@ -32,8 +33,7 @@ _WHOLE_ONLY = frozenset(
 """Fields that engines refuse in a stream, or whose results they leave out of it."""
 
 _UNSET = (b"null", b"false")
-_WITH_USAGE: Final = StreamOptions(include_usage=True)
-_STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_options": _WITH_USAGE}))
+_STREAM: Final = FIELDS.decode(msgspec.json.encode({"stream": True, "stream_options": OWN_USAGE}))
 
 
 def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest | None:
@@ -44,7 +44,7 @@ def as_stream(fields: Fields, request: ChatRequest | CompletionRequest) -> ChatR
     if any(bytes(fields[name]) not in _UNSET for name in _WHOLE_ONLY & fields.keys()):
         return None
     fields |= _STREAM
-    return msgspec.structs.replace(request, stream=True, stream_options=_WITH_USAGE)
+    return msgspec.structs.replace(request, stream=True, stream_options=OWN_USAGE)
 
 
 class UnstreamedAnswer(PassingSink):
@@ -112,12 +112,6 @@ class UnstreamedAnswer(PassingSink):
         if error is not None:
             if isinstance(reported_error(self._engine_id, error), EngineError):
                 return
-            status, body = _refusal(error)
+            status, body = stated_status(error), msgspec.json.encode({"error": error})
         headers = [item for item in self._headers if item[0] not in _OF_A_STREAM]
         self._to.whole(status, [*headers, (b"content-type", b"application/json")], body)
-
-
-def _refusal(error: object) -> tuple[int, bytes]:
-    """The status and the body of an error that is the caller's fault."""
-    assert isinstance(error, dict), "its code says whose fault it is"
-    return error["code"], msgspec.json.encode({"error": error})

@@ -6,6 +6,7 @@ three things together: the view (work and residency), the cache (expected and co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
@@ -106,6 +107,9 @@ class FleetEngine:
 
     compared: bool = False
     """Whether its tokenizer was compared."""
+
+    refused_fields: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Fields of the gateway's own that it refuses, each with the words that it takes there."""
 
     @property
     def takes_calls(self) -> bool:
@@ -357,5 +361,5 @@ class Doubt(NamedTuple):
     engine: FleetEngine
     booking: Booking
     failure: Failure
-    said: tuple[int, str]
-    """The status and the message of the engine's answer."""
+    said: str
+    """What the engine answered, without what differs between engines."""

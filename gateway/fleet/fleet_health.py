@@ -274,6 +274,7 @@ class FleetHealth:
     def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
         before = engine.health.state
         engine.cache.lost()
+        engine.refused_fields.clear()  # a newer engine may start there
         engine.health.on(HealthEvent.UNREACHABLE, cause)
         return self._change(engine, before, aborts)
 

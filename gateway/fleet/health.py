@@ -143,6 +143,8 @@ class Health:
     """Ejections in a row, each within `memory_s` of the one before."""
     ejected_s: float = -float("inf")
     """The latest ejection. Outcomes of calls that were sent before do not count."""
+    succeeded_s: float = -float("inf")
+    """When a call last got its whole answer."""
     _failures_in_a_row: int = 0
     _failed_probes: int = 0
     _has_answered: bool = False
@@ -180,7 +182,7 @@ class Health:
         """A call that was sent at `sent_s` got its whole answer; True if the state changed."""
         if sent_s < self.ejected_s:
             return False
-        self._failures_in_a_row = 0
+        self._failures_in_a_row, self.succeeded_s = 0, now_s
         if not self._seconds or now_s >= self._seconds[-1].begun_s + 1:
             self._begin_second(now_s)
         self._seconds[-1].calls += 1

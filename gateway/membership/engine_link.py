@@ -37,7 +37,7 @@ TOO_EARLY = frozenset((408, 425, 429))
 """Statuses below 500 that are not the caller's fault."""
 
 NO_ACCESS = frozenset((401, 403))
-"""Statuses that are the gateway's fault if it sent its own key."""
+"""Statuses about the key that an engine was sent: the gateway's fault, unless the key was the client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,6 @@ class EngineLink:
     authorization: bytes | None = None
     passed: PassedHeaders = BY_DEFAULT
 
-    def refused_ours(self, status: int) -> bool:
-        """Whether an answer with this status refuses the gateway's own key."""
-        return status in NO_ACCESS and self.authorization is not None
+    def refused_ours(self, status: int, *, clients: bool) -> bool:
+        """Whether this status refuses what the gateway has for a key. `clients`: it forwards its clients' own keys."""
+        return status in NO_ACCESS and (self.authorization is not None or not clients)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.errors import EngineError, EngineStatusError
-from plait.gateway.answers.completions import CompletionStream, decode, ending_problem, endings, garbled
+from plait.gateway.answers.completions import CompletionStream, decode, endings, garbled, given_up
 from plait.gateway.fleet.booking import TRIAL_TOKENS
 from plait.gateway.fleet.health import Offer
 from plait.gateway.membership.engine_link import TOO_EARLY, EngineLink, retry_after_s
@@ -46,7 +46,7 @@ async def _ask(engine_id: str, link: EngineLink, route: str, fields: dict[str, A
     finally:
         response.abort()
     status = response.status
-    if status in TOO_EARLY or status >= 500 or link.refused_ours(status):
+    if status in TOO_EARLY or status >= 500 or link.refused_ours(status, clients=True):
         message = f"engine {engine_id} answered with status {status}"
         raise EngineStatusError(message, status, retry_after_s=retry_after_s(response.headers))
     problem = _problem(engine_id, answer, streamed=fields["stream"]) if status == 200 else None
@@ -65,4 +65,4 @@ def _problem(engine_id: str, answer: bytes, *, streamed: bool) -> EngineError | 
     body = decode(answer)
     if body is None or not body.choices:
         return garbled(engine_id, "an answer without choices")
-    return ending_problem(engine_id, [reason for _, reason in endings(body)], 1)
+    return given_up(engine_id, [reason for _, reason in endings(body)])

@@ -34,7 +34,7 @@ async def test_a_request_carries_the_base_path_the_host_the_length_and_the_heade
         assert (response.status, await response.read()) == (200, b"ok")
         assert engine.requests == [
             b"POST /engines/a/v1/completions?x=1 HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ncontent-length: 7\r\n"
-            b'x-request-id: r1\r\naccept: */*\r\n\r\n{"a":1}' % engine.port
+            b'accept-encoding: identity\r\nx-request-id: r1\r\naccept: */*\r\n\r\n{"a":1}' % engine.port
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from itertools import pairwise
 from typing import Any
 
@@ -83,18 +84,20 @@ def test_chunks_change_nothing(
     stream: tuple[bytes, bytes, CallUsage | None], places: list[int], withhold: bool
 ) -> None:
     sent, kept, usage = stream
-    tap = CompletionStream("a", withhold=withhold, choices=0)
-    out = [tap.feed(chunk) for chunk in cut(sent, places)]
-    assert b"".join(out) + tap.end() == (kept if withhold else sent)
+    tap = CompletionStream("a", withhold=withhold)
+    out = [tap.feed(chunk) for chunk in cut(STOP + sent, places)]
+    expected = STOP + (kept if withhold else sent)
+    assert b"".join(out) + tap.end() in {expected, expected + DONE, expected + b"\n\n" + DONE}
     assert tap.usage == usage
 
 
 @given(streams())
 def test_byte_by_byte(stream: tuple[bytes, bytes, CallUsage | None]) -> None:
     sent, kept, usage = stream
-    tap = CompletionStream("a", withhold=True, choices=0)
+    tap, sent, kept = CompletionStream("a", withhold=True), STOP + sent, STOP + kept
     out = b"".join(tap.feed(sent[place : place + 1]) for place in range(len(sent)))
-    assert (out + tap.end(), tap.usage) == (kept, usage)
+    assert out + tap.end() in {kept, kept + DONE, kept + b"\n\n" + DONE}
+    assert tap.usage == usage
 
 
 def test_only_whole_events_go_out() -> None:
@@ -150,6 +153,7 @@ STOP = data({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) +
 SECOND = data({"choices": [{"index": 1, "text": "", "finish_reason": "length"}]}) + b"\n\n"
 OPEN = data({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}) + b"\n\n"
 ABORT = data({"choices": [{"index": 0, "finish_reason": "abort"}]}) + b"\n\n"
+BEGUN = data({"choices": [{"index": 1, "text": "x", "finish_reason": None}]}) + b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -163,8 +167,12 @@ DONE = b"data: [DONE]\n\n"
         (STOP + b"data:[DONE]\r\n\r\n", 1, None),
         (OPEN + DONE, 1, "engine a ended its answer with no finish reason"),
         (b"", 1, "engine a ended its answer with no finish reason"),
-        (STOP + DONE, 2, "engine a ended its answer with 1 finish reasons for 2 choices"),
-        (OPEN + STOP, 1, "engine a ended its stream without [DONE]"),
+        (STOP + DONE, 2, None),
+        (OPEN + STOP, 1, None),
+        (OPEN + STOP.rstrip(), 1, None),
+        (STOP + BEGUN + DONE, 2, "engine a ended its answer with 1 finish reasons for 2 choices"),
+        (BEGUN + SECOND, 2, None),
+        (OPEN + data({"object": "error", "message": "dead", "code": 500}) + b"\n\n" + DONE, 1, "engine a: dead"),
         (OPEN + ABORT + DONE, 1, "engine a gave the call up: its finish reason is 'abort'"),
         (content('"finish_reason":"stop"') + b"\n\n" + DONE, 1, "engine a ended its answer with no finish reason"),
         (OPEN + data({"error": {"message": "dead", "code": 500}}) + b"\n\n" + DONE, 1, "engine a: dead"),
@@ -178,7 +186,7 @@ def test_a_whole_answer_has_its_endings(stream: bytes, choices: int, problem: st
         out += tap.feed(stream[start : start + size])
     out += tap.end()
     found = tap.problem
-    assert (b"[DONE]" in out) == (b"[DONE]" in stream and (problem is None or b"dead" in out))
+    assert (b"[DONE]" in out) == (problem is None or (b"[DONE]" in stream and b"dead" in out))
     assert (None if found is None else isinstance(found, EngineError) and found.message) == problem
 
 
@@ -218,3 +226,20 @@ def test_half_a_pair_is_a_replacement_unless_the_next_event_has_the_other_half(t
     read = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in out.split(b"\n\n")[:-1]]
     assert len(read) == len(texts)
     assert "".join(read) == "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000])
+def test_a_byte_order_mark_hides_no_text(size: int) -> None:
+    for sent, expected in ((OPEN + STOP + DONE, OPEN + STOP + DONE), (STOP.rstrip(), STOP.rstrip() + b"\n\n" + DONE)):
+        tap, marked = CompletionStream("a", withhold=True), BOM_UTF8 + sent
+        out = b"".join(tap.feed(marked[start : start + size]) for start in range(0, len(marked), size))
+        assert out + tap.end() == expected
+        assert tap.problem is None
+
+
+def test_an_error_at_the_top_level_becomes_one_that_sdks_know() -> None:
+    tap = CompletionStream("a", withhold=True)
+    out = tap.feed(data({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}) + b"\n\n")
+    error = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
+    assert json.loads(out.removeprefix(b"data: ")) == {"error": error}
+    assert (tap.error, tap.end()) == ("too long", b"")

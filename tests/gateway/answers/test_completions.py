@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.errors import EngineStatusError
+from plait.backends.errors import EngineError, EngineStatusError
 from plait.gateway.answers.completions import (
     COMPLETION,
     LONG_BYTES,
     UNKNOWN,
     UsageBounds,
     decode,
-    ending_problem,
     endings,
+    given_up,
     read_usage,
     reported_error,
 )
+from plait.gateway.answers.error_texts import stated_status
 from plait.gateway.fleet.booking import CallUsage
 
 ANY_JSON = st.recursive(
@@ -90,8 +91,78 @@ def test_endings_are_read_by_choice() -> None:
     )
     assert body is not None
     assert endings(body) == [(0, "stop"), (2, "length")]
-    assert ending_problem("a", ["stop", "length"], 2) is None
-    assert ending_problem("a", ["stop"], 2) is not None
+    assert given_up("a", ["stop", "length"]) is None
+    assert given_up("a", ["stop", "abort"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 404}, 404),
+        ({"code": "422"}, 422),
+        ({"code": 503, "type": "BadRequestError"}, 503),
+        ({"code": None, "type": "BadRequestError"}, 400),
+        ({"code": 40303}, 400),  # FastChat: the context is too long
+        ({"code": 42903}, 429),
+        ({"code": 50002}, 500),
+        ({"code": True}, 502),
+        ({"code": "9" * 5_000}, 502),
+        ("dead", 502),
+    ],
+)
+def test_an_error_states_its_status(error: Any, status: int) -> None:
+    assert stated_status(error) == status
+    for body in ({"error": error}, {"object": "error", **error} if isinstance(error, dict) else {"error": error}):
+        read = COMPLETION.whole("a", json.dumps(body).encode(), UNKNOWN)
+        assert read.failed_status == status
+
+
+CHOICES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "message": st.fixed_dictionaries(
+                {
+                    "role": st.just("assistant"),
+                    "content": st.text(min_size=1),
+                    "tool_calls": st.lists(
+                        st.fixed_dictionaries(
+                            {
+                                "id": st.just("c"),
+                                "type": st.just("function"),
+                                "function": st.fixed_dictionaries(
+                                    {"name": st.just("f"), "arguments": st.text(min_size=1)}
+                                ),
+                            }
+                        ),
+                        min_size=1,
+                        max_size=2,
+                    ),
+                }
+            ),
+            "finish_reason": st.sampled_from(("stop", "length", "tool_calls")),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(CHOICES, st.booleans())
+def test_a_whole_answer_is_the_same_as_a_stream(choices: list[Any], withhold: bool) -> None:
+    indexed = [{"index": place, **choice} for place, choice in enumerate(choices)]
+    body = {"id": "x", "object": "chat.completion", "choices": indexed, "usage": {"prompt_tokens": 1}}
+    events = COMPLETION.as_events("a", json.dumps(body).encode(), withhold=withhold)
+    assert events is not None
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert (b"usage" in events) != withhold
+    expected = {name: value for name, value in body.items() if name != "usage" or not withhold}
+    assert json.loads(COMPLETION.assembled("a", events)) == expected
+
+
+def test_a_stream_that_is_not_whole_makes_no_answer() -> None:
+    for events in (b"", b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n', b"data: 1\n\n"):
+        with pytest.raises(EngineError):
+            COMPLETION.assembled("a", events)
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,7 @@ def test_a_whole_answer_says_why_it_ended(form: AnswerForm, body: Any, finish: s
     [
         (RESPONSE, b"[]"),
         (RESPONSE, b'{"status": "in_progress"}'),
-        (RESPONSE, b'{"status": "failed", "error": {"message": "it broke"}}'),
         (MESSAGE, b'{"type": "message", "stop_reason": null}'),
-        (MESSAGE, b'{"type": "error", "error": {"message": "it broke"}}'),
-        (OBJECT, b'{"error": {"message": "it broke", "code": 500}}'),
     ],
 )
 def test_what_is_no_whole_answer_is_the_engines_fault(form: AnswerForm, answer: bytes) -> None:
@@ -167,10 +164,27 @@ def test_an_error_in_a_stream_has_its_clients_form(form: AnswerForm, begins: byt
     assert form.error_event(EngineError("it broke")).startswith(begins)
 
 
-def test_an_error_of_the_caller_in_an_answer_is_its_problem() -> None:
-    answer = form_error = b'{"error": {"message": "no such language", "code": 400}}'
-    assert OBJECT.whole("a", answer, UNKNOWN).problem == "no such language"
-    assert RESPONSE.whole("a", form_error, UNKNOWN).problem == "no such language"
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ({"error": {"message": "no such language", "code": 400}}, 400),
+        ({"object": "error", "message": "no such language", "code": 400}, 400),
+        ({"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}, 400),
+        ({"status": "failed", "error": {"message": "it broke"}}, 502),
+    ],
+)
+def test_an_answer_that_is_an_error_has_its_status(answer: Any, status: int) -> None:
+    for form in (OBJECT, RESPONSE, MESSAGE):
+        assert form.whole("a", json.dumps(answer).encode(), UNKNOWN).failed_status == status
+
+
+def test_typed_answers_are_made_of_no_other_form() -> None:
+    for form in (RESPONSE, MESSAGE):
+        with pytest.raises(EngineError):
+            form.assembled("a", b"")
+        with pytest.raises(EngineError):
+            form.as_events("a", b"{}", withhold=False)
+    assert OBJECT.as_events("a", b"{}", withhold=False) is None
 
 
 @pytest.mark.parametrize("usage", [5, {"input_tokens": "x"}, {"input_tokens": -1, "output_tokens": 10**9}, {}])

@@ -207,10 +207,21 @@ class Gateway:
         await unless_gone(client.receive, self.relay.deliver(self.asked(call=call), AsgiSink(client.send)))
 
     def asked(self, *, headers: Headers = (), body: bytes = BODY, **more: Any) -> Asked:
-        call = more.pop("call", Call("r1", "m", 257, 64, HASHES))
+        call = more.pop("call", Call("r1", "m", 257, 64, HASHES, streamed=self._is_streamed))
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
         call = call._replace(arrived_s=asyncio.get_running_loop().time())
         return Asked(call, "/v1/completions", headers, outgoing, **more)
+
+    @property
+    def _is_streamed(self) -> bool:
+        """Whether the next calls ask for a stream: unless an engine is about to answer one as a whole."""
+        following = [
+            answer.response
+            for http in self.engines.values()
+            for answer in http.answers[:1]
+            if isinstance(answer, Exchange)
+        ]
+        return not any(response.status == 200 and response.headers[:1] == JSON for response in following)
 
     def outcomes(self) -> dict[tuple[str, str], int]:
         """How often a call ended how on which engine."""

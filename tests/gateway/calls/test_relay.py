@@ -208,7 +208,6 @@ FAILURES: dict[str, EngineError | Exchange] = {
     "an error as the first event": Exchange(pieces=[b'data: {"error":{"message":"dead","code":500}}\n\n', DONE]),
     "not JSON": Exchange(headers=JSON, pieces=[b"<html>http://10.0.0.7</html>"]),
     "no choices": Exchange(headers=JSON, pieces=[b"{}"]),
-    "no finish reason": Exchange(headers=JSON, pieces=[b'{"choices":[{"text":"one","finish_reason":null}]}']),
     "given up": Exchange(headers=JSON, pieces=[b'{"choices":[{"finish_reason":"abort"}]}']),
     "redirected": Exchange(302, JSON, [b""]),
     "without content": Exchange(204, JSON, [b""]),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import json
+from codecs import BOM_UTF8
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +14,12 @@ import pytest
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import AsgiSink
+from plait.gateway.fleet.health import HealthState
+from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
+    HASHES,
     JSON,
     LOST,
     USAGE_EVENT,
@@ -145,3 +152,48 @@ async def test_half_a_surrogate_pair_in_an_answer_is_a_replacement(exchange: Exc
     assert client.body.count(b"\\ufffd") == 1
     assert not any(half in client.body for half in (b"\\ud", b"data: \n"))
     assert texts == (["a \ufffd"] if client.status == 200 else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"object": "error", "message": "too large", "type": "BadRequestError", "code": 400}, 400),
+        ({"error": {"message": "too large", "type": "invalid_request_error", "code": None}}, 400),
+        ({"error": {"message": "too large", "code": 422}}, 422),
+        ({"object": "error", "message": "too large", "code": 40302}, 400),
+    ],
+)
+async def test_an_error_of_status_200_goes_out_at_once_with_its_own_status(error: Any, status: int) -> None:
+    engine = FakeHttp(Exchange(headers=JSON, pieces=[json.dumps(error).encode()]))
+    async with gateway(engine) as made:
+        await made.deliver(client := Client())
+        assert (client.status, json.loads(client.body)["error"]["message"]) == (status, "too large")
+        assert made.outcomes() == {("a", "refused"): 1}
+        assert made.router.engines["a"].health.state is HealthState.UP
+
+
+async def test_a_call_gets_the_form_that_it_asked_for() -> None:
+    events = [b'data: {"object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n', FINISH, DONE]
+    whole = b'{"object":"text_completion","choices":[{"index":0,"text":"x","finish_reason":"stop"}]}'
+    async with gateway(FakeHttp(Exchange(pieces=events), Exchange(headers=JSON, pieces=[whole]))) as made:
+        await made.deliver_whole(client := Client())
+        assert client.headers[b"content-type"] == b"application/json"
+        assert json.loads(client.body) == json.loads(whole)
+        await made.deliver_call(client := Client(), Call("r1", "m", 257, 64, HASHES))
+        assert client.headers[b"content-type"].startswith(b"text/event-stream")
+        assert client.body.endswith(DONE)
+        assert client.body.count(b'"text":"x"') == 1
+
+
+async def test_a_whole_answer_may_begin_with_a_byte_order_mark() -> None:
+    async with gateway(FakeHttp(Exchange(headers=JSON, pieces=[BOM_UTF8 + WHOLE]))) as made:
+        await made.deliver(client := Client())
+        assert client.body == WHOLE
+
+
+async def test_an_encoding_that_was_not_asked_for_is_named() -> None:
+    headers = [*JSON, (b"content-encoding", b"gzip")]
+    async with gateway(FakeHttp(Exchange(headers=headers, pieces=[gzip.compress(WHOLE)]), LOST, LOST)) as made:
+        with pytest.raises(EngineError) as caught:
+            await made.deliver_whole(Client())
+        assert caught.value.message == "engine a sent an unasked encoding, 'gzip'"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+from collections.abc import Callable
 
 import pytest
 
 from plait.backends.errors import EngineError
 from plait.gateway.asgi import ClientGoneError
+from plait.gateway.calls import attempts
 from plait.gateway.fleet.health import HealthState
 from tests.gateway.calls.scripted_engines import (
     BODY,
@@ -34,6 +35,34 @@ def well() -> Exchange:
 
 def poisoned(said: str = "cannot read the picture", status: int = 500) -> Exchange:
     return Exchange(status, JSON, [f'{{"error":{{"message":"{said}"}}}}'.encode()])
+
+
+def garbled() -> Exchange:
+    return Exchange(headers=JSON, pieces=[b"<html>"])
+
+
+def garbled_stream() -> Exchange:
+    return Exchange(headers=JSON, pieces=[b'data: {"choices": 1}\n\n'])
+
+
+def abandoned() -> Exchange:
+    return Exchange(headers=JSON, pieces=[b'{"choices":[{"finish_reason":"abort"}]}'])
+
+
+def empty() -> Exchange:
+    return Exchange(pieces=[b""])
+
+
+def broken() -> Exchange:
+    return Exchange(pieces=[b'data: {"choices":[{"index":0,"text":"x"}]}\n\n', DONE])
+
+
+def stream() -> Exchange:
+    return Exchange(pieces=[FINISH, USAGE_EVENT, DONE])
+
+
+def body_of(number: int) -> bytes:
+    return b'{"model": "m", "prompt": "%d"}' % number
 
 
 async def serve(made: Gateway, calls: int = 3) -> None:
@@ -196,10 +225,110 @@ async def test_many_doubts_keep_new_calls_away_until_they_are_settled() -> None:
         assert len(made.router.models.takers["m"]) == 2
 
 
-async def test_a_call_that_ends_without_another_opinion_convicts_its_engine() -> None:
-    async with gateway(FakeHttp(well(), *[copy.deepcopy(poisoned()) for _ in range(3)])) as made:
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "REPEAT_S", 0.001)
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_a_body_that_the_only_engine_fails_three_times_beside_others_is_at_fault() -> None:
+    async with gateway(FakeHttp(well(), *[poisoned() for _ in range(3)], garbled(), garbled(), garbled())) as made:
         await serve(made, 1)
+        client = Client()
+        await made.deliver(client, body=OTHER)
+        assert (client.status, client.headers[b"x-should-retry"]) == (500, b"false")
+        with pytest.raises(EngineError):
+            await made.deliver(Client())
+        assert states(made) == [HealthState.UP]
+        assert made.router.engines["a"].doubts == 0
+
+
+@pytest.mark.usefixtures("_at_once")
+async def test_an_engine_that_answers_nobody_for_a_time_is_at_fault() -> None:
+    async with gateway(FakeHttp(well(), *[garbled() for _ in range(6)])) as made:
+        await serve(made, 1)
+        made.router.engines["a"].health.succeeded_s -= 60.0
+        for body in (OTHER, BODY):
+            with pytest.raises(EngineError):
+                await made.deliver(Client(), body=body)
+        assert states(made) == [HealthState.SUSPECT]
+
+
+@pytest.mark.parametrize("bodies", [1, 9])
+@pytest.mark.parametrize("bad", [garbled, garbled_stream, abandoned, empty])
+async def test_what_two_engines_garble_alike_is_the_requests_fault(bad: Callable[[], Exchange], bodies: int) -> None:
+    engines = [FakeHttp(well(), *[bad() for _ in range(9)], well()) for _ in range(2)]
+    async with gateway(*engines) as made:
+        await serve(made, 2)
+        for number in range(9):
+            with pytest.raises(EngineError):
+                await made.deliver(Client(), body=body_of(number % bodies))
+        assert states(made) == [HealthState.UP] * 2
+        assert sum(asked(made)) == 2 + 9 + bodies
+        assert [engine.doubts for engine in made.router.engines.values()] == [0, 0]
+        made.router.retries.check(0)
+
+
+async def test_what_another_engine_answers_was_the_engines_fault() -> None:
+    sick, healthy = FakeHttp(well(), garbled(), garbled(), garbled()), FakeHttp(*[well() for _ in range(9)])
+    async with gateway(sick, healthy) as made:
+        await serve(made, 2)
+        for number in range(6):
+            await made.deliver(Client(), body=body_of(number))
+        assert states(made) == [HealthState.EJECTED, HealthState.UP]
+        assert asked(made) == [4, 7], "it is out after three failures"
+
+
+async def test_a_body_that_breaks_streams_alike_is_at_fault_from_the_second_call_on() -> None:
+    async with gateway(*[FakeHttp(well(), *[broken() for _ in range(4)]) for _ in range(2)]) as made:
+        await serve(made, 2)
+        for _ in range(8):
+            client = Client()
+            await made.deliver(client, body=OTHER)
+            assert b"engine_broken" in client.body
+        assert states(made) == [HealthState.UP] * 2
+
+
+async def test_an_engine_that_breaks_everybodys_streams_goes_out() -> None:
+    sick, healthy = FakeHttp(well(), *[broken() for _ in range(3)]), FakeHttp(*[stream() for _ in range(9)])
+    async with gateway(sick, healthy) as made:
+        made.router.engines["b"].served_s = 0.0
+        await serve(made, 2)
+        for number in range(6):
+            await made.deliver(Client(), body=body_of(number))
+        assert states(made) == [HealthState.EJECTED, HealthState.UP]
+        assert asked(made) == [4, 4]
+
+
+async def test_a_broken_stream_whose_body_another_engine_answers_later_was_the_engines_fault() -> None:
+    async with gateway(FakeHttp(well(), broken()), FakeHttp(well(), stream())) as made:
+        await serve(made, 2)
+        await made.deliver(Client(), body=OTHER)
+        assert states(made) == [HealthState.UP] * 2, "it is open whose fault it was"
+        await made.deliver(Client(), body=OTHER)
+        assert states(made) == [HealthState.SUSPECT, HealthState.UP]
+
+
+async def test_a_body_that_was_at_fault_is_still_tried_again_after_a_lost_connection() -> None:
+    engines = [
+        FakeHttp(well(), garbled(), EngineError("engine lost")),
+        FakeHttp(well(), garbled(), well()),
+    ]
+    async with gateway(*engines) as made:
+        await serve(made, 2)
         with pytest.raises(EngineError):
             await made.deliver(Client(), body=OTHER)
-        assert states(made) == [HealthState.SUSPECT]
-        assert made.router.engines["a"].doubts == 0
+        client = Client()
+        await made.deliver(client, body=OTHER)
+        assert client.status == 200
+
+
+async def test_an_engine_that_wants_another_key_is_no_requests_fault() -> None:
+    refused = b'{"error":"Unauthorized: sk-secret"}'
+    async with gateway(*[FakeHttp(well(), Exchange(401, JSON, [refused])) for _ in range(2)]) as made:
+        await serve(made, 2)
+        with pytest.raises(EngineError, match="wants another API key") as caught:
+            await made.deliver(Client(), body=OTHER)
+        assert caught.value.status == 502
+        assert "sk-secret" not in caught.value.message
+        assert states(made) == [HealthState.SUSPECT] * 2

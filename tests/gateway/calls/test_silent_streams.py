@@ -11,9 +11,11 @@ from plait.gateway.answers.other_answers import MESSAGE
 from plait.gateway.asgi import HIGH_WATER_BYTES, AsgiSink
 from plait.gateway.calls.silent_streams import SILENT_S
 from plait.gateway.timer import loop_time_s
+from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
+    HASHES,
     JSON,
     LOST,
     STREAM,
@@ -154,15 +156,18 @@ async def test_a_call_that_fails_after_its_client_was_told_ends_with_an_error_ev
         assert client.ended
 
 
-async def test_an_engine_that_does_not_stream_ends_a_stream_that_was_told_with_an_error() -> None:
+async def test_an_answer_without_a_stream_becomes_events_of_a_stream_that_was_told() -> None:
     exchange, client = Exchange(headers=JSON, pieces=[None]), Client()
     async with gateway(FakeHttp(exchange)) as made:
-        call = await begun(made, client)
+        call = asyncio.create_task(made.deliver_call(client, Call("r1", "m", 257, 64, HASHES)))
+        await until_stuck()
         look(made)
         exchange.response.pieces.append(WHOLE)
         exchange.response.finish()
         await call
-        assert client.body.startswith(SIGN + b'data: {"error":')
+        assert client.body.startswith(SIGN)
+        assert client.body.endswith(b"data: [DONE]\n\n")
+        assert b"error" not in client.body
         assert client.ended
 
 

@@ -71,9 +71,9 @@ def trial_tasks() -> list[str]:
         Exchange(500, JSON, [b"{}"]),
         Exchange(429, [*JSON, (b"retry-after", b"1")], [b"{}"]),
         Exchange(200, JSON, [b"<html>"]),
-        Exchange(200, JSON, [b'{"choices":[{"text":"x"}]}']),
+        Exchange(200, JSON, [b'{"choices":[{"text":"x","finish_reason":"abort"}]}']),
     ],
-    ids=["lost", "timeout", "hung", "500", "429", "garbled", "no ending"],
+    ids=["lost", "timeout", "hung", "500", "429", "garbled", "given up"],
 )
 async def test_trials_go_on_until_one_passes_twice(bad: EngineError | Exchange | None) -> None:
     sick, well = FakeHttp(LOST, LOST, LOST, bad, whole(), streamed()), FakeHttp(*(whole() for _ in range(3)))
@@ -110,7 +110,7 @@ async def test_an_engine_that_goes_down_is_left_to_the_monitor() -> None:
 
 async def test_an_engine_whose_streams_break_is_not_up() -> None:
     """Its whole answers are good, so that the first trial passes."""
-    trials = [whole(), Exchange(pieces=[FINISH]), whole(), streamed()]
+    trials = [whole(), Exchange(pieces=[b'data: {"choices":[{"index":0}]}\n\n']), whole(), streamed()]
     async with gateway(FakeHttp(LOST, LOST, LOST, *trials), FakeHttp(*(whole() for _ in range(3)))) as made:
         await eject(made)
         await until_up(made)

@@ -151,7 +151,8 @@ def _wrong_answers() -> Iterator[Mode]:
     yield Mode("empty_object", "answers 200 with {}", Raw(response(200, b"{}")))
     yield Mode("empty_body", "answers 200 with nothing", Raw(response(200, b"")))
     yield Mode("no_choices", "answers without choices", Altered(choices=[]), of=whole)
-    yield Mode("finish_null", "answers without a finish reason", Altered(finish_reason=None), of=whole, health="none")
+    unfinished: dict[str, Any] = {"of": whole, "succeeds": Kinds.STREAMED, "health": "none"}  # what came passes
+    yield Mode("finish_null", "answers without a finish reason", Altered(finish_reason=None), **unfinished)
     yield Mode("finish_abort", "gives the call up: finish reason abort", Altered(finish_reason="abort"), of=whole)
     failed = b'{"error": {"message": "CUDA is gone.", "code": 500}}'
     yield Mode("error_as_200", "answers 200 with an error of its own", Raw(response(200, failed)))

@@ -42,7 +42,7 @@ CLIENTS = {
     **{name.decode(): "theirs" for name in SESSION_HEADERS},
 }  # fmt: skip
 SENT = {"content-type": "application/json", **CLIENTS, **dict.fromkeys(LISTED_REQUEST, "listed")}
-OF_THE_GATEWAY = {"host", "content-length", "x-request-id", "authorization", "content-type"}
+OF_THE_GATEWAY = {"host", "content-length", "x-request-id", "authorization", "content-type", "accept-encoding"}
 
 CHOICE: dict[str, Any] = {"index": 0, "finish_reason": "stop", "text": "Hi"}
 CHOICE["message"] = {"role": "assistant", "content": "Hi"}

@@ -36,7 +36,7 @@ BYTES_A_TOKEN: Final = 4
 LONG_TOKENS: Final = 60_000
 """How long the prompt of the first turn's answer is said to be where the client should shorten its history."""
 MOST_STEPS: Final = 4
-"""Of a turn whose tools bring nothing: then the model gives up, else a broken client would call for ever."""
+"""Steps of a turn whose tools bring nothing. The model then gives up: a broken client would call for ever."""
 
 
 class Mishap(StrEnum):

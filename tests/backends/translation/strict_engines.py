@@ -340,7 +340,7 @@ SglangPart = SglangText | SglangPicture | SglangFilm | SglangRecording
 
 
 class SglangCalled(BaseModel):
-    """Which function was called with what."""
+    """A called function and its arguments."""
 
     name: str | None = None
     arguments: str | dict[str, Any] | None = None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MARK: Final = "plait1."
 """The beginning of each seal. A body without it has no sealed thought."""
 
+_GIVEN: Final = ("input", "messages")
+"""The fields with the conversation: items of a response, or messages."""
+
 
 class SealedThoughts:
     """Seals by AES-SIV (RFC 5297), with a key made of the `secret`. The same thought always has the same seal.
@@ -46,26 +49,29 @@ class SealedThoughts:
         A thought whose text is there stays as it is.
         """
         return {
-            name: self._all_opened(tenant, value) if name in ("input", "messages") else value
+            name: [self._opened(tenant, one) for one in value] if name in _GIVEN and isinstance(value, list) else value
             for name, value in fields.items()
         }
 
-    def _all_opened(self, tenant: str, given: Any) -> Any:
-        """The items, messages or blocks."""
-        if not isinstance(given, list):
-            return given
-        return [self._opened(tenant, one) if isinstance(one, dict) else one for one in given]
+    def _opened(self, tenant: str, one: Any) -> Any:
+        """An item, or a message with its blocks."""
+        blocks = one.get("content") if isinstance(one, dict) and "role" in one else None
+        if isinstance(blocks, list):
+            return {**one, "content": [self._block(tenant, block) for block in blocks]}
+        return self._block(tenant, one)
 
-    def _opened(self, tenant: str, one: Json) -> Json:
-        kind = one.get("type")
-        if kind == "reasoning" and not one.get("content"):
-            thought = self._thought(tenant, one.get("encrypted_content"))
-            text = {"type": "reasoning_text", "text": thought}
-            return one if thought is None else {**one, "encrypted_content": None, "content": [text]}
-        if kind in ("thinking", "redacted_thinking") and not one.get("thinking"):
-            thought = self._thought(tenant, one.get("data") if kind == "redacted_thinking" else one.get("signature"))
-            return one if thought is None else {"type": "thinking", "thinking": thought, "signature": ""}
-        return {**one, "content": self._all_opened(tenant, one["content"])} if "content" in one else one
+    def _block(self, tenant: str, block: Any) -> Any:
+        match block:
+            case {"type": "reasoning", "encrypted_content": sealed} if not block.get("content"):
+                thought = self._thought(tenant, sealed)
+                text = {"type": "reasoning_text", "text": thought}
+                return block if thought is None else {**block, "encrypted_content": None, "content": [text]}
+            case {"type": "thinking", "signature": sealed} | {"type": "redacted_thinking", "data": sealed} if (
+                not block.get("thinking")
+            ):
+                thought = self._thought(tenant, sealed)
+                return block if thought is None else {"type": "thinking", "thinking": thought, "signature": ""}
+        return block
 
     def _thought(self, tenant: str, sealed: Any) -> str | None:
         """The text of the tenant's own seal; None for anything else."""

@@ -5,6 +5,7 @@
     since, epoch   cursor and epoch of the latest known report; without `since` the answer is a snapshot
     wait_ms        how long the answer may wait for a change (at most a minute)
     gateway        the id of the gateway that asks: the answer leaves out this gateway's calls
+    rank           the data-parallel rank that is asked, from 0 (the default)
 
 The answer is msgpack if `Accept` names it, else JSON.
 
@@ -73,6 +74,7 @@ class ReportQuery:
     epoch: str | None
     wait_s: float
     gateway: str | None = None
+    rank: int = 0
 
 
 Report = Callable[[Scope, ReportQuery], Awaitable[bytes]]
@@ -95,7 +97,8 @@ async def _answered(scope: Scope, report: Report, tokenizer: bytes) -> tuple[byt
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
     since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
     wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
-    encoded = await report(scope, ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway")))
+    rank = _integer(query, "rank") or 0
+    encoded = await report(scope, ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway"), rank))
     encoded = with_tokenizer(encoded, tokenizer)
     if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
         return encoded, b"application/msgpack"

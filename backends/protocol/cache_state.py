@@ -47,6 +47,9 @@ MAX_TIME_S = 1e9
 ROUNDING_S = 1e-3
 """A running mean, kept by adding and subtracting, may fall below zero by less than this."""
 
+MAX_RANKS = 2**10
+"""More data-parallel ranks than any server has."""
+
 MAX_TIERS = 8
 """More tiers than any engine has."""
 
@@ -178,6 +181,10 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of such calls that ended since the cursor."""
     tiers: list[LowerTier] = []
     """The tiers below the accelerator, the fastest first."""
+    rank: int = 0
+    """The data-parallel rank whose cache and calls these are, from 0."""
+    ranks: int = 1
+    """How many ranks the server at this address has."""
 
     def __post_init__(self) -> None:
         if self.kind not in ADAPTED:
@@ -204,6 +211,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             "its tiers cannot be": not self._tiers_can_be_true,
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
             "its calls cannot be": not self._calls_can_be_true,
+            "its ranks cannot be": not 0 <= self.rank < self.ranks <= MAX_RANKS,
             "a time is negative or not finite": not all(-ROUNDING_S <= time_s < MAX_TIME_S for time_s in times_s),
         }
         found = [problem for problem, holds in problems.items() if holds]

@@ -17,6 +17,10 @@ ChatForm = Literal["vllm", "sglang"]
 """The engine in whose form the chat template gets messages and tools."""
 
 
+RANK_HEADER: Final = b"x-data-parallel-rank"
+"""Names the data-parallel rank that computes a call, from 0. vLLM and SGLang answer 400 for a rank that they lack."""
+
+
 class Figure(StrEnum):
     """The meaning of a sample in an engine's metrics."""
 

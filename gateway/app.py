@@ -63,8 +63,9 @@ from plait.gateway.live.routes import LiveApi
 from plait.gateway.live.signs import SeenFleet
 from plait.gateway.live.status import StatusApi, Watched
 from plait.gateway.log.events import LogCollector
+from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.membership.engine_requests import identity
-from plait.gateway.membership.engine_set import EngineSet, enlist, new_link
+from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.membership.hub_downloads import HubDownloads
 from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery
@@ -115,7 +116,7 @@ class Gateway:
         self._terms = new_terms(config, self._tenants, self._forwarding.peers)
         admin = KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY)
         self._admin = AdminAccess(admin, config.server.admin_port)
-        self._links = {engine.name: new_link(config, engine) for engine in config.engines}
+        self._links: dict[str, EngineLink] = {}
         self._reader = reader = self._new_reader()
         self._registry = new_registry()
         self.on_slow_client = SlowClientMetrics(self._registry).dropped
@@ -411,7 +412,7 @@ def new_bodies(config: Config, peers: Peers) -> OpenBodies:
 
 
 def build_router(config: Config) -> Router:
-    """The router for a configuration. Its engines are in the state `UNTRIED`."""
+    """The router for a configuration, without engines."""
     placement, engines = config.placement, (*config.engines, *config.services)
     policy = placement.new_policy()
     router = Router(
@@ -426,6 +427,4 @@ def build_router(config: Config) -> Router:
         ),
     )
     router.demand.compare_each = COMPARE_EACH if config.receipts.max_bytes else 0
-    for engine in config.engines:
-        enlist(router, config, engine)
     return router

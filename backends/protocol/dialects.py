@@ -30,7 +30,7 @@ class Figure(StrEnum):
     KV_BLOCKS = "kv_blocks"
     BLOCK_TOKENS = "block_tokens"
     BLOCKS_IN_LABELS = "blocks_in_labels"
-    """The labels `num_gpu_blocks` and `block_size` have the size of the KV cache."""
+    """The labels `num_gpu_blocks` and `block_size` have the size of the KV cache; that of all ranks, for each rank."""
 
     SLOTS = "slots"
     """Calls that the engine runs at a time."""
@@ -112,6 +112,15 @@ class Dialect:
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
     """The meaning of the metrics' samples, by name: the source of an engine's counts without the adapter."""
 
+    rank_label: str | None = None
+    """The label of a sample that names its data-parallel rank."""
+
+    loads_path: str | None = None
+    """The path of a list with the load of each data-parallel rank."""
+
+    ranked: frozenset[str] = frozenset()
+    """The routes on which the engine obeys `RANK_HEADER` without the adapter."""
+
     slots_path: str | None = None
     """The path of a list of slots that says which are busy, for an engine started without metrics."""
 
@@ -151,6 +160,8 @@ DIALECTS: Final = _by_kind(
             "vllm:kv_cache_usage_perc": Figure.WORK,
             "vllm:gpu_cache_usage_perc": Figure.WORK,
         },
+        rank_label="engine",
+        ranked=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"}),
     ),
     Dialect(
         kind="sglang",
@@ -169,6 +180,9 @@ DIALECTS: Final = _by_kind(
             "sglang:generation_tokens_total": Figure.WORK,
             "sglang:num_used_tokens": Figure.WORK,
         },
+        rank_label="dp_rank",
+        loads_path="/v1/loads",
+        ranked=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"}),
     ),
     Dialect(
         kind="trtllm",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -74,27 +74,70 @@ def _samples(dialect: Dialect) -> re.Pattern[bytes]:
     return re.compile(pattern, re.MULTILINE)
 
 
-def read_counts(dialect: Dialect, text: Body) -> EngineCounts | None:
-    """The counts in metrics, summed over the engine's data-parallel cores; None if there are none."""
+_CALLS: Final = frozenset((Figure.RUNNING, Figure.WAITING))
+
+
+@cache
+def _rank(dialect: Dialect) -> re.Pattern[bytes]:
+    """A pattern of the label that names a sample's data-parallel rank."""
+    return re.compile(rb'(?:^|,)%b="(\d{1,6})"' % re.escape((dialect.rank_label or "").encode()))
+
+
+def read_counts(dialect: Dialect, text: Body) -> dict[int, EngineCounts]:
+    """The counts in metrics, by data-parallel rank in ascending order; 0 for an engine without ranks.
+
+    Empty if there are none. SGLang may lack a rank that has had no call.
+    """
+    ranks = _by_rank(dialect, text)
+    if all(totals.keys().isdisjoint(_CALLS) for totals in ranks.values()):
+        return {}
+    return {max(0, rank): _counts(totals) for rank, totals in ranks.items()}
+
+
+def count_ranks(dialect: Dialect, text: Body) -> int:
+    """How many data-parallel ranks the metrics name. vLLM's counters name all of them before the first call."""
+    return len(_by_rank(dialect, text))
+
+
+def _by_rank(dialect: Dialect, text: Body) -> dict[int, defaultdict[Figure, float]]:
+    """The figures of each rank that the metrics name, in ascending order; -1 where they name none."""
     if not dialect.figures:
-        return None
-    totals: defaultdict[Figure, float] = defaultdict(float)
+        return {}
+    totals: defaultdict[int, defaultdict[Figure, float]] = defaultdict(lambda: defaultdict(float))
     for sample in _samples(dialect).finditer(text):
         figure, value = dialect.figures[sample["name"].decode()], float(sample["value"])
+        labels = sample["labels"] or b""
+        named = _rank(dialect).search(labels)
+        of_rank = totals[-1 if named is None else int(named[1])]
         if figure is Figure.BLOCKS_IN_LABELS:
-            blocks = {name: int(number) for name, number in _BLOCKS.findall(sample["labels"] or b"")}
-            totals[Figure.KV_TOKENS] += blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
-        elif figure is Figure.BLOCK_TOKENS:  # the same for all cores
-            totals[figure] = value
+            blocks = {name: int(number) for name, number in _BLOCKS.findall(labels)}
+            of_rank[figure] = blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
+        elif figure is Figure.BLOCK_TOKENS:  # the same in all samples
+            of_rank[figure] = value
         else:
-            totals[figure] += value
-    if totals.keys().isdisjoint((Figure.RUNNING, Figure.WAITING)):
-        return None
+            of_rank[figure] += value
+    if len(totals) > 1 and (loose := totals.pop(-1, None)) is not None and len(totals) == 1:
+        for figure, value in loose.items():  # with several ranks it is not known whose they are
+            totals[max(totals)][figure] += value
+    of_all = max((of_rank[Figure.BLOCKS_IN_LABELS] for of_rank in totals.values()), default=0.0)
+    for of_rank in totals.values():
+        of_rank[Figure.KV_TOKENS] += of_all / len(totals)
+    return {rank: totals[rank] for rank in sorted(totals)}
+
+
+def _counts(totals: Mapping[Figure, float]) -> EngineCounts:
     kv_tokens = totals[Figure.KV_TOKENS] + totals[Figure.KV_BLOCKS] * totals[Figure.BLOCK_TOKENS]
     running, waiting, slots = (
         min(int(totals[figure]), MOST_CALLS) for figure in (Figure.RUNNING, Figure.WAITING, Figure.SLOTS)
     )
     return EngineCounts(running, waiting, min(int(kv_tokens), MOST_TOKENS) or None, totals[Figure.WORK], slots or None)
+
+
+def in_all(ranks: Collection[EngineCounts]) -> EngineCounts:
+    """The counts of all ranks together."""
+    running, waiting, kv_tokens, work, slots = zip(*ranks, strict=True)
+    known = [None if None in numbers else sum(numbers) for numbers in (waiting, kv_tokens, slots)]
+    return EngineCounts(sum(running), known[0], known[1], sum(work), known[2])
 
 
 class _Slot(msgspec.Struct):
@@ -109,6 +152,22 @@ def read_slots(body: Body) -> EngineCounts | None:
         return None
     running = sum(slot.is_processing for slot in slots)
     return EngineCounts(min(running, MOST_CALLS), None, None, slots=min(len(slots), MOST_CALLS) or None)
+
+
+class _Load(msgspec.Struct):
+    dp_rank: int
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
+def read_loads(body: Body) -> int:
+    """How many data-parallel ranks a list of loads has; 0 if the body is no such list."""
+    try:
+        return len({load.dp_rank for load in msgspec.json.decode(body, type=_Loads).loads})
+    except _UNREADABLE:
+        return 0
 
 
 def read_sizes(route: SizesRoute, body: Body) -> EngineSizes | None:

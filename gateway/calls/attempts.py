@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import random
 from typing import Final
 
@@ -50,17 +51,17 @@ class Attempts:
                 attempt.exchange = None
         finally:
             outcome = unfinished if error is not None else attempt.answer.outcome or unfinished
-            change = self._leave_books(delivery, attempt, outcome, error)
+            changes = self._leave_books(delivery, attempt, outcome, error)
         cause = None if error is None else error.cause
         self._metrics.left_engine(attempt, outcome, cause, delivery.arrived_s, loop_time_s())
-        if change is not None:
+        for change in changes:
             self._recovery.on_change(change)
         return outcome
 
     def _leave_books(
         self, delivery: Delivery, attempt: Attempt, outcome: Outcome, error: EngineError | None
-    ) -> HealthChange | None:
-        """End the booking. Returns the change of the engine's health, if any."""
+    ) -> Iterable[HealthChange | None]:
+        """End the booking. Returns the changes of engines' health, if any."""
         booking, answer, now_s = attempt.booking, attempt.answer, loop_time_s()
         if outcome == "ok":
             if self._faults.undecided:
@@ -70,24 +71,26 @@ class Attempts:
             usage = None if answer.is_corrected else answer.usage  # the prediction is better than a wrong count
             if usage is not None:
                 self._router.comparisons.answer(booking, usage, now_s)
-            return self._router.settle(booking, usage, now_s)
+            return (self._router.settle(booking, usage, now_s),)
         if error is None:
             refused = answer.outcome == "refused" or (outcome == "refused" and not delivery.is_told)
             self._router.release(booking, now_s, delivered=delivery.is_told and not refused, refused=refused)
-            return None
+            return ()
         if isinstance(error, EngineLostError):  # the gateway gave up: trials judge the engine, not this call
             self._router.fail(booking, None, now_s)
-            return None
+            return ()
         change = self._faults.failed(delivery, booking, error, now_s)
         if isinstance(error, EngineUnreachableError) and error.cause == "unreachable":
-            return self._router.health.unreachable(attempt.engine_id, said=error.message) or change
-        return change
+            address = self._router.engines[attempt.engine_id].address
+            return self._router.health.unreachable(address, said=error.message) or (change,)
+        return (change,)
 
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:
         """Why a failed call is not retried: `attempts`, `request` (it is at fault itself) or `budget`. None: it is.
 
-        A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out: an
-        outage uses up no budget, and another engine decides whose fault a failure is.
+        A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out, or the
+        gateway has taken the call off it: an outage uses up no budget, and another engine decides whose fault a failure
+        is.
         """
         engine = self._router.engines[attempt.engine_id]
         went_out = engine.draining or engine.doubts or engine.health.state not in TAKES_CALLS
@@ -95,7 +98,8 @@ class Attempts:
             return "attempts"
         if delivery.failures[-1][1].is_requests:
             return "request"
-        if not (delivery.charged or went_out or attempt.booking.sent_s < engine.health.ejected_s):
+        is_moved = isinstance(delivery.failures[-1][1], EngineLostError)
+        if not (delivery.charged or went_out or is_moved or attempt.booking.sent_s < engine.health.ejected_s):
             delivery.charged = self._router.retries.take(delivery.call.model)
             return None if delivery.charged else "budget"
         return None

@@ -120,7 +120,7 @@ class ChangedObjectives:
         link = self._links.get(engine_id)
         if link is None:
             return 0
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *link.rank]
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
         changes = [

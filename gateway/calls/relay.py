@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -55,6 +56,9 @@ from plait.policy.types import Call, Placement
 Step = Callable[[Delivery], "Step | None"]
 """Does one step of a call. Returns the step to run next, or None: the call waits for an event, or has ended."""
 
+CUT: Final = frozenset(("closed", "unreachable", "connect_timeout"))
+"""Causes of failures for which another host is preferred: the engines of a machine or pod go down within a second."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -88,7 +92,10 @@ class Relay:
         self.receipt_sink: Callable[[Sink, Delivery], Sink] | None = None
         self.is_stopping = False  # True: `cancel` reports calls as stopped by the gateway, not as client_gone
         self._attempts = Attempts(router, faults, metrics, recovery, max_attempts)
-        self._upstream = Upstream(router, links, metrics, open_answers, faults, forward_client_key=forward_client_key)
+        self._upstream = Upstream(
+            router, links, metrics, open_answers, faults,
+            forward_client_key=forward_client_key, max_attempts=max_attempts,
+        )  # fmt: skip
         self._router = router
         self._gate = gate
         self._metrics = metrics
@@ -301,12 +308,14 @@ class Relay:
         return self._booked(delivery, self._selected(delivery))
 
     def _selected(self, delivery: Delivery) -> Placement:
-        asked = delivery.asked
-        return self._router.select(
+        asked, router = delivery.asked, self._router
+        cut = [engine_id for engine_id, error in delivery.failures if error.cause in CUT]
+        return router.select(
             delivery.call,
             loop_time_s(),
             prefer=self._sessions.preferred(asked),
             avoid=asked.avoids | delivery.failed_engines,
+            shun={name for engine_id in cut for name in router.neighbours(engine_id)},
             unable=delivery.unable,
             route=asked.route,
         )

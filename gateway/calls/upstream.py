@@ -76,6 +76,7 @@ class Upstream:
         faults: RequestFaults,
         *,
         forward_client_key: bool,
+        max_attempts: int,
     ) -> None:
         self.faults = faults
         self.open_answers = open_answers
@@ -84,6 +85,7 @@ class Upstream:
         self._reuse = metrics.reuse
         self._links = links
         self.forward_client_key = forward_client_key
+        self.max_attempts = max_attempts
 
     def send(self, delivery: Delivery, attempt: Attempt, on_news: Callable[[], None]) -> Exchange:
         """Send the call to the engine that it is booked on.
@@ -103,6 +105,7 @@ class Upstream:
             body = without_refused(body, asked.body.own_fields, lacks)
         headers = passed(asked.headers, link.passed.to_engines)
         headers.append((b"x-request-id", call.call_id.encode("latin-1")))
+        headers.extend(link.rank)
         if link.authorization is not None:
             headers.append((b"authorization", link.authorization))
         elif self.forward_client_key and (keys := presented_keys(asked.headers)):
@@ -131,9 +134,9 @@ class Exchange(msgspec.Struct, eq=False):
     _is_unasked_stream: bool = False  # the body is a stream for a call that asked for none
 
     def give_up(self, error: EngineError) -> None:
-        """Fail the attempt with `error`. A call that has failed before is not taken off a silent engine."""
-        is_moved = isinstance(error, EngineLostError) and bool(self._delivery.failures)
-        if self._response.source is not None and not is_moved:
+        """Fail the attempt with `error`. A call without a byte is taken off its engine once at most."""
+        stays = isinstance(error, EngineLostError) and (self._upstream.max_attempts < 2 or self._delivery.failures)
+        if self._response.source is not None and not stays:
             self._response.source.fail(error)
 
     @property

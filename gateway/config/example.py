@@ -55,11 +55,13 @@ EXAMPLES: Final[Mapping[str, object]] = {
     "engines.api_key": "${ENGINE_API_KEY}",
     "engines.kv_tokens": 198_516,
     "engines.host_kv_tokens": 763_000,
+    "engines.ranks": 8,
     "services.url": "http://vllm.default.svc.cluster.local:8000",
     "services.name": "vllm",
     "services.api_key": "${ENGINE_API_KEY}",
     "services.kv_tokens": 198_516,
     "services.host_kv_tokens": 763_000,
+    "services.ranks": 8,
 }
 """What stands behind a "#": for keys without a default, and for whole sections that the demo does not need."""
 

@@ -17,10 +17,12 @@ from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.config.values import (
     NEVER_TO_CLIENTS,
     NEVER_TO_ENGINES,
+    RANK_NAME,
     HeaderName,
     NotNegative,
     Options,
     Positive,
+    Ranks,
     Rate,
     Seconds,
     SecondsOrZero,
@@ -274,10 +276,17 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     """What the engine keeps in host memory below its KV cache, in tokens; only for an engine that does not report it.
     Without it: nothing."""
 
+    ranks: Ranks | None = None
+    """Data-parallel ranks behind the url (--data-parallel-size, --dp-size). Each has a KV cache of its own, and is an
+    engine NAME@RANK, to which kv_tokens and host_kv_tokens apply. Without it: what vLLM and SGLang say. 1: the server
+    chooses the rank of each call, and is one engine."""
+
     def __post_init__(self) -> None:
         url, authority = base_url(self.url)
         msgspec.structs.force_setattr(self, "url", url)
         msgspec.structs.force_setattr(self, "name", self.name or authority)
+        if RANK_NAME.search(self.name):
+            raise ValueError(f"name = {shown(self.name)}: a name with @ and a number at its end is that of a rank")
 
 
 class ServiceConfig(EngineConfig, frozen=True, kw_only=True):

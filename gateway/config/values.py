@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from plait.backends.protocol.cache_state import MAX_RANKS
+
 Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
 # For values in headers and metric labels.
 Token = Annotated[str, Meta(pattern=r"^[!-~]+\Z", description="printable ASCII without spaces")]
@@ -26,6 +28,7 @@ HeaderName = Annotated[
 Port = Annotated[int, Meta(ge=0, le=65_535, description="a port, 0 to 65535")]
 ListenerPort = Annotated[int, Meta(gt=0, le=65_535, description="a port, 1 to 65535")]
 Positive = Annotated[int, Meta(gt=0, description="an integer above 0")]
+Ranks = Annotated[int, Meta(gt=0, le=MAX_RANKS, description=f"an integer from 1 to {MAX_RANKS}")]
 NotNegative = Annotated[int, Meta(ge=0, description="an integer, 0 or more")]
 # The upper bound excludes infinity, which timers refuse.
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
@@ -49,6 +52,7 @@ NEVER_TO_ENGINES = {
     **_HOP,
     **_OURS,
     "accept-encoding": "the gateway has to read the answer",
+    "x-data-parallel-rank": "the gateway chooses the rank",
     **dict.fromkeys(
         ("api-key", "authorization", "cookie", "x-api-key"),
         "secrets of clients stay here; an engine's own key is its api_key",
@@ -69,6 +73,7 @@ NEVER_TO_CLIENTS = {
 """Headers of engines' answers that are never passed on, and why. Their values are for the gateway alone."""
 
 SECRET_KEYS = frozenset({"admin_key", "api_key", "api_keys", "metrics_key", "options", "peer_key", "secret"})
+RANK_NAME = re.compile(r"@[0-9]+\Z")
 HOST = re.compile(r"[A-Za-z0-9_.-]+|([0-9A-Fa-f]*:){2,}[0-9A-Fa-f.]*")  # a name or IPv4 address, or an IPv6 address
 _URL = re.compile(r"(https?)://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 
@@ -89,6 +94,8 @@ def passable(key: str, names: Iterable[str], never: Mapping[str, str]) -> tuple[
 
 def base_url(url: str) -> tuple[str, str]:
     """An engine's url without default port and trailing slash, and its host:port."""
+    if re.search(r":[0-9]+@[0-9]+/*\Z", url):
+        raise ValueError("url ends in a rank: leave @ and the number out, the gateway finds the ranks behind a url")
     if "@" in url:  # not shown: it holds a password
         raise ValueError("url holds credentials: expected a url without them; put the engine's key into api_key")
     match = _URL.fullmatch(url)

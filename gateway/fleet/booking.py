@@ -8,9 +8,9 @@ A `Booking` is one call on the engine that it was placed on, from the placement 
   and prompts do not make an engine quiet, because a first byte is late only after `PATIENCE` times its predicted time.
   A tool parser may hold arguments back for minutes, so a quiet engine may be healthy, and a trial asks it
   (`fleet_health`);
-- which calls the engine has forgotten: a first byte is late while later calls of about the same size are served, or a
-  stream is silent although the engine had time for all of its tokens (`decode_clock`). An engine that reports as many
-  calls as it was sent has forgotten none.
+- which calls the engine may have forgotten: a first byte is late while later calls of about the same size are served,
+  or a stream is silent although the engine had time for all of its tokens (`decode_clock`). An engine that reports or
+  counts as many calls as it was sent has forgotten none.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ COMPILING_S = 45.0
 """A late call with a grammar may be overtaken for this long, while the engine compiles the grammar."""
 
 OVERTAKEN_CALLS = 3
-"""A late call that this many others overtook is forgotten. Shorter and more urgent calls do not count, because a
+"""A late call that this many others overtook may be forgotten. Shorter and more urgent calls do not count, because a
 scheduler may favour them.
 """
 
@@ -266,15 +266,15 @@ class Progress:
         """A whole answer had `output_tokens` in all choices together."""
         self._clock.answered(booking.call, output_tokens // booking.call.choices, booking.sent_s, now_s)
 
-    def forgotten(self, now_s: float) -> list[Booking]:
-        """The calls that the engine has forgotten. Called about twice a second."""
-        return [
-            *(b for b in self.waiting if b.overtaken >= OVERTAKEN_CALLS and b.late_s < now_s),
-            *self._outlasting(now_s),
-        ]
+    def overtaken(self, now_s: float) -> list[Booking]:
+        """The late calls without a byte that many others have overtaken."""
+        return [one for one in self.waiting if one.overtaken >= OVERTAKEN_CALLS and one.late_s < now_s]
 
-    def _outlasting(self, now_s: float) -> list[Booking]:
-        """The streams that are silent although the engine had time for `PATIENCE` times all of their tokens."""
+    def outlasting(self, now_s: float) -> list[Booking]:
+        """The streams that are silent although the engine had time for `PATIENCE` times all of their tokens.
+
+        Called about twice a second.
+        """
         found = []
         for stream in self._streaming:
             tokens, call = self._clock.tokens(stream.call.model), stream.call

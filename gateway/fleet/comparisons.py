@@ -5,7 +5,7 @@ They are found when an engine starts and from its answers, and recorded in its `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -29,24 +29,26 @@ log = structlog.get_logger(__name__)
 
 
 class Comparisons:
-    """Compares the router's `engines` with what the gateway assumes."""
+    """Compares the router's `engines` with what the gateway assumes. `addresses` has those at each address."""
 
-    def __init__(self, engines: Mapping[str, FleetEngine]) -> None:
+    def __init__(self, engines: Mapping[str, FleetEngine], addresses: Mapping[str, Sequence[FleetEngine]]) -> None:
         self._engines = engines
+        self._addresses = addresses
 
-    def is_due(self, engine_id: str) -> bool:
-        """Whether the tokenizer of an engine without reports has not been compared yet."""
-        return not self._engines[engine_id].compared
+    def is_due(self, address: str) -> bool:
+        """Whether the tokenizer of an address without reports has not been compared yet."""
+        return not all(engine.compared for engine in self._addresses[address])
 
-    def tokenizer(self, engine_id: str, problem: str | None) -> None:
+    def tokenizer(self, address: str, problem: str | None) -> None:
         """The tokenizer was compared. `problem` says how it differs; None: no difference was found."""
-        engine = self._engines[engine_id]
-        note(engine, "tokenizer", problem)
-        engine.compared = True
+        for engine in self._addresses[address]:
+            note(engine, "tokenizer", problem)
+            engine.compared = True
 
-    def contexts(self, engine_id: str, said: Mapping[str, int | None], configured: Mapping[str, int]) -> None:
-        """The engine has listed the contexts of its models."""
-        note(self._engines[engine_id], "context", context_mismatch(said, configured))
+    def contexts(self, address: str, said: Mapping[str, int | None], configured: Mapping[str, int]) -> None:
+        """The address has listed the contexts of its models."""
+        for engine in self._addresses[address]:
+            note(engine, "context", context_mismatch(said, configured))
 
     def answer(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The engine has counted the tokens of an answered call."""
@@ -58,10 +60,9 @@ class Comparisons:
             engine.cache.lost()
             engine.compared = False
 
-    def forget(self, engine_id: str) -> None:
-        """The engine does not answer, or is gone. It may come back as another process."""
-        engine = self._engines.get(engine_id)
-        if engine is not None:
+    def forget(self, address: str) -> None:
+        """The address does not answer, or is gone. It may come back as another process."""
+        for engine in self._addresses.get(address, ()):
             engine.mismatches.clear()
             engine.contradictions = 0
             engine.compared = False

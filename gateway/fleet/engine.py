@@ -13,6 +13,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from plait.backends.protocol.cache_state import CacheState
+from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.engine_counts import EngineCounts, EngineSizes
 from plait.gateway.fleet.booking import Booking, BookingState, CallUsage, Failure, Progress
 from plait.gateway.fleet.engine_cache import EngineCache
@@ -53,6 +54,16 @@ class FleetEngine:
     health: Health
     cache: EngineCache
     progress: Progress
+
+    address: str = ""
+    """The name of the configured address. Each data-parallel rank behind it is an engine."""
+
+    host: str = ""
+    """The host of the address."""
+
+    is_ranked: bool = False
+    """Whether the address has other ranks."""
+
     offer: Offer = field(default_factory=Offer)
 
     draining: bool = False
@@ -71,10 +82,10 @@ class FleetEngine:
     """The engine that is the same process under another address, and gets the calls of both."""
 
     reported_s: float = -inf
-    """When the latest report was requested."""
+    """When the latest report, or the latest counts, were requested."""
 
     complete_s: float = -inf
-    """When the latest report was requested that had all calls that the engine was sent before."""
+    """When the latest of them were requested that had all calls that the engine was sent before."""
 
     health_since: float = 0.0
     """When its health last changed, in seconds since 1970."""
@@ -134,6 +145,11 @@ class FleetEngine:
     def serves(self, now_s: float) -> bool:
         """Whether calls succeed there: it has answered one within the window of its health, and failed none since."""
         return self.health.state is HealthState.UP and now_s - self.served_s <= self.health.limits.window_s
+
+    def obeys(self, route: str) -> bool:
+        """Whether a call on `route` runs on this rank. vLLM and SGLang ignore the header on some routes."""
+        row = DIALECTS.get(self.kind or "")
+        return not self.is_ranked or self.cache.kind is not None or row is None or route in row.ranked
 
     @property
     def is_aside(self) -> bool:
@@ -285,9 +301,13 @@ class FleetEngine:
         """Apply a cache-state report that was requested at `requested_s`; raises ValueError as the cache does."""
         if self.cache.report(state, requested_s, agreement, now_s):
             self.progress.byte(requested_s)
-        self.reported_s = requested_s
-        if state.queue.waiting + state.queue.running >= self.progress.sent_by(requested_s):
-            self.complete_s = requested_s
+        self._has(state.queue.waiting + state.queue.running, requested_s)
+
+    def _has(self, calls: int, asked_s: float) -> None:
+        """The engine had this many calls after `asked_s`."""
+        self.reported_s = asked_s
+        if calls >= self.progress.sent_by(asked_s):
+            self.complete_s = asked_s
 
     def counted(self, counts: EngineCounts | None, asked_s: float) -> None:
         """Use the counts that the engine made after `asked_s`; None: it no longer counts.
@@ -302,6 +322,8 @@ class FleetEngine:
             return
         if before is not None and counts.work != before.work:
             self.progress.byte(asked_s)
+        if counts.waiting is not None:
+            self._has(counts.running + counts.waiting, asked_s)
         others = max(0, counts.running + (counts.waiting or 0) - sent_calls(view) - SKEW)
         view.use_report(slots=counts.running if counts.waiting else counts.slots or slots, others=others)
         if counts.kv_tokens is not None:

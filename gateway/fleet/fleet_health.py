@@ -10,7 +10,7 @@ an answer for the engine's `hang_timeout_s` shows that the engine hangs (`hung`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -31,8 +31,8 @@ _NO_FIELDS: Mapping[str, Collection[str]] = {}
 TIMEOUTS = frozenset((EngineTimeoutError.cause, "connect_timeout"))
 
 SAID_S = 3.0
-"""An engine that reported all its calls within this time has forgotten none. The latest report alone does not decide: a
-new call is missing until an iteration ends, and a finished one while its answer is on its way.
+"""An engine that reported or counted all its calls within this time has forgotten none. The latest report alone does
+not decide: a new call is missing until an iteration ends, and a finished one while its answer is on its way.
 """
 
 SILENT_S = 4.0
@@ -40,7 +40,7 @@ SILENT_S = 4.0
 
 
 class FleetHealth:
-    """The health of all `engines`.
+    """The health of all `engines`. `addresses` has the engines at each address, which go down and come up together.
 
     `on_fleet_change` is called when an engine begins or ceases to take calls, and `on_wrong_offer` with an engine that
     lacks a model which it has listed. `lag` is the event loop's lag, which counts against no engine. `wall_s` is the
@@ -50,12 +50,15 @@ class FleetHealth:
     def __init__(
         self,
         engines: Mapping[str, FleetEngine],
+        addresses: Mapping[str, Sequence[FleetEngine]],
         models: ServedModels,
         on_fleet_change: Callable[[], None],
+        *,
         jitter: Jitter,
         wall_s: Callable[[], float],
     ) -> None:
         self._engines = engines
+        self._addresses = addresses
         self._models = models
         self._on_fleet_change = on_fleet_change
         self._jitter = jitter
@@ -87,42 +90,45 @@ class FleetHealth:
     def lacks(self, engine_id: str, model: str) -> None:
         """An engine has refused a call because it lacks a model that it lists.
 
-        The engine gets no more calls for the model until its list of models is read again.
+        Its address gets no more calls for the model until its list of models is read again.
         """
-        engine = self._engines[engine_id]
-        if model in engine.offer.models:
-            models = {name: tokens for name, tokens in engine.offer.models.items() if name != model}
-            engine.offer = replace(engine.offer, models=models)
+        address, offer = self._engines[engine_id].address, self._engines[engine_id].offer
+        if model in offer.models:
+            models = {name: tokens for name, tokens in offer.models.items() if name != model}
+            for engine in self._addresses[address]:
+                engine.offer = replace(offer, models=models)
             self._on_fleet_change()
-            self.on_wrong_offer(engine_id)
+            self.on_wrong_offer(address)
 
     def unreachable(
-        self, engine_id: str, cause: str = "unreachable", said: str = "", detail: str = ""
-    ) -> HealthChange | None:
-        """A connection or a probe was refused. The engine gets no new calls until a probe succeeds.
+        self, address: str, cause: str = "unreachable", said: str = "", detail: str = ""
+    ) -> list[HealthChange]:
+        """A connection or a probe was refused. The address gets no new calls until a probe succeeds.
 
         `said` is the error, and `detail` is for operators only. Running calls are not aborted: an engine that shuts
         down may finish them, and the connections of one that has ended are closed anyway.
         """
-        self._engines[engine_id].went_wrong(said or cause, detail)
-        return self._down(self._engines[engine_id], cause, Aborts.NONE)
+        self.went_wrong(address, said or cause, detail)
+        return self._down(address, cause, Aborts.NONE)
 
-    def went_wrong(self, engine_id: str, error: str, detail: str) -> None:
-        self._engines[engine_id].went_wrong(error, detail)
+    def went_wrong(self, address: str, error: str, detail: str) -> None:
+        for engine in self._addresses[address]:
+            engine.went_wrong(error, detail)
 
-    def silent(self, engine_id: str, asked_s: float, now_s: float, detail: str = "") -> HealthChange | None:
-        """Probes since `asked_s` were not answered in time. The engine's calls are aborted: nothing else would end
+    def silent(self, address: str, asked_s: float, now_s: float, detail: str = "") -> list[HealthChange]:
+        """Probes since `asked_s` were not answered in time. The address's calls are aborted: nothing else would end
         them.
 
-        No effect if bytes of an answer have come since, also to a call that has ended, because the engine is busy.
+        No effect if bytes of an answer have come since, also to a call that has ended, because the address is busy.
         `detail` is for operators only.
         """
-        engine = self._engines[engine_id]
-        since_s = min(asked_s, now_s - SILENT_S) if sent_calls(engine.view) else asked_s
-        if self.lag.hides(asked_s, now_s) or max(engine.progress.byte_s, engine.served_s) > since_s:
-            return None
-        engine.went_wrong("two probes in a row were not answered in time", detail)
-        return self._down(engine, "silent", Aborts.ALL)
+        engines = self._addresses[address]
+        since_s = min(asked_s, now_s - SILENT_S) if any(sent_calls(engine.view) for engine in engines) else asked_s
+        heard_s = max(max(engine.progress.byte_s, engine.served_s) for engine in engines)
+        if self.lag.hides(asked_s, now_s) or heard_s > since_s:
+            return []
+        self.went_wrong(address, "two probes in a row were not answered in time", detail)
+        return self._down(address, "silent", Aborts.ALL)
 
     def tried(
         self, engine_id: str, failure: Failure | None, begun_s: float, now_s: float, *, computed: bool = True
@@ -198,11 +204,32 @@ class FleetHealth:
 
     def overdue(self, now_s: float) -> list[Booking]:
         """The calls to move: their engines have sent no byte for `UNHEARD_S`, and another engine takes calls."""
+        return self._movable(lambda engine, heard_s: engine.progress.overdue(heard_s), now_s)
+
+    def overtaken(self, now_s: float) -> list[Booking]:
+        """The calls to move: their engines may have forgotten them, and another engine takes calls.
+
+        No call ends for this reason, because one address may have several queues, of which one is busy.
+        """
+        return self._movable(
+            lambda engine, heard_s: [] if _says_it_has_all(engine, now_s) else engine.progress.overtaken(heard_s), now_s
+        )
+
+    def _movable(self, late: Callable[[FleetEngine, float], list[Booking]], now_s: float) -> list[Booking]:
         return [
             booking
             for engine in self._engines.values()
-            for booking in engine.progress.overdue(_heard_s(engine, self.lag, now_s))
+            for booking in late(engine, _heard_s(engine, self.lag, now_s))
             if self._models.have_another(engine, [booking.call.model])
+        ]
+
+    def outlasting(self, now_s: float) -> list[Booking]:
+        """The streams to end: their engines have forgotten them. Called about twice a second."""
+        return [
+            booking
+            for engine in self._engines.values()
+            for booking in engine.progress.outlasting(_heard_s(engine, self.lag, now_s))
+            if not _says_it_has_all(engine, now_s)
         ]
 
     def abandoned(self, now_s: float) -> list[Booking]:
@@ -210,9 +237,10 @@ class FleetHealth:
         engines = self._engines.values()
         return [one for engine in engines for one in engine.progress.abandoned(_heard_s(engine, self.lag, now_s))]
 
-    def drain(self, engine_id: str, *, draining: bool = True) -> None:
-        """Give the engine no new calls, or (not `draining`) give it calls again. Running calls continue."""
-        self._engines[engine_id].draining = draining
+    def drain(self, address: str, *, draining: bool = True) -> None:
+        """Give the address no new calls, or (not `draining`) give it calls again. Running calls continue."""
+        for engine in self._addresses[address]:
+            engine.draining = draining
         self._on_fleet_change()
 
     def identified(self, engine_id: str, process: str | None) -> None:
@@ -271,12 +299,15 @@ class FleetHealth:
         if was_doubted and not engine.is_doubted:
             self._on_fleet_change()
 
-    def _down(self, engine: FleetEngine, cause: str, aborts: Aborts) -> HealthChange | None:
-        before = engine.health.state
-        engine.cache.lost()
-        engine.refused_fields.clear()  # a newer engine may start there
-        engine.health.on(HealthEvent.UNREACHABLE, cause)
-        return self._change(engine, before, aborts)
+    def _down(self, address: str, cause: str, aborts: Aborts) -> list[HealthChange]:
+        changes = []
+        for engine in self._addresses[address]:
+            before = engine.health.state
+            engine.cache.lost()
+            engine.refused_fields.clear()  # a newer engine may start there
+            engine.health.on(HealthEvent.UNREACHABLE, cause)
+            changes.append(self._change(engine, before, aborts))
+        return [change for change in changes if change is not None]
 
     def _eject(
         self, engine: FleetEngine, failure: Failure, now_s: float, aborts: Aborts, *, helps: bool = True
@@ -310,21 +341,12 @@ class FleetHealth:
         self.trials.pop(engine.view.engine_id, None)
 
 
-def forgotten(engines: Iterable[FleetEngine], lag: LoopLag, now_s: float) -> list[Booking]:
-    """The calls that their engines have forgotten. Called about twice a second."""
-    return [
-        booking
-        for engine in engines
-        for booking in engine.progress.forgotten(_heard_s(engine, lag, now_s))
-        if not _says_it_has_all(engine, now_s)
-    ]
-
-
 def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:
     """The time, less the loop's lag since the engine began to owe bytes: in a lag, the gateway reads no bytes."""
     return now_s - lag.since(engine.progress.owes_since_s(now_s), now_s)
 
 
 def _says_it_has_all(engine: FleetEngine, now_s: float) -> bool:
-    """Whether the engine reported within `SAID_S`, or in its latest report, that it has all calls."""
-    return engine.cache.last_report is not None and engine.complete_s >= min(engine.reported_s, now_s - SAID_S)
+    """Whether the engine reported or counted within `SAID_S`, or the last time, that it has all calls."""
+    says = engine.cache.last_report is not None or (engine.counts is not None and engine.counts.waiting is not None)
+    return says and engine.complete_s >= min(engine.reported_s, now_s - SAID_S)

@@ -59,6 +59,8 @@ class HealthState(StrEnum):
 TAKES_CALLS = frozenset((HealthState.UP, HealthState.SUSPECT, HealthState.PROBATION))
 """An engine on probation takes one call at a time."""
 
+NOT_THERE = frozenset((HealthState.UNTRIED, HealthState.DOWN))
+
 
 class HealthEvent(StrEnum):
     ANSWERED = "answered"

@@ -60,6 +60,7 @@ class EngineBusyError(ConflictError):
 class Router:
     """Places the calls of one fleet. `policy` is a policy, or a name in `plait.policy.placement.policies.POLICIES`.
 
+    `addresses` has the engines of each address, its data-parallel ranks in their order, without those that leave.
     `names` are the operator's model names, `jitter` varies the pauses before probes, and `wall_s` is the time since
     1970, for display. Admission sets `waiting`, the number of calls in lines. While there are any, `on_room` is called
     with each engine that may have room.
@@ -81,10 +82,13 @@ class Router:
         self.block_tokens = block_tokens
         self.tree = PrefixTree()
         self.engines: dict[str, FleetEngine] = {}
+        self.addresses: dict[str, list[FleetEngine]] = {}
         self.models = ServedModels(self.engines, names)
         self.answers = EstimatedAnswers(lambda engine_id: self.engines[engine_id].cache, self.tree, block_tokens)
-        self.health = FleetHealth(self.engines, self.models, self.models.refresh, jitter, wall_s)
-        self.comparisons = Comparisons(self.engines)
+        self.health = FleetHealth(
+            self.engines, self.addresses, self.models, self.models.refresh, jitter=jitter, wall_s=wall_s
+        )
+        self.comparisons = Comparisons(self.engines, self.addresses)
         self.on_room: Callable[[str], None] = lambda _engine_id: None
         self.waiting = 0
         self.policy = POLICIES[policy] if isinstance(policy, str) else policy
@@ -105,6 +109,7 @@ class Router:
         *,
         prefer: str | None = None,
         avoid: Collection[str] = (),
+        shun: Collection[str] = (),
         unable: Collection[str] = (),
         route: str | None = None,
         overtaken: Overtaken = NONE_OVERTAKEN,
@@ -113,7 +118,8 @@ class Router:
         """Choose an engine that has `route` and a long enough context. Raises `NotFoundError` or `NoEngineError`.
 
         `prefer` is the engine of the call that this one continues, and is chosen if it is eligible. An engine in
-        `avoid` is chosen only if there is no other, one in `unable` never. `overtaken` and `compares` are as in
+        `avoid` is chosen only if there is no other, one in `shun` if all others are in `avoid`, one in `unable` never.
+        `overtaken` and `compares` are as in
         `Situation`.
         """
         assert call.block_tokens == self.block_tokens
@@ -128,6 +134,7 @@ class Router:
             engines = self.models.fitting(call, engines, route, unable)
         if avoid:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
+            engines = [engine for engine in engines if engine.engine_id not in shun] or engines
         path = self.tree.match(call.block_hashes)
         whole = situation = self.demand.situation(call, path, engines, now_s, overtaken, compares=compares)
         if self.hand_over.leaving:
@@ -206,8 +213,10 @@ class Router:
         host_kv_tokens: int | None = None,
         health: Health | None = None,
         hang_s: float = DEFAULT_HANG_S,
+        address: str | None = None,
+        host: str = "",
     ) -> None:
-        """Add a new engine in the state untried.
+        """Add a new engine in the state untried. It is the next rank of an `address` (None: one of its own).
 
         While it does not report, its estimated cache has `kv_tokens`, or `profile_kv_tokens` if neither the engine nor
         the configuration gives a size, or else `assumed_kv_tokens`; `host_kv_tokens` more are in host memory. `hang_s`
@@ -223,7 +232,34 @@ class Router:
             profile_tokens=profile_kv_tokens, assumed_tokens=assumed_kv_tokens, host_tokens=host_kv_tokens,
         )  # fmt: skip
         since = self.health.wall_s()
-        self.engines[engine_id] = FleetEngine(view, health or Health(), cache, progress, health_since=since)
+        address = engine_id if address is None else address
+        is_ranked, ranks = address != engine_id, self.addresses.setdefault(address, [])
+        self.engines[engine_id] = engine = FleetEngine(
+            view, health or Health(), cache, progress, address, host, is_ranked, health_since=since
+        )
+        if ranks:  # a rank refuses what the others refuse
+            engine.refused_fields = ranks[0].refused_fields
+        ranks.append(engine)
+
+    def remove_address(self, address: str) -> None:
+        """Forget an address with all its engines. Raises `EngineBusyError` as `remove_engine` does."""
+        ranks = self.addresses[address]
+        for engine in ranks:
+            _check_idle(engine)
+        for engine in [*ranks]:
+            self.remove_engine(engine.view.engine_id)
+
+    def use_ranks(self, address: str, engine_ids: Sequence[str]) -> list[FleetEngine]:
+        """From now on these are the ranks of an address. Returns its other engines, which get no new calls."""
+        was, ranks = self.addresses[address], [self.engines[engine_id] for engine_id in engine_ids]
+        self.addresses[address] = ranks
+        leaving = [engine for engine in was if engine not in ranks]
+        for engine in ranks:
+            engine.draining = was[0].draining
+        for engine in leaving:
+            engine.draining = True
+        self.models.refresh()
+        return leaving
 
     def remove_engine(self, engine_id: str) -> None:
         """Forget an engine, with its part of the prefix tree.
@@ -231,8 +267,11 @@ class Router:
         Raises `EngineBusyError` and changes nothing if the engine does not drain or still has calls.
         """
         engine = self.engines[engine_id]
-        if not engine.draining or engine.view.outstanding:
-            raise EngineBusyError(engine_id, engine.view.outstanding, is_draining=engine.draining)
+        _check_idle(engine)
+        ranks = self.addresses.get(engine.address, [])
+        ranks[:] = [one for one in ranks if one is not engine]
+        if not ranks:
+            self.addresses.pop(engine.address, None)
         engine.age(inf)
         engine.cache.forget()
         engine.view.tiers.use(())
@@ -284,17 +323,20 @@ class Router:
             engine.counted(counts, asked_s)
             self.on_room(engine_id)
 
-    def recognised(self, engine_id: str, kind: str | None, sizes: EngineSizes = NO_SIZES) -> None:
-        """An engine without an adapter was recognised as this kind (None: no longer), with the sizes that it gives.
+    def recognised(self, address: str, kind: str | None, sizes: EngineSizes = NO_SIZES) -> None:
+        """An address without an adapter was recognised as this kind (None: no longer), with the sizes that it gives.
 
         The next probe takes over the contexts.
         """
-        engine = self.engines[engine_id]
-        if kind is not None and engine.cache.kind is not None:  # its adapter has reported since
+        ranks = self.addresses[address]
+        if kind is not None and any(
+            engine.cache.kind is not None for engine in ranks
+        ):  # its adapter has reported since
             return
-        before = engine.kind
-        engine.recognised(None if kind is None else StockKind(kind, sizes))
-        if engine.kind != before:
+        before = ranks[0].kind
+        for engine in ranks:
+            engine.recognised(None if kind is None else StockKind(kind, sizes))
+        if ranks[0].kind != before:
             self.models.refresh()
 
     def age(self, now_s: float) -> None:
@@ -302,6 +344,11 @@ class Router:
         for engine in self.engines.values():
             engine.age(now_s)
         self.policy.age(self.tree, self.models.peers, now_s)
+
+    def neighbours(self, engine_id: str) -> set[str]:
+        """The engines on the host of this one, which go down with it."""
+        here = self.engines.get(engine_id)
+        return set() if here is None else {name for name, one in self.engines.items() if one.host == here.host}
 
     def predicted_s(
         self, model: str, prompt_tokens: int, output_tokens: int | None, *, in_group: bool = False
@@ -344,6 +391,11 @@ class Router:
             self.on_room(booking.placement.engine_id)
         if self.health.trials:
             self.health.left(booking)
+
+
+def _check_idle(engine: FleetEngine) -> None:
+    if not engine.draining or engine.view.outstanding:
+        raise EngineBusyError(engine.view.engine_id, engine.view.outstanding, is_draining=engine.draining)
 
 
 def _with_rule(placement: Placement, rule: str) -> Placement:

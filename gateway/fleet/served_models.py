@@ -15,16 +15,14 @@ from plait.backends.protocol.openai import ANY_MODEL
 from plait.backends.tokenization.rendered_fields import AS_VLLM, Renderers
 from plait.gateway.fleet.comparisons import note
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import TAKES_CALLS, HealthState
+from plait.gateway.fleet.health import NOT_THERE, TAKES_CALLS, HealthState
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.types import ESTIMATE_MARGIN, Call
 
 KEPT_SHARE = 0.5
-"""The least part of a model's engines that ejections leave. Engines that are down or drain count as gone."""
+"""The least part of a model's addresses that ejections leave. Those that are down or drain count as gone."""
 
 _BETTER_THAN_NONE = frozenset((HealthState.EJECTED, HealthState.PROBATION))
-
-_NOT_THERE = frozenset((HealthState.UNTRIED, HealthState.DOWN))
 
 UNNAMED = frozenset(("", ANY_MODEL))
 """Names that stand for the fleet's only model."""
@@ -217,8 +215,9 @@ class ServedModels:
         return self._having([engine.view for engine in _able(serving)], route)
 
     def all_have(self, model: str, route: str) -> bool:
-        """Whether each engine that takes calls for `model` is known to have `route`."""
-        return all(self._engines[view.engine_id].offer.has(route) for view in self.takers.get(model, ()))
+        """Whether each engine that takes calls for `model` is known to have `route`, on the rank that a call names."""
+        engines = [self._engines[view.engine_id] for view in self.takers.get(model, ())]
+        return all(engine.offer.has(route) and engine.obeys(route) for engine in engines)
 
     def lack_field(self, model: str, route: str, name: str) -> bool:
         """Whether some engine that takes calls for `model` is known to ignore a field of the route's body."""
@@ -246,12 +245,12 @@ class ServedModels:
         return len(self.takers.get(model, ()))
 
     def may_eject(self, engine: FleetEngine) -> bool:
-        """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its engines without it."""
+        """Whether each model that the engine serves keeps at least `KEPT_SHARE` of its addresses without it."""
         for model in engine.offer.models:
             serving = [other for other in self._serving(model) if other.same_as is None]
             takers = [other for other in serving if other.health.state in TAKES_CALLS and not other.draining]
-            kept = sum(other is not engine for other in takers)
-            if kept < KEPT_SHARE * len(serving):
+            kept = {other.address for other in takers if other is not engine}
+            if len(kept) < KEPT_SHARE * len({other.address for other in serving}):
                 return False
         return True
 
@@ -313,7 +312,7 @@ def _find_same(engines: Iterable[FleetEngine]) -> None:
     first: dict[str, FleetEngine] = {}
     for engine in engines:
         same = engine
-        if engine.process is not None and not engine.draining and engine.health.state not in _NOT_THERE:
+        if engine.process is not None and not engine.draining and engine.health.state not in NOT_THERE:
             same = first.setdefault(engine.process, engine)
         engine.same_as = None if same is engine else same.view.engine_id
         problem = f"it is engine {engine.same_as} under another address, and gets no calls" if engine.same_as else None

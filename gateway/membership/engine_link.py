@@ -17,11 +17,11 @@ from plait.gateway.asgi import Headers
 TO_ENGINES = frozenset((
     b"content-type", b"accept",  # what the body is, and what the answer may be
     b"traceparent", b"tracestate",  # W3C trace context: vLLM and SGLang go on with the client's trace
-    b"x-data-parallel-rank",  # vLLM and SGLang: the replica inside the engine that computes the call
     b"x-smg-routing-key",  # SGLang: the session, for its metrics and its routing-key policy
     b"anthropic-version", b"anthropic-beta", b"openai-beta",  # versions, which servers of these APIs may ask for
 ))  # fmt: skip
-"""Also sent: `x-request-id`, and `authorization` for an engine with a key of its own or an open gateway."""
+"""Also sent: `x-request-id`, `RANK_HEADER` where an address has several ranks, and `authorization` for an engine with a
+key of its own or an open gateway."""
 
 TO_CLIENTS = frozenset((
     b"content-type", b"content-encoding",  # what the body is: it passes as it comes
@@ -71,11 +71,15 @@ def retry_after_s(headers: Headers) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """`authorization` is the header's value for this engine; None if no key is configured for it."""
+    """`authorization` is the header's value for this engine; None if no key is configured for it.
+
+    `rank` is the header that names the data-parallel rank; empty if the engine is its address's only one.
+    """
 
     client: HttpClient
     authorization: bytes | None = None
     passed: PassedHeaders = BY_DEFAULT
+    rank: Headers = ()
 
     def refused_ours(self, status: int, *, clients: bool) -> bool:
         """Whether this status refuses what the gateway has for a key. `clients`: it forwards its clients' own keys."""

@@ -115,11 +115,12 @@ _DECODER: Final = msgspec.msgpack.Decoder(CacheState)
 
 
 class ReportFeed:
-    """Long-polls the reports of one engine."""
+    """Long-polls the reports of one engine; of its `rank` if the address has several."""
 
-    def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, gateway_id: str) -> None:
+    def __init__(self, engine: EngineConfig, upstream: UpstreamConfig, gateway_id: str, rank: int = 0) -> None:
         self._requests = EngineRequests(engine, upstream, held_s=upstream.probe_interval_s)
-        self._query = urlencode({"wait_ms": round(upstream.probe_interval_s * 1e3), "gateway": gateway_id})
+        asked = {"wait_ms": round(upstream.probe_interval_s * 1e3), "gateway": gateway_id}
+        self._query = urlencode(asked | ({"rank": rank} if rank else {}))
 
     async def next(self, epoch: str | None, cursor: int | None) -> CacheState:
         """The next report: the changes since `cursor`, once there are some, or a snapshot without a cursor.

@@ -3,6 +3,9 @@
 `EngineSet` is the one owner of an engine's three parts: its entry in the router, its link (connections), and the
 monitor's tasks. A draining engine first hands over: other engines take its prefixes, while it still gets calls for
 those that only it has cached. After that it gets no calls, and it is removed when its last call has ended.
+
+What is configured and named here is an address. A server with several data-parallel ranks has one address, and each
+rank has an entry and a link of its own, under `NAME@RANK`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import structlog
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.client import HttpClient, Timeouts
 from plait.backends.profiles import load_profile
+from plait.backends.protocol.dialects import RANK_HEADER
 from plait.gateway.config.sections import DEFAULT_PROFILE, Config, EngineConfig
 from plait.gateway.fleet.engine import FleetEngine, degradation, engine_status
 from plait.gateway.fleet.health import Health, HealthLimits, HealthState
@@ -48,11 +52,11 @@ class Drains:
         self._hand_over_s = hand_over_s
 
     def __contains__(self, name: str) -> bool:
-        return self._router.engines[name].draining or self.hands_over(name)
+        return self._router.addresses[name][0].draining or self.hands_over(name)
 
     def hands_over(self, name: str) -> bool:
         """Whether the engine still gets calls for prefixes that only it has cached."""
-        return name in self._router.hand_over
+        return any(rank.view.engine_id in self._router.hand_over for rank in self._router.addresses[name])
 
     def begin(self, name: str) -> None:
         """Drain an engine, after a hand-over if other engines serve all of its models."""
@@ -61,7 +65,8 @@ class Drains:
         alone = self.alone(name)
         (log.warning if alone else log.info)("engine draining", engine=name, alone_for=alone or None)
         if self._hand_over_s and not alone:
-            self._router.hand_over.begin(self._router.engines[name].view, loop_time_s())
+            for rank in self._router.addresses[name]:
+                self._router.hand_over.begin(rank.view, loop_time_s())
             self._router.models.refresh()  # places the calls in the engine's queue anew
             self._supervisor.start(f"hand over:{name}", partial(self._hand_over, name))
         else:
@@ -78,22 +83,25 @@ class Drains:
 
     def _end(self, name: str) -> None:
         self._supervisor.cancel(f"hand over:{name}")
-        self._router.hand_over.end(name)
+        for rank in self._router.addresses[name]:
+            self._router.hand_over.end(rank.view.engine_id)
 
     async def _hand_over(self, name: str) -> None:
         hand_over, ends_s = self._router.hand_over, loop_time_s() + self._hand_over_s
-        while (left_s := min(ends_s, hand_over.latest_s(name) + IDLE_S) - loop_time_s()) > 0:  # noqa: ASYNC110 - a call moves the end
+        names = [rank.view.engine_id for rank in self._router.addresses[name]]
+        while (left_s := min(ends_s, max(map(hand_over.latest_s, names)) + IDLE_S) - loop_time_s()) > 0:  # noqa: ASYNC110 - a call moves the end
             await asyncio.sleep(left_s)
         log.info("engine has handed over", engine=name)
         self.at_once(name)
 
     def alone(self, name: str) -> list[str]:
         """The engine's models for which no other engine takes calls that is not itself leaving."""
-        router, engine = self._router, self._router.engines[name]
+        router, ranks = self._router, self._router.addresses[name]
+        own = {rank.view.engine_id for rank in ranks}
         return [
             model
-            for model in engine.offer.models
-            if all(view is engine.view or view.engine_id in router.hand_over for view in router.models.able(model))
+            for model in ranks[0].offer.models
+            if all(view.engine_id in own or view.engine_id in router.hand_over for view in router.models.able(model))
         ]
 
 
@@ -115,7 +123,7 @@ class _Member:
 
 
 class EngineSet:
-    """`router` has the engines of `config` already. `links` has the connections to each, by name."""
+    """Enters the engines of `config` into the router and `links`, which has the connections to each by its id."""
 
     def __init__(
         self,
@@ -135,9 +143,10 @@ class EngineSet:
         self._supervisor = supervisor
         self._drains = Drains(router, supervisor, config.placement.hand_over_s)
         self._members: dict[str, _Member] = {}
+        self._retired: list[HttpClient] = []
+        monitor.on_ranks = self.use_ranks
         for engine in config.engines:
             self._enter(engine)
-        self._retired: list[HttpClient] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
@@ -154,9 +163,6 @@ class EngineSet:
             if other.config.url == engine.url and not other.leaves:
                 message = f"The engine '{other.config.name}' has this url already."
                 raise ConflictError(message, code="engine_exists", param="url")
-        link = new_link(self._config, engine)
-        enlist(self._router, self._config, engine)
-        self._links[engine.name] = link
         self._enter(engine)
         self._monitor.add(engine)
         log.info("engine added", engine=engine.name, url=engine.url)
@@ -191,20 +197,25 @@ class EngineSet:
 
         Raises `NotFoundError`; ValueError as `add` does.
         """
-        member, link = self._member(engine.name), self._links[engine.name]
+        member = self._member(engine.name)
         if member.config == engine:
             return
-        fresh = new_link(self._config, engine)
-        if member.config.url == engine.url:
-            self._links[engine.name] = replace(fresh, client=link.client)
-        else:
-            self._links[engine.name] = fresh
-            link.client.retire()
-            self._retired = [*(client for client in self._retired if not client.has_ended), link.client]
-            self._router.no_reports(engine.name, is_new=True)
-            self._router.health.identified(engine.name, None)
+        names = [rank.view.engine_id for rank in self._router.addresses[engine.name]]
+        fresh = {name: new_link(self._config, engine, name) for name in names}
+        for name, link in fresh.items():
+            client = self._links[name].client
+            if member.config.url == engine.url:
+                self._links[name] = replace(link, client=client)
+                continue
+            self._links[name] = link
+            client.retire()
+            self._retired = [*(client for client in self._retired if not client.has_ended), client]
+            self._router.no_reports(name, is_new=True)
+            self._router.health.identified(name, None)
         member.config = engine
         self._monitor.remove(engine.name)
+        if engine.ranks is not None:
+            self.use_ranks(engine.name, engine.ranks)
         self._monitor.add(engine)
         log.info("engine changed", engine=engine.name, url=engine.url)
 
@@ -213,9 +224,10 @@ class EngineSet:
         self._member(name)
         if self._drains.hands_over(name):
             self._drains.at_once(name)
-        self._router.remove_engine(name)
+        ranks = [*self._router.addresses[name]]
+        self._router.remove_address(name)
         self._supervisor.cancel(f"leave:{name}")
-        self._forget(name)
+        self._forget(name, ranks)
 
     def leave(self, name: str, successors: Collection[str] = (), *, hands_over: bool = False) -> None:
         """Drain an engine when each of `successors` has been probed, and remove it when it has no calls.
@@ -232,18 +244,24 @@ class EngineSet:
 
         Raises `NotFoundError`.
         """
-        member, client = self._member(name), self._links[name].client
+        member = self._member(name)
         self._drains.at_once(name)
         member.is_cut = True
-        client.lose("removed", waiting_only=False)
-        client.close()
+        for rank in self._router.addresses[name]:
+            client = self._links[rank.view.engine_id].client
+            client.lose("removed", waiting_only=False)
+            client.close()
         self.leave(name)
         await _until(lambda: self._members.get(name) is not member)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """An engine as the admin API shows it. Raises `NotFoundError`."""
-        member, engine = self._member(name), self._router.engines[name]
-        return {
+        """An engine as the admin API shows it: with several ranks, the state of one that takes calls, and of each.
+
+        Raises `NotFoundError`.
+        """
+        member, ranks = self._member(name), self._router.addresses[name]
+        engine = next((rank for rank in ranks if rank.takes_calls), ranks[0])
+        shown = {
             "object": "engine",
             "name": name,
             "url": member.config.url,
@@ -252,14 +270,30 @@ class EngineSet:
             "hands_over": self._drains.hands_over(name),
             "alone_for": self._drains.alone(name),
             "leaves": member.leaves,
-            **engine_status(engine),
-            "last_error": engine.whole_error or None,
-            "degraded": degradation(engine),
-            "outstanding_calls": engine.view.outstanding,
+            **_shown(engine),
+            "outstanding_calls": sum(rank.view.outstanding for rank in ranks),
             "models": dict(engine.offer.models),
             "reports": engine.cache.reports,
             "tier": engine.tier,
         }
+        return shown if len(ranks) == 1 else shown | {"ranks": {rank.view.engine_id: _shown(rank) for rank in ranks}}
+
+    def use_ranks(self, name: str, count: int) -> None:
+        """The address has this many data-parallel ranks. Each becomes an engine; engines of former ranks leave."""
+        names = _ranks(name, count)
+        if names == [rank.view.engine_id for rank in self._router.addresses[name]]:
+            return
+        for engine_id in names:
+            if engine_id not in self._router.engines:
+                self._link(self._members[name].config, engine_id)
+        for engine in self._router.use_ranks(name, names):
+            if engine.view.outstanding:
+                leaving = partial(self._let_go, engine.view.engine_id)
+                self._supervisor.start(f"rank:{engine.view.engine_id}", leaving)
+            else:
+                self._router.remove_engine(engine.view.engine_id)
+                self._unlink(engine)
+        log.info("engine has ranks", engine=name, ranks=count)
 
     def describe_all(self) -> list[dict[str, Any]]:
         """Every engine as the admin API shows it, in the order in which they were added."""
@@ -286,16 +320,25 @@ class EngineSet:
             await client.aclose()
 
     async def _leave(self, name: str, successors: Collection[str], hands_over: bool) -> None:
-        engines = self._router.engines
-        await _until(lambda: not any(_is_untried(engines.get(other)) for other in successors))
+        addresses = self._router.addresses
+        await _until(lambda: not any(map(_is_untried, (addresses.get(other) for other in successors))))
         if hands_over:
             self._drains.begin(name)
-        elif not engines[name].draining:
+        elif not addresses[name][0].draining:
             self._drains.at_once(name)
             log.info("engine draining", engine=name)
-        await _until(lambda: engines[name].draining and engines[name].view.outstanding == 0)
-        self._router.remove_engine(name)
-        self._forget(name)
+        await _until(lambda: all(rank.draining and not rank.view.outstanding for rank in addresses[name]))
+        ranks = [*addresses[name]]
+        self._router.remove_address(name)
+        self._forget(name, ranks)
+
+    async def _let_go(self, engine_id: str) -> None:
+        """Remove a former rank when its last call has ended, unless it has become a rank again."""
+        engine = self._router.engines[engine_id]
+        await _until(lambda: not engine.view.outstanding)
+        if engine.draining and engine not in self._router.addresses.get(engine.address, ()):
+            self._router.remove_engine(engine_id)
+            self._unlink(engine)
 
     def _enter(self, engine: EngineConfig) -> None:
         """Add a member. Warns of two names for one port of this machine: one engine would count twice."""
@@ -305,14 +348,26 @@ class EngineSet:
                     "two engines may be one", engine=engine.name, other=other.config.name, url=engine.url,
                     hint="remove one of the two from the configuration",
                 )  # fmt: skip
+        for engine_id in _ranks(engine.name, engine.ranks or 1):
+            self._link(engine, engine_id)
         self._members[engine.name] = _Member(engine)
 
-    def _forget(self, name: str) -> None:
+    def _link(self, config: EngineConfig, engine_id: str) -> None:
+        """Enter an engine of an address into the router and the links."""
+        link = new_link(self._config, config, engine_id)
+        enlist(self._router, self._config, config, engine_id)
+        self._links[engine_id] = link
+
+    def _forget(self, name: str, ranks: Collection[FleetEngine]) -> None:
         self._monitor.remove(name)
-        self._recovery.remove(name)
-        self._links.pop(name).client.close()
+        for rank in ranks:
+            self._unlink(rank)
         del self._members[name]
         log.info("engine removed", engine=name)
+
+    def _unlink(self, engine: FleetEngine) -> None:
+        self._recovery.remove(engine.view.engine_id)
+        self._links.pop(engine.view.engine_id).client.close()
 
     def _member(self, name: str) -> _Member:
         member = self._members.get(name)
@@ -321,14 +376,23 @@ class EngineSet:
         return member
 
 
-def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
+def _ranks(name: str, count: int) -> list[str]:
+    """The ids of an address's engines."""
+    return [name] if count == 1 else [f"{name}@{rank}" for rank in range(count)]
+
+
+def _shown(engine: FleetEngine) -> dict[str, Any]:
+    return {**engine_status(engine), "last_error": engine.whole_error or None, "degraded": degradation(engine)}
+
+
+def enlist(router: Router, config: Config, engine: EngineConfig, engine_id: str) -> None:
     """Add an engine to the router in the state `UNTRIED`. Raises ValueError if its profile cannot be loaded."""
     upstream = config.upstream
     models = engine.models or tuple(model.name for model in config.models) or ("",)
     name = config.model(models[0]).profile
     profile = load_profile(name)
     router.add_engine(
-        engine.name,
+        engine_id,
         profile.cost_model(),
         kv_tokens=engine.kv_tokens,
         profile_kv_tokens=None if name == DEFAULT_PROFILE else profile.kv.tokens,
@@ -336,21 +400,24 @@ def enlist(router: Router, config: Config, engine: EngineConfig) -> None:
         host_kv_tokens=engine.host_kv_tokens,
         health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=3 * upstream.probe_interval_s)),
         hang_s=upstream.hang_timeout_s,
+        address=engine.name,
+        host=urlsplit(engine.url).hostname or "",
     )
 
 
-def new_link(config: Config, engine: EngineConfig) -> EngineLink:
-    """A link without open connections."""
+def new_link(config: Config, engine: EngineConfig, engine_id: str) -> EngineLink:
+    """A link without open connections to an engine or one of its ranks."""
     upstream = config.upstream
     timeouts = Timeouts(
         connect_s=upstream.connect_timeout_s,
         first_byte_s=upstream.first_byte_timeout_s,
         idle_s=upstream.idle_timeout_s,
     )
-    client = HttpClient(engine.url, name=engine.name, timeouts=timeouts)
+    client = HttpClient(engine.url, name=engine_id, timeouts=timeouts)
+    rank = engine_id.removeprefix(engine.name).removeprefix("@")
     authorization = f"Bearer {engine.api_key}".encode() if engine.api_key else None
     passed = PassedHeaders.with_more(upstream.pass_request_headers, upstream.pass_response_headers)
-    return EngineLink(client, authorization, passed)
+    return EngineLink(client, authorization, passed, ((RANK_HEADER, rank.encode()),) if rank else ())
 
 
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -362,8 +429,8 @@ def _place(url: str) -> str:
     return f"{parts.scheme}:{parts.port}{parts.path}" if parts.hostname in _LOOPBACK else url
 
 
-def _is_untried(engine: FleetEngine | None) -> bool:
-    return engine is not None and engine.health.state is HealthState.UNTRIED
+def _is_untried(ranks: Sequence[FleetEngine] | None) -> bool:
+    return ranks is not None and ranks[0].health.state is HealthState.UNTRIED
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -1,9 +1,10 @@
 """Keeps the router informed of its engines: which models they serve, what their caches have, whether they answer.
 
-Each engine has three tasks:
+What answers at one address has three tasks:
 
 - `_watch` probes it (`/v1/models`). While probes succeed, it long-polls the cache-state report, which also shows that
-  the engine is alive. An engine without reports is probed periodically, and its cache is estimated.
+  the engine is alive. An engine without reports is probed periodically, and its cache is estimated. Of a server with
+  several data-parallel ranks these are the reports of rank 0; `_follow_rank` long-polls those of each other rank.
 - `_read_again` reads the models of a reporting engine each `MODELS_INTERVAL_S`, because it may have loaded an adapter;
   at once if the engine has refused a call for a model that it had listed.
 - `follow_stock_engine` reads the kind and the counters of an engine without Plait's adapter.
@@ -21,9 +22,11 @@ import msgspec
 import structlog
 
 from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
+from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.engine_counts import NO_SIZES
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
-from plait.gateway.fleet.health import HealthChange, Offer
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import NOT_THERE, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
 from plait.gateway.membership.engine_openapi import OpenApi, read_openapi
@@ -36,6 +39,7 @@ from plait.gateway.membership.engine_requests import (
     probe_cause,
     report_problem,
 )  # fmt: skip
+from plait.gateway.membership.rank_count import ranks_of
 from plait.gateway.membership.stock_engine import follow_stock_engine
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.supervision import Supervisor
@@ -90,7 +94,8 @@ async def _listed_routes(requests: EngineRequests) -> OpenApi | None:
 class Monitor:
     """Probes and polls `engines`. `context_tokens` has the configured contexts, by model.
 
-    `agreements` compares the engines' tokenizers with the gateway's; `search` finds missing tokenizers.
+    `agreements` compares the engines' tokenizers with the gateway's; `search` finds missing tokenizers. `on_ranks` is
+    called with an address and the number of its data-parallel ranks.
     """
 
     def __init__(
@@ -120,6 +125,8 @@ class Monitor:
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}  # the last logged reason of a failed probe, and its time
         self._hints: dict[str, str] = {}  # looked for once, until the engine answers
+        self._followed: dict[str, list[str]] = {}  # the ranks behind rank 0
+        self.on_ranks: Callable[[str, int], None] = lambda _address, _count: None
 
     def open(self) -> None:
         for engine in self._engines:
@@ -131,11 +138,23 @@ class Monitor:
         self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
         follow = partial(follow_stock_engine, self._router, engine, self._upstream)
         self._supervisor.start(f"counts:{engine.name}", follow)
+        self._follow_ranks(engine)
+
+    def _follow_ranks(self, engine: EngineConfig) -> None:
+        """Long-poll the reports of the present ranks, each in a task of its own, except those of rank 0."""
+        names = [rank.view.engine_id for rank in self._router.addresses[engine.name]]
+        for engine_id in self._followed.pop(engine.name, ()):
+            self._supervisor.cancel(f"monitor:{engine_id}")
+        self._followed[engine.name] = names[1:]
+        for rank, engine_id in enumerate(names[1:], 1):
+            self._supervisor.start(f"monitor:{engine_id}", partial(self._follow_rank, engine, engine_id, rank))
 
     def remove(self, engine_id: str) -> None:
         self._supervisor.cancel(f"monitor:{engine_id}")
         self._supervisor.cancel(f"models:{engine_id}")
         self._supervisor.cancel(f"counts:{engine_id}")
+        for rank in self._followed.pop(engine_id, ()):
+            self._supervisor.cancel(f"monitor:{rank}")
         self._told.pop(engine_id, None)
         self._hints.pop(engine_id, None)
         self._offers.pop(engine_id, None)
@@ -158,12 +177,32 @@ class Monitor:
                         waited_s = await self._ask_again(engine, requests)
                     else:
                         await self._unreachable(engine, error, requests)
-                await asyncio.sleep(max(0.0, self._router.engines[engine.name].health.probe_after_s - waited_s))
+                await asyncio.sleep(max(0.0, self._first(engine).health.probe_after_s - waited_s))
 
-    def _on_wrong_offer(self, engine_id: str) -> None:
+    async def _follow_rank(self, engine: EngineConfig, engine_id: str, rank: int) -> None:
+        """Poll one rank while its address answers, until cancelled. `_watch` judges the address."""
+        with (
+            ReportFeed(engine, self._upstream, self._router.gateway_id, rank) as feed,
+            EngineRequests(engine, self._upstream) as requests,
+        ):
+            while True:
+                requested_s = loop_time_s()
+                pause_s, known = self._upstream.probe_interval_s, self._router.engines[engine_id]
+                with suppress(*FAILURES):
+                    if self._first(engine).cache.kind is None and engine.name in self._offers:
+                        self._router.no_reports(engine_id)
+                    elif known.health.state not in NOT_THERE and await self._poll(engine, known, requests, feed):
+                        pause_s = MIN_REPORT_INTERVAL_S
+                await asyncio.sleep(max(0.0, requested_s + pause_s - loop_time_s()))
+
+    def _first(self, engine: EngineConfig) -> FleetEngine:
+        """The rank by which an address is probed."""
+        return self._router.addresses[engine.name][0]
+
+    def _on_wrong_offer(self, address: str) -> None:
         """An engine has refused a model that it had listed. No report brings it back before it is listed again."""
-        self._offers[engine_id] = self._router.engines[engine_id].offer
-        self._wrong_offers[engine_id].set()
+        self._offers[address] = self._router.addresses[address][0].offer
+        self._wrong_offers[address].set()
 
     async def _read_again(self, engine: EngineConfig) -> None:
         """Read the models of a reporting engine, until cancelled. Ignores failures, which `_watch` handles.
@@ -179,7 +218,7 @@ class Monitor:
                 is_wrong = wrong.is_set()
                 wrong.clear()
                 with suppress(*FAILURES):
-                    if is_wrong or self._router.engines[engine.name].cache.kind is not None:
+                    if is_wrong or self._first(engine).cache.kind is not None:
                         await self._read_models(engine, requests)
                     if is_wrong:
                         self._answered(engine)
@@ -197,7 +236,8 @@ class Monitor:
         except FAILURES as error:
             if is_silence(error):
                 detail = str(error.__cause__ or error)
-                self._on_change(self._router.health.silent(engine.name, asked_s, loop_time_s(), detail))
+                for change in self._router.health.silent(engine.name, asked_s, loop_time_s(), detail):
+                    self._on_change(change)
                 self._tell(engine, f"silent: {detail}")
             else:
                 await self._unreachable(engine, error, requests)
@@ -206,17 +246,17 @@ class Monitor:
     async def _unreachable(self, engine: EngineConfig, error: Exception, requests: EngineRequests) -> None:
         """A probe was refused or failed. Looks once for a hint for the operator."""
         self._routes.pop(engine.name, None)
-        view = self._router.engines[engine.name]
         self._search.lost(engine.name)
         self._router.comparisons.forget(engine.name)
         reason, detail = str(error) or type(error).__name__, str(error.__cause__ or "")
         hint = self._hints.get(engine.name, "")
-        self._on_change(self._router.health.unreachable(engine.name, probe_cause(error), reason, hint or detail))
+        for change in self._router.health.unreachable(engine.name, probe_cause(error), reason, hint or detail):
+            self._on_change(change)
         if engine.name not in self._hints:
             hint = self._hints[engine.name] = await requests.hint(error) or ""
             if hint:
                 self._router.health.went_wrong(engine.name, reason, hint)
-        self._tell(engine, view.whole_error)
+        self._tell(engine, self._first(engine).whole_error)
 
     def _tell(self, engine: EngineConfig, reason: str) -> None:
         """Log why a probe failed: at once if the reason is new, then once a minute."""
@@ -230,7 +270,7 @@ class Monitor:
         while True:
             await self._probe(engine, requests)
             requested_s = loop_time_s()
-            while await self._poll(engine, requests, feed):
+            while await self._poll(engine, self._first(engine), requests, feed):
                 self._answered(engine)
                 await asyncio.sleep(max(0.0, requested_s + MIN_REPORT_INTERVAL_S - loop_time_s()))
                 requested_s = loop_time_s()
@@ -241,12 +281,15 @@ class Monitor:
         self._answered(engine)
 
     async def _read_models(self, engine: EngineConfig, requests: EngineRequests) -> None:
-        """Read the engine's models and routes, and make its offer. Raises one of FAILURES."""
+        """Read the engine's models, routes and ranks, and make its offer. Raises one of FAILURES."""
         answer = await requests.get("/v1/models")
         listed = {model.id: model for model in msgspec.json.decode(answer, type=_ModelList).data}
         if engine.name not in self._routes:
-            self._routes[engine.name] = await _listed_routes(requests)
-        stock = self._router.engines[engine.name].stock
+            described = await _listed_routes(requests)
+            if engine.ranks is None and (ranks := await ranks_of(requests, answer)) is not None:
+                self._use_ranks(engine, ranks)
+            self._routes[engine.name] = described
+        stock = self._first(engine).stock
         sizes = NO_SIZES if stock is None else stock.sizes
         contexts = {name: sizes.context(name) for name in {*listed, *engine.models}}
         contexts |= {name: model.max_model_len for name, model in listed.items() if model.max_model_len is not None}
@@ -261,47 +304,62 @@ class Monitor:
         self._offers[engine.name] = Offer(models, adapters, routes, fields)
 
     def _answered(self, engine: EngineConfig) -> None:
-        offer = self._offers[engine.name]
-        change = self._router.health.answered(engine.name, offer.models, offer.adapters, offer.routes, offer.fields)
+        offer, ranks = self._offers[engine.name], self._router.addresses[engine.name]
+        for rank in ranks:
+            engine_id = rank.view.engine_id
+            change = self._router.health.answered(engine_id, offer.models, offer.adapters, offer.routes, offer.fields)
+            if change is not None and rank is ranks[0]:
+                self._told.pop(engine.name, None)
+                log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
+            self._on_change(change)
         self._hints.pop(engine.name, None)
-        if change is not None:
-            self._told.pop(engine.name, None)
-            log.info("probe answered", engine=engine.name, url=engine.url, models=sorted(offer.models))
-        self._on_change(change)
 
-    async def _poll(self, engine: EngineConfig, requests: EngineRequests, feed: ReportFeed) -> bool:
-        """Fetch and apply one report. False if the engine has no usable report."""
-        known = self._router.engines[engine.name].cache
-        told, known_problem = (known.reports, known.problem), known.problem
-        requested_s = loop_time_s()
+    def _use_ranks(self, engine: EngineConfig, count: int) -> None:
+        if count != len(self._router.addresses[engine.name]):
+            self.on_ranks(engine.name, count)
+            self._follow_ranks(engine)
+
+    async def _poll(self, engine: EngineConfig, known: FleetEngine, requests: EngineRequests, feed: ReportFeed) -> bool:
+        """Fetch and apply one report of an engine, or of one of its ranks. False if there is no usable report."""
+        engine_id, told, requested_s = known.view.engine_id, (known.cache.reports, known.cache.problem), loop_time_s()
         try:
-            report = await feed.next(known.epoch, known.cursor)
+            report = await feed.next(known.cache.epoch, known.cache.cursor)
+            if report.ranks != len(self._router.addresses[engine.name]):
+                self._use_other_ranks(engine, report)
+                return False
             agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer, report.chats)
-            self._router.report(engine.name, report, requested_s, agreement, now_s=loop_time_s())
-            self._router.health.identified(engine.name, report.epoch)
+            self._router.report(engine_id, report, requested_s, agreement, now_s=loop_time_s())
+            self._router.health.identified(engine_id, report.epoch)
         except EngineTimeoutError:
             raise
         except (*FAILURES, ValueError) as error:
             if isinstance(error, EngineError):
                 await self._probe(engine, requests)  # raises if the engine has ended
             if self._router.comparisons.is_due(engine.name):
-                problem = await self._search.mismatch(self._router.engines[engine.name].offer, requests)
+                problem = await self._search.mismatch(known.offer, requests)
                 self._router.comparisons.tokenizer(engine.name, problem)
-            self._no_reports(engine, report_problem(error), told)
+            self._no_reports(known, report_problem(error), told)
             return False
-        agreement.tell(engine.name, known_problem)
+        agreement.tell(engine_id, told[1])
         return True
 
-    def _no_reports(self, engine: EngineConfig, problem: str | None, told: tuple[bool | None, str | None]) -> None:
+    def _use_other_ranks(self, engine: EngineConfig, report: CacheState) -> None:
+        """A report says another number of ranks than there are. Raises ValueError if that number is configured."""
+        if engine.ranks is not None:
+            raise ValueError(f"the engine has {report.ranks} data-parallel ranks, and `ranks` says {engine.ranks}")
+        self._use_ranks(engine, report.ranks)
+
+    def _no_reports(self, known: FleetEngine, problem: str | None, told: tuple[bool | None, str | None]) -> None:
         """The engine has no usable report. This is logged once for each reason, not at every probe."""
+        engine_id = known.view.engine_id
         if told == (False, problem):
             pass
         elif problem is None:
-            log.warning("engine has no cache-state report: its cache is estimated", engine=engine.name)
+            log.warning("engine has no cache-state report: its cache is estimated", engine=engine_id)
         else:
-            log.warning("cache-state report refused", engine=engine.name, error=problem)
-        self._router.no_reports(engine.name, problem)
-        self._router.health.identified(engine.name, None)
+            log.warning("cache-state report refused", engine=engine_id, error=problem)
+        self._router.no_reports(engine_id, problem)
+        self._router.health.identified(engine_id, None)
 
     async def _age(self) -> None:
         while True:

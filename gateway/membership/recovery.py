@@ -15,7 +15,6 @@ import structlog
 
 from plait.backends.errors import EngineError, EngineLostError, EngineTimeoutError
 from plait.gateway.fleet.booking import UNHEARD_S, Booking, Failure
-from plait.gateway.fleet.fleet_health import forgotten
 from plait.gateway.fleet.health import Aborts, HealthChange, HealthState
 from plait.gateway.fleet.metrics import HealthMetrics
 from plait.gateway.fleet.router import Router
@@ -29,6 +28,7 @@ HANG_CHECK_S = 0.5
 ASK_AGAIN_S = 1.0
 """The pause after an inconclusive trial of a quiet engine."""
 
+FORGOTTEN = "serves later calls and has forgotten this one"
 NOTHING_SAID = f"has sent nothing to any call for {UNHEARD_S:g} s"
 
 _OUT = frozenset((HealthState.EJECTED, HealthState.PROBATION))
@@ -89,7 +89,7 @@ class Recovery:
         self._asked.discard(engine_id)
 
     async def _watch(self) -> None:
-        health, engines = self._router.health, self._router.engines
+        health = self._router.health
         while True:
             await asyncio.sleep(HANG_CHECK_S)
             for engine in health.quiet(loop_time_s()):
@@ -100,11 +100,8 @@ class Recovery:
             for engine in health.stalled(loop_time_s()):
                 event = "engine stalled" if engine.stalled else "engine no longer stalled"
                 log.info(event, engine=engine.view.engine_id)
-            _give_up(
-                forgotten(engines.values(), health.lag, loop_time_s()),
-                EngineTimeoutError,
-                "serves later calls and has forgotten this one",
-            )
+            _give_up(health.overtaken(loop_time_s()), EngineLostError, FORGOTTEN)
+            _give_up(health.outlasting(loop_time_s()), EngineTimeoutError, FORGOTTEN)
             _give_up(health.overdue(loop_time_s()), EngineLostError, NOTHING_SAID)
             _give_up(health.abandoned(loop_time_s()), EngineTimeoutError, NOTHING_SAID)
 

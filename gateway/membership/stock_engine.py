@@ -7,6 +7,7 @@ failure here is no failure of the engine: the values stay unknown, and calls go 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -17,6 +18,7 @@ from plait.backends.errors import EngineError, EngineGarbledError
 from plait.backends.protocol.dialects import DIALECTS, METRICS_PATHS, Dialect, SizesRoute
 from plait.backends.protocol.engine_counts import (
     EngineCounts,
+    in_all,
     read_counts,
     read_owners,
     read_sizes,
@@ -24,7 +26,7 @@ from plait.backends.protocol.engine_counts import (
 )
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.health import NOT_THERE
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_requests import Body, EngineRequests, RefusedRequestError
 from plait.gateway.timer import loop_time_s
@@ -46,8 +48,6 @@ NOT_ASKED_S: Final = 1.0
 
 MAX_BYTES: Final = 4 * 2**20
 """The largest answer that is read. vLLM's metrics have some 100 kB."""
-
-_GONE: Final = frozenset((HealthState.UNTRIED, HealthState.DOWN))
 
 log = structlog.get_logger(__name__)
 
@@ -76,16 +76,29 @@ class StockEngine:
 
     async def look(self) -> float:
         """Read what is due. Returns the seconds until the next look."""
-        engine, asked_s = self._router.engines[self._name], loop_time_s()
-        if engine.cache.reports is not False or engine.cache.kind is not None or engine.health.state in _GONE:
+        ranks, asked_s = self._router.addresses[self._name], loop_time_s()
+        cache, state = ranks[0].cache, ranks[0].health.state
+        if cache.reports is not False or cache.kind is not None or state in NOT_THERE:
             self._forget()
-        elif engine.health.takes_calls:
+        elif any(rank.health.takes_calls for rank in ranks):
             try:
-                return await self._read(engine, asked_s)
+                return await self._read(ranks[0], asked_s)
             except (EngineError, TimeoutError):
                 pass  # probes decide whether the engine is out of service
-        self._router.counted(self._name, None, asked_s)
+        self._counted({}, asked_s)
         return NOT_ASKED_S
+
+    def _counted(self, counts: Mapping[int, EngineCounts], asked_s: float) -> None:
+        """The counts of each rank; those of all together if the address is one engine. Empty: none are given."""
+        ranks = self._router.addresses[self._name]
+        if len(ranks) == 1 and counts:
+            counts = {0: in_all(counts.values())}
+        elif len(ranks) == len(counts):  # where ranks span machines, their numbers on this one do not begin at 0
+            counts = dict(enumerate(counts.values()))
+        for place, rank in enumerate(ranks):
+            count = counts.get(place)
+            known = count if count is None or not self._is_told else count._replace(kv_tokens=None)
+            self._router.counted(rank.view.engine_id, known, asked_s)
 
     def _forget(self) -> None:
         """Forget the kind, because another process may answer next."""
@@ -111,8 +124,8 @@ class StockEngine:
         if now_s >= self._counts_due_s:
             counts = await self._counts(dialect)
             pause_s = SLOTS_INTERVAL_S if self._lists_slots else INTERVAL_S
-            self._counts_due_s = now_s + (WITHOUT_S if counts is None else pause_s)
-            self._router.counted(self._name, counts, now_s)
+            self._counts_due_s = now_s + (pause_s if counts else WITHOUT_S)
+            self._counted(counts, now_s)
         return min(NOT_ASKED_S, max(INTERVAL_S, self._counts_due_s - now_s))
 
     async def _recognise(self, engine: FleetEngine) -> Dialect | None:
@@ -132,7 +145,7 @@ class StockEngine:
         for path in METRICS_PATHS:
             text = await self._try(path) or b""
             for row in DIALECTS.values():
-                if row.metrics == path and read_counts(row, text) is not None:
+                if row.metrics == path and read_counts(row, text):
                     return row
         return None
 
@@ -148,16 +161,17 @@ class StockEngine:
         if sizes is not None:
             self._router.recognised(self._name, kind, replace(sizes, kv_tokens=None) if self._is_told else sizes)
 
-    async def _counts(self, dialect: Dialect) -> EngineCounts | None:
-        counts = None
+    async def _counts(self, dialect: Dialect) -> dict[int, EngineCounts]:
+        counts: dict[int, EngineCounts] = {}
         if dialect.metrics is not None and not self._lists_slots:
             text = await self._get(dialect.metrics)
-            counts = None if text is None else read_counts(dialect, text)
-        if counts is None and dialect.slots_path is not None:
+            counts = {} if text is None else read_counts(dialect, text)
+        if not counts and dialect.slots_path is not None:
             body = await self._get(dialect.slots_path)
-            counts = None if body is None else read_slots(body)
-            self._lists_slots = counts is not None
-        return counts._replace(kv_tokens=None) if counts is not None and self._is_told else counts
+            slots = None if body is None else read_slots(body)
+            counts = {} if slots is None else {0: slots}
+            self._lists_slots = bool(counts)
+        return counts
 
     async def _get(self, path: str) -> Body | None:
         """The answer of a route; None if the engine refuses the request or the answer is too long."""

@@ -37,7 +37,7 @@ async def try_engine(engine_id: str, link: EngineLink, offer: Offer, *, streamed
 
 async def _ask(engine_id: str, link: EngineLink, route: str, fields: dict[str, Any]) -> int:
     """The status of the answer. Raises `EngineError` for one that is the engine's fault, or not whole."""
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", f"{ID}-{token_hex(8)}".encode())]
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", f"{ID}-{token_hex(8)}".encode()), *link.rank]
     if link.authorization is not None:
         headers.append((b"authorization", link.authorization))
     response = await link.client.request("POST", f"/v1{route}", headers, msgspec.json.encode(fields))

@@ -15,7 +15,7 @@ import pytest
 
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import SchedulerState
-from plait.gateway.app import Gateway, build_router
+from plait.gateway.app import Gateway
 from plait.gateway.config.file import parse_config
 from plait.gateway.config.sections import DEFAULT_PROFILE, Config
 from plait.gateway.fleet.booking import CallUsage
@@ -180,7 +180,7 @@ def test_configuration_reaches_the_router() -> None:
         "placement": {"policy": "least_outstanding", "window_s": 5.0},
         "upstream": {"probe_interval_s": 2.0},
     }
-    router = build_router(parse_config({"engines": engines, **sections}, "test"))
+    router = Gateway(parse_config({"engines": engines, **sections}, "test")).router
     small, big = router.engines["a"], router.engines["b"]
     router.health.answered("b", {"big": None})
     assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING

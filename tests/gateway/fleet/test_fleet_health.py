@@ -151,9 +151,8 @@ def test_an_engine_that_is_silent_is_down_unless_it_is_busy() -> None:
     router = fleet("ab")
     booking = call_on(router, "a", 0.0)
     router.first_token(booking, 9.0)
-    assert router.health.silent("a", 6.0, 10.0) is None
-    change = router.health.silent("a", 10.0, 14.0)
-    assert change is not None
+    assert router.health.silent("a", 6.0, 10.0) == []
+    (change,) = router.health.silent("a", 10.0, 14.0)
     assert (change.after, change.aborts) == (HealthState.DOWN, Aborts.ALL)
 
 
@@ -161,11 +160,10 @@ def test_an_engine_that_is_silent_is_down_unless_it_is_busy() -> None:
 def test_an_answer_is_a_sign_of_life_after_its_call_has_ended(usage: CallUsage | None) -> None:
     router = fleet("ab")
     router.settle(call_on(router, "a", 6.5), usage, 7.0)
-    assert router.health.silent("a", 6.0, 10.0) is None
-    assert router.health.silent("a", 7.0, 11.0) is not None, "nothing has come since the probe began"
+    assert router.health.silent("a", 6.0, 10.0) == []
+    assert router.health.silent("a", 7.0, 11.0), "nothing has come since the probe began"
 
 
 def test_a_refused_probe_leaves_its_calls_alone() -> None:
-    change = fleet("ab").health.unreachable("a")
-    assert change is not None
+    (change,) = fleet("ab").health.unreachable("a")
     assert change.aborts is Aborts.NONE

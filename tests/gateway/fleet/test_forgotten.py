@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from plait.backends.protocol.cache_state import QueueState
-from plait.gateway.fleet import fleet_health
+from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.booking import PATIENCE, UNHEARD_S, Booking, CallUsage, Failure
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call, Objective, Slo
@@ -22,8 +22,9 @@ def router() -> Router:
 
 
 def forgotten(router: Router, now_s: float) -> list[Booking]:
-    """The calls that an engine has forgotten."""
-    return [booking for engine in router.engines.values() for booking in engine.progress.forgotten(now_s)]
+    """The calls that an engine may have forgotten."""
+    every = (engine.progress for engine in router.engines.values())
+    return [booking for one in every for booking in (*one.overtaken(now_s), *one.outlasting(now_s))]
 
 
 def overtake(router: Router, now_s: float, *, tokens: int = 100, **more: Any) -> None:
@@ -57,7 +58,7 @@ def test_a_call_whose_grammar_is_compiled_may_be_overtaken_for_longer(router: Ro
 
 
 def all_forgotten(router: Router, now_s: float = 100.0) -> list[Booking]:
-    return fleet_health.forgotten(router.engines.values(), router.health.lag, now_s)
+    return [*router.health.overtaken(now_s), *router.health.outlasting(now_s)]
 
 
 @pytest.mark.parametrize(("waiting", "running", "are_forgotten"), [(0, 0, True), (1, 0, False), (0, 1, False)])
@@ -216,3 +217,24 @@ def test_an_engine_that_says_it_has_all_its_calls_has_forgotten_no_stream(router
     assert len(all_forgotten(router, 60.5)) == 1
     router.report("a", msgspec.structs.replace(report(), queue=QueueState(running=1)), requested_s=60.0)
     assert all_forgotten(router, 60.5) == []
+
+
+@pytest.mark.parametrize(("waiting", "are_forgotten"), [(0, True), (1, False), (None, True)])
+def test_counts_without_a_report_say_it_too(router: Router, waiting: int | None, *, are_forgotten: bool) -> None:
+    early = booked(router, 0.0)
+    for _ in range(3):
+        overtake(router, 10.0)
+    router.no_reports("a")
+    router.counted("a", EngineCounts(0, waiting, None), 99.0)
+    assert all_forgotten(router) == [early] * are_forgotten
+
+
+def test_the_only_engine_keeps_a_call_that_it_may_have_forgotten(router: Router) -> None:
+    """One address may have several queues, and the call may wait in the busy one."""
+    early = booked(router, 0.0)
+    for _ in range(3):
+        overtake(router, 10.0)
+    router.health.unreachable("b")
+    assert all_forgotten(router) == []
+    router.health.answered("b", {"m": None})
+    assert all_forgotten(router) == [early]

@@ -24,8 +24,8 @@ def test_a_model_that_nobody_knows_is_the_callers_mistake() -> None:
 
 def test_a_model_whose_engines_are_down_is_not() -> None:
     router = new_router("a", "b")
-    assert router.health.unreachable("a") is not None
-    assert router.health.unreachable("a") is None
+    assert router.health.unreachable("a")
+    assert not router.health.unreachable("a")
     assert router.select(call("q"), 0.0).engine_id == "b"
     router.health.unreachable("b")
     with pytest.raises(NoEngineError) as caught:

@@ -267,7 +267,7 @@ class Fleet(RuleBasedStateMachine):
             assert (self.router.health.answered(engine, {"m": None}) is None) == was_up
             assert engine in self.up
         elif event == "fails":
-            assert (self.router.health.unreachable(engine) is not None) == was_up
+            assert (self.router.health.unreachable(engine) != []) == was_up
             assert engine not in self.up
         elif event == "restarts":
             fake.journal, fake.epoch, fake.stored = CacheJournal(), fake.epoch + 1, set()

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from plait.backends.protocol.dialects import DIALECTS
-from plait.backends.protocol.engine_counts import EngineCounts, read_counts
+from plait.backends.protocol.engine_counts import EngineCounts, count_ranks, in_all, read_counts, read_loads
 from plait.gateway.fleet.metrics import knowledge_of
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -34,8 +34,51 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
     ],
 )  # fmt: skip
 def test_counts_are_read_under_the_engines_names(text: bytes, counts: EngineCounts | None) -> None:
-    found = [read for row in DIALECTS.values() if (read := read_counts(row, text)) is not None]
+    found = [in_all(read.values()) for row in DIALECTS.values() if (read := read_counts(row, text))]
     assert found == ([] if counts is None else [counts])
+
+
+VLLM_RANKS = """
+vllm:prompt_tokens_total{{engine="{0}",model_name="m"}} {0}.0
+vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="8000"}} 1.0
+"""
+"""What vLLM says of a rank before the first call: it writes the blocks of all ranks for each."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_each_rank_of_vllm_has_its_part_of_the_cache(ranks: int) -> None:
+    text = "".join(VLLM_RANKS.format(rank) for rank in range(ranks))
+    assert count_ranks(DIALECTS["vllm"], text.encode()) == ranks
+    assert read_counts(DIALECTS["vllm"], text.encode()) == {}, "no gauge before the first call"
+    counted = read_counts(DIALECTS["vllm"], f'{text}vllm:num_requests_running{{engine="0"}} 3\n'.encode())
+    assert [one.kv_tokens for one in counted.values()] == [128_000 // ranks] * ranks
+    assert [one.running for one in counted.values()] == [3, *[0] * (ranks - 1)]
+    assert in_all(counted.values()).kv_tokens == 128_000
+
+
+def test_ranks_of_sglang_are_found_by_their_label() -> None:
+    """The counters of tokens are not a rank's, and a rank without a call may be missing."""
+    lines = [b'sglang:prompt_tokens_total{model_name="m"} 9.0']
+    for rank, running in ((3, 1), (1, 2)):
+        lines.append(b'sglang:num_running_reqs{dp_rank="%d",model_name="m"} %d' % (rank, running))
+        lines.append(b'sglang:max_total_num_tokens{dp_rank="%d",model_name="m"} 4096' % rank)
+    counted = read_counts(DIALECTS["sglang"], b"\n".join(lines))
+    assert counted == {1: EngineCounts(2, 0, 4_096), 3: EngineCounts(1, 0, 4_096)}
+
+
+@pytest.mark.parametrize(
+    ("body", "ranks"),
+    [
+        (b'{"loads":[{"dp_rank":0,"num_running_reqs":1},{"dp_rank":1}]}', 2),
+        (b'{"loads":[{"dp_rank":0}]}', 1),
+        (b'{"loads":[]}', 0),
+        (b'{"loads":[{}]}', 0),
+        (b"<html>", 0),
+        (b"", 0),
+    ],
+)
+def test_a_list_of_loads_counts_ranks(body: bytes, ranks: int) -> None:
+    assert read_loads(body) == ranks
 
 
 def test_calls_of_others_and_a_queue_count_in_placement_and_room() -> None:

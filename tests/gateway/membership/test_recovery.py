@@ -101,7 +101,8 @@ async def test_an_engine_that_goes_down_is_left_to_the_monitor() -> None:
     async with gateway(FakeHttp(*[LOST] * 10_000), FakeHttp(*(whole() for _ in range(3)))) as made:
         await eject(made)
         assert trial_tasks()
-        made.recovery.on_change(made.router.health.unreachable("a"))
+        for change in made.router.health.unreachable("a"):
+            made.recovery.on_change(change)
         async with asyncio.timeout(WITHIN_S):
             while trial_tasks():  # noqa: ASYNC110 - of the trial's task
                 await asyncio.sleep(0.001)
@@ -120,7 +121,12 @@ async def test_an_engine_whose_streams_break_is_not_up() -> None:
 
 @pytest.mark.parametrize(
     ("verdict", "error"),
-    [("forgotten", EngineTimeoutError), ("abandoned", EngineTimeoutError), ("overdue", EngineLostError)],
+    [
+        ("outlasting", EngineTimeoutError),
+        ("abandoned", EngineTimeoutError),
+        ("overtaken", EngineLostError),
+        ("overdue", EngineLostError),
+    ],
 )
 async def test_a_call_without_a_hope_is_given_up(
     verdict: str, error: type[EngineError], monkeypatch: pytest.MonkeyPatch
@@ -131,8 +137,7 @@ async def test_a_call_without_a_hope_is_given_up(
     bookings = [SimpleNamespace(give_up=end, placement=placement) for end in ends]
     monkeypatch.setattr(recovery, "HANG_CHECK_S", 0.001)
     async with gateway(FakeHttp()) as made:
-        owner = recovery if verdict == "forgotten" else made.router.health
-        monkeypatch.setattr(owner, verdict, lambda *_: [] if given_up.done() else bookings)
+        monkeypatch.setattr(made.router.health, verdict, lambda *_: [] if given_up.done() else bookings)
         made.recovery.open()
         assert type(await asyncio.wait_for(given_up, WITHIN_S)) is error
         made.recovery.close()

@@ -11,7 +11,7 @@ import pytest
 
 import plait.gateway.receipts.receipts
 from plait.backends.errors import LimitError, ReachedLimit
-from plait.gateway.app import build_router
+from plait.gateway.app import Gateway
 from plait.gateway.calls.call import NOWHERE, Answer, Asked, Attempt, Ending
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.outgoing import ForwardedBody
@@ -29,7 +29,7 @@ PATH = "/v1/chat/completions"
 def answered() -> Delivery:
     """A call that was compared on four engines, and has its answer."""
     engines = [{"name": f"engine-{number}", "url": f"http://127.0.0.1:{number}"} for number in range(1, 5)]
-    router = build_router(parse_config({"engines": engines}, "test"))
+    router = Gateway(parse_config({"engines": engines}, "test")).router
     for engine in engines:
         router.health.answered(str(engine["name"]), {"m": None})
     call = Call("", "m", 640, router.block_tokens, array("Q", range(10)), arrived_s=0.0)

@@ -85,6 +85,10 @@ class Iterations:
         """Record an iteration's time. The embedded engine calls this directly: its times are predicted."""
         self._durations_s.append(duration_s)
 
+    def extend(self, by_s: float) -> None:
+        """The last iteration takes longer than was recorded."""
+        self._durations_s[-1] += by_s
+
     def state(self, budget_tokens: int) -> IterationState:
         """The part of the cache-state report on iterations."""
         return IterationState(

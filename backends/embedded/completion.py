@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.engine import Engine
 from plait.backends.embedded.example_json import called_tool, example_arguments
 from plait.backends.embedded.generation import EmulatedToken, Generation, Piece, TextSource
 from plait.backends.embedded.prompts import chat_tokens
@@ -68,6 +69,7 @@ class Target:
     """Where a request runs, its id, and the gateway's annotations."""
 
     model: ServedModel
+    engine: Engine
     clock: EngineClock
     request_id: str
     annotations: EngineAnnotations = UNANNOTATED
@@ -92,14 +94,14 @@ class Completion:
         self._generations: list[Generation] = []
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
 
-    def generate(self, clock: EngineClock, call_id: str, prompt: Sequence[int], **output: Any) -> None:
+    def generate(self, engine: Engine, clock: EngineClock, call_id: str, prompt: Sequence[int], **output: Any) -> None:
         """Add a choice. `output` are the remaining arguments of `Generation`."""
         index = len(self._generations)
 
         def on_piece(piece: Piece) -> None:
             self._pieces.put_nowait((index, piece))
 
-        self._generations.append(Generation(clock, call_id, prompt, on_piece=on_piece, **output))
+        self._generations.append(Generation(engine, clock, call_id, prompt, on_piece=on_piece, **output))
 
     async def whole(self) -> Json:
         """The response object once every choice has ended."""
@@ -190,6 +192,7 @@ def _generate(
         for index in range(request.choices):
             source, natural = _output(target.model, prompt, request, index, text)
             completion.generate(
+                target.engine,
                 target.clock,
                 f"{target.request_id}-{number}",
                 prompt,
@@ -235,7 +238,7 @@ def _output_limit(request: Request, target: Target, prompt_tokens: int) -> int:
     asked = request.output_limit or 0
     target.model.check_context(prompt_tokens, max(1, asked), param)
     limit = asked or room
-    assert target.clock.engine.fits(prompt_tokens, limit), "the context is at most the KV cache"
+    assert target.engine.fits(prompt_tokens, limit), "the context is at most the KV cache"
     return limit
 
 

@@ -1,4 +1,4 @@
-"""The routes that describe the engine: its model, cache, load, health, metrics and routes."""
+"""The routes that describe the engine, or its ranks: the model, cache, load, health, metrics and routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,7 +28,8 @@ from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_files import encoded
 
-FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
+Sample = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, Mapping[str, str], float]
+"""A sample of one rank: its family's kind, name and description, its labels and its value."""
 
 COUNTERS = {
     "calls": "Calls received",
@@ -45,20 +46,34 @@ COUNTERS = {
 
 
 class EngineCollector(Collector):
-    """The metrics `plait_engine_*`, labelled with engine and model, read from the engine at each scrape."""
+    """The metrics `plait_engine_*`, labelled with engine and model, read from the engines at each scrape.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    With several ranks, vLLM's metrics have the rank as `engine`. As in vLLM, `num_gpu_blocks` is then all ranks' sum.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        settings = self._engine.settings
+        for samples in zip(*map(self._samples, range(len(self._engines))), strict=True):
+            kind, name, text, labels, _ = samples[0]
+            family = kind(name, text, labels=list(labels))
+            for _, _, _, labels, value in samples:
+                family.add_metric(list(labels.values()), value)
+            yield family
+
+    def _samples(self, rank: int) -> Iterator[Sample]:
+        engine, ranks = self._engines[rank], len(self._engines)
+        settings = engine.settings
         own = {"engine": settings.name, "model": settings.model}
-        for name, value in asdict(self._engine.counters).items():
+        for name, value in asdict(engine.counters).items():
             name_s = f"plait_engine_{name.replace('_s', '_seconds')}"
-            yield _with_sample(CounterMetricFamily(name_s, COUNTERS[name], labels=list(own)), own, value)
-        state = self._engine.cache_state(self._engine.journal.cursor)
-        waiting, running, kv, vllm = state.queue.waiting, state.queue.running, state.kv, {"model_name": settings.model}
-        cache = {"block_size": str(settings.block_tokens), "num_gpu_blocks": str(kv.total_blocks)}
+            yield CounterMetricFamily, name_s, COUNTERS[name], own, value
+        state = engine.cache_state(engine.journal.cursor)
+        of_rank = {"engine": str(rank)} if ranks > 1 else {}
+        waiting, running, kv = state.queue.waiting, state.queue.running, state.kv
+        vllm = {"model_name": settings.model, **of_rank}
+        cache = {"block_size": str(settings.block_tokens), "num_gpu_blocks": str(kv.total_blocks * ranks), **of_rank}
         for name, text, labels, value in (
             ("plait_engine_calls_waiting", "Calls in the queue", own, waiting),
             ("plait_engine_calls_running", "Calls in the batch", own, running),
@@ -69,24 +84,19 @@ class EngineCollector(Collector):
             ("vllm:num_requests_running", "Calls in the batch, under vLLM's name", vllm, running),
             ("vllm:cache_config_info", "The KV cache, under vLLM's names", cache, 1),
         ):
-            yield _with_sample(GaugeMetricFamily(name, text, labels=list(labels)), labels, value)
-
-
-def _with_sample(family: FamilyT, labels: Mapping[str, str], value: float) -> FamilyT:
-    family.add_metric(list(labels.values()), value)
-    return family
+            yield GaugeMetricFamily, name, text, labels, value
 
 
 MAX_WAIT_MS = 60_000
 
 
 class EngineRoutes:
-    """The routes, over one engine. `/health`, `/ping` and `/metrics` need no API key."""
+    """The routes, over one engine or the engines of its ranks. `/health`, `/ping` and `/metrics` need no API key."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(serving.engine))
+        self._registry.register(EngineCollector(serving.engines))
         self.routes = [
             serving.route("/v1/models", self._models, "GET"),
             serving.route("/cache_state", self._cache_state, "GET"),
@@ -113,7 +123,11 @@ class EngineRoutes:
         since, wait_ms = _integer(request, "since"), _integer(request, "wait_ms") or 0
         wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
         asked = request.query_params
-        state = await self._serving.clock.cache_state(since, asked.get("epoch"), wait_s, asked.get("gateway"))
+        rank, ranks = self._serving.rank_of(asked.get("rank", "0"), "rank"), len(self._serving.engines)
+        engine, clock = self._serving.engines[rank], self._serving.clocks[rank]
+        state = await clock.cache_state(engine, since, asked.get("epoch"), wait_s, asked.get("gateway"))
+        if ranks > 1:
+            state = msgspec.structs.replace(state, rank=rank, ranks=ranks)
         if "msgpack" in request.headers.get("accept", ""):
             return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
         return json_response(state)
@@ -121,10 +135,11 @@ class EngineRoutes:
     async def _call_objectives(self, request: Request) -> Response:
         changes = read_changes(await request.body(), self._serving.annotations)
         scaled = (in_emulated_time(one, self._serving.time_scale) for one in changes)
-        return json_response(ChangesAnswer(self._serving.engine.refinable.refine(scaled)))
+        engine = self._serving.engines[self._serving.named_rank(request) or 0]
+        return json_response(ChangesAnswer(engine.refinable.refine(scaled)))
 
     async def _tokenizer(self, _request: Request) -> Response:
-        tokenizer, fingerprint = self._serving.model.tokenizer, self._serving.engine.tokenizer
+        tokenizer, fingerprint = self._serving.model.tokenizer, self._serving.engines[0].tokenizer
         files = await asyncio.to_thread(tokenizer.files)
         if not files or fingerprint is None:
             raise NotFoundError(f"The tokenizer '{tokenizer.name}' of this engine has no files to offer.")
@@ -134,8 +149,8 @@ class EngineRoutes:
         return json_response({"version": version("plait")})
 
     async def _load(self, _request: Request) -> Response:
-        engine = self._serving.engine
-        return json_response({"server_load": len(engine.running) + len(engine.waiting)})
+        load = sum(len(engine.running) + len(engine.waiting) for engine in self._serving.engines)
+        return json_response({"server_load": load})
 
     async def _health(self, _request: Request) -> Response:
         return Response(status_code=200)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.clock import EngineClock
+from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.policy.prefix.block_hash import HashChain
@@ -120,6 +121,7 @@ class Generation:
 
     def __init__(
         self,
+        engine: Engine,
         clock: EngineClock,
         call_id: str,
         prompt: Sequence[int],
@@ -133,6 +135,7 @@ class Generation:
         annotations: EngineAnnotations = UNANNOTATED,
     ) -> None:
         self._ends_by_itself = natural_tokens is not None and natural_tokens <= limit
+        self._engine = engine
         self._clock = clock
         self._source = source
         self._stop = tuple(stop)
@@ -142,7 +145,7 @@ class Generation:
         self.call = self._embedded_call(
             call_id, prompt, root, annotations, limit=limit, final_tokens=min(natural_tokens or limit, limit)
         )
-        clock.add(self.call, self._on_output)
+        clock.add(engine, self.call, self._on_output)
 
     def __iter__(self) -> Generation:
         return self
@@ -155,7 +158,7 @@ class Generation:
 
     def abort(self) -> None:
         """Abort, because the client has gone. No effect once the completion has ended."""
-        self._clock.abort(self.call)
+        self._clock.abort(self._engine, self.call)
 
     def _embedded_call(
         self,
@@ -167,7 +170,7 @@ class Generation:
         limit: int,
         final_tokens: int,
     ) -> EmbeddedCall:
-        engine, now_s = self._clock.engine, self._clock.now_s()
+        engine, now_s = self._engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)
         same = engine.granularity_tokens == engine.settings.block_tokens
         return EmbeddedCall(
@@ -191,7 +194,7 @@ class Generation:
         text = "".join(text for _, text in self._held)
         cut, stop = min(((at, stop) for stop in self._stop if (at := text.find(stop)) >= 0), default=(-1, None))
         if cut >= 0:
-            self._clock.end(self.call)
+            self._clock.end(self._engine, self.call)
             self._take(text[:cut], len(self._held), "stop", stop)
         elif output.finished:
             self._take(text, len(self._held), "stop" if self._ends_by_itself else "length")

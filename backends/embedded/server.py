@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.backends.embedded.beside_chat import RoutesBesideChat
-from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.completion_routes import CompletionRoutes, TokenRoutes
 from plait.backends.embedded.engine import Engine, EngineSettings
@@ -46,19 +45,33 @@ class ServerSettings:
     api_key: str | None = None
     stock: bool = False
     chat_only: bool = False
+    ranks: int = 1
+    """Data-parallel ranks: engines with the settings of `engine`, called `NAME@RANK` if there are several."""
+    lockstep: bool = False
+    """The ranks step together, as those of a mixture of experts do."""
 
 
 class EmbeddedServer:
-    """One engine and its routes. `app` is the ASGI application. The cache is empty at first, and the epoch is new."""
+    """The routes over one engine, or over the engines of its ranks. `app` is the ASGI application.
+
+    The caches are empty at first, and the epochs are new.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         tokenizer = settings.model.tokenizer.fingerprint
-        self.engine = Engine(settings.engine, settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
+        self.engines = [
+            Engine(of_rank, settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
+            for of_rank in _settings_of_ranks(settings.engine, settings.ranks)
+        ]
         # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
         self._serving = Serving(
-            engine=self.engine, model=model, time_scale=settings.time_scale, api_key=settings.api_key
+            engines=self.engines,
+            lockstep=settings.lockstep,
+            model=model,
+            time_scale=settings.time_scale,
+            api_key=settings.api_key,
         )
         self._routes = [
             route
@@ -75,12 +88,18 @@ class EmbeddedServer:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._serving.clock = EngineClock(self.engine, self._serving.time_scale)
+        self._serving.start()
         yield
-        await self._serving.clock.close()
+        await self._serving.close()
 
     async def _openapi(self, _request: Request) -> Response:
         return json_response(description_of(self._routes))
+
+
+def _settings_of_ranks(settings: EngineSettings, ranks: int) -> list[EngineSettings]:
+    if ranks == 1:
+        return [settings]
+    return [replace(settings, name=f"{settings.name}@{rank}") for rank in range(ranks)]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

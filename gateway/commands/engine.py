@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-context-tokens", type=positive, help="prompt and output (default: the KV cache)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
+    parser.add_argument("--ranks", type=positive, default=1, help="data-parallel ranks, each with a KV cache")
+    parser.add_argument("--lockstep", action="store_true", help="ranks step together, as with experts over ranks")
     parser.add_argument("--api-key", help="require this bearer token")
     parser.add_argument("--stock", action="store_true", help="answer as an engine without Plait's adapter")
     parser.add_argument("--chat-only", action="store_true", help="have no routes of Responses and Messages")
@@ -56,6 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     configure_logging(arguments.log_level, "auto")
     profile = load_profile(arguments.profile)
     kv_tokens = arguments.kv_tokens or profile.kv.tokens
+    if arguments.lockstep and arguments.ranks == 1:
+        raise ValueError("--lockstep says nothing without --ranks")
     context_tokens = min(arguments.max_context_tokens or kv_tokens, kv_tokens)
     settings = ServerSettings(
         engine=EngineSettings(
@@ -74,6 +78,8 @@ def run(arguments: argparse.Namespace) -> None:
         api_key=arguments.api_key,
         stock=arguments.stock,
         chat_only=arguments.chat_only,
+        ranks=arguments.ranks,
+        lockstep=arguments.lockstep,
     )
     run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)
 

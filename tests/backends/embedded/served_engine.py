@@ -50,7 +50,9 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 @asynccontextmanager
-async def serving(api_key: str | None = None, tokenizer: str = "bytes") -> AsyncIterator[Served]:
+async def serving(
+    api_key: str | None = None, tokenizer: str = "bytes", ranks: int = 1, lockstep: bool = False
+) -> AsyncIterator[Served]:
     server = EmbeddedServer(
         ServerSettings(
             engine=EngineSettings(name="e", model="m", kv_tokens=KV_TOKENS),
@@ -58,6 +60,8 @@ async def serving(api_key: str | None = None, tokenizer: str = "bytes") -> Async
             model=ServedModel("m", load_tokenizer(tokenizer), KV_TOKENS),
             time_scale=10_000.0,
             api_key=api_key,
+            ranks=ranks,
+            lockstep=lockstep,
         )
     )
     transport = httpx.ASGITransport(server.app)

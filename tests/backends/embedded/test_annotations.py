@@ -93,7 +93,7 @@ async def test_every_scheduler_serves_and_is_reported(scheduler: str) -> None:
         body = {"model": "m", "prompt": "hi", "max_tokens": 3, "vllm_xargs": {"plait_ttft_ms": 500}}
         response = await http.post("/v1/completions", json=body)
         assert response.json()["usage"]["completion_tokens"] == 3
-        state: CacheState = server.engine.cache_state()
+        state: CacheState = server.engines[0].cache_state()
         assert state.scheduler.policy == scheduler
 
 

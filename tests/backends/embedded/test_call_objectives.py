@@ -116,7 +116,7 @@ def test_whatever_changes_every_call_finishes(
 
 async def test_the_route_says_how_many_calls_are_known(served: Served) -> None:
     call = embedded_call(0)
-    served.server.engine.add(call)
+    served.server.engines[0].add(call)
     changes = [
         {"plait_handle": "0", "plait_ttft_ms": 1000, "plait_objective": "latency"},
         {"plait_handle": "gone", "plait_tpot_ms": 40},
@@ -125,8 +125,8 @@ async def test_the_route_says_how_many_calls_are_known(served: Served) -> None:
     assert (answer.status_code, answer.json()) == (200, {"known": 1})
     assert call.slo == Slo(ttft_s=10_000.0), "in emulated time"
     assert call.objective is Objective.LATENCY
-    assert served.server.engine.cache_state().scheduler.takes_objectives
-    served.server.engine.remove(call)
+    assert served.server.engines[0].cache_state().scheduler.takes_objectives
+    served.server.engines[0].remove(call)
 
 
 async def test_a_body_that_is_none_is_refused(served: Served) -> None:
@@ -145,4 +145,4 @@ async def test_it_needs_the_engines_key() -> None:
 async def test_a_request_carries_its_handle(served: Served) -> None:
     await served.http.post("/call_objectives", json=[{"plait_handle": "h", "plait_jct_ms": 60_000}])
     await served.complete(max_tokens=2, n=2, vllm_xargs={"plait_handle": "h"})
-    assert served.server.engine.cache_state().scheduler.slo_attainment == 1.0, "the change came before the call"
+    assert served.server.engines[0].cache_state().scheduler.slo_attainment == 1.0, "the change came before the call"

@@ -17,10 +17,18 @@ COSTS = CostModel(PiecewiseLinear(((1, 0.5),), 0.0), 0.0, 0.0, 0.0, LongAttentio
 FOREVER_S = 100.0
 
 
+def new_engine() -> Engine:
+    return Engine(EngineSettings(name="e", model="m", kv_tokens=1_024), COSTS, epoch="now")
+
+
 @pytest.fixture
-async def clock() -> AsyncIterator[EngineClock]:
-    engine = Engine(EngineSettings(name="e", model="m", kv_tokens=1_024), COSTS, epoch="now")
-    clock = EngineClock(engine, time_scale=1_000.0)
+def engine() -> Engine:
+    return new_engine()
+
+
+@pytest.fixture
+async def clock(engine: Engine) -> AsyncIterator[EngineClock]:
+    clock = EngineClock([engine], time_scale=1_000.0)
     yield clock
     await clock.close()
 
@@ -30,96 +38,98 @@ def new_call(clock: EngineClock, tokens: int = 64, output: int = 3) -> EmbeddedC
     return EmbeddedCall("c", clock.now_s(), tokens, chain=chain, tree_chain=tree_chain, final_output_tokens=output)
 
 
-async def run(clock: EngineClock, call: EmbeddedCall) -> list[Output]:
+async def run(clock: EngineClock, engine: Engine, call: EmbeddedCall) -> list[Output]:
     outputs: asyncio.Queue[Output] = asyncio.Queue()
-    clock.add(call, outputs.put_nowait)
+    clock.add(engine, call, outputs.put_nowait)
     received = [await outputs.get()]
     while not received[-1].finished:
         received.append(await outputs.get())
     return received
 
 
-async def test_each_token_comes_after_its_iteration(clock: EngineClock) -> None:
+async def test_each_token_comes_after_its_iteration(clock: EngineClock, engine: Engine) -> None:
     began_s = clock.now_s()
-    outputs = await run(clock, new_call(clock))
+    outputs = await run(clock, engine, new_call(clock))
     assert [output.finished for output in outputs] == [False, False, True]
     assert clock.now_s() - began_s >= 3 * 0.5
-    assert clock.engine.counters.busy_s == 1.5
+    assert engine.counters.busy_s == 1.5
 
 
-async def test_it_sleeps_while_idle_and_wakes_for_the_next_call(clock: EngineClock) -> None:
+async def test_it_sleeps_while_idle_and_wakes_for_the_next_call(clock: EngineClock, engine: Engine) -> None:
     for _ in range(3):
-        assert len(await run(clock, new_call(clock))) == 3
+        assert len(await run(clock, engine, new_call(clock))) == 3
         await asyncio.sleep(0.001)
-        assert clock.engine.idle
-    assert clock.engine.counters.iterations == 9
+        assert engine.idle
+    assert engine.counters.iterations == 9
 
 
-async def test_calls_that_wait_together_are_batched(clock: EngineClock) -> None:
-    await asyncio.gather(*(run(clock, new_call(clock)) for _ in range(5)))
-    assert clock.engine.counters.iterations == 3
+async def test_calls_that_wait_together_are_batched(clock: EngineClock, engine: Engine) -> None:
+    await asyncio.gather(*(run(clock, engine, new_call(clock)) for _ in range(5)))
+    assert engine.counters.iterations == 3
 
 
-async def test_an_aborted_call_is_told_nothing_more(clock: EngineClock) -> None:
+async def test_an_aborted_call_is_told_nothing_more(clock: EngineClock, engine: Engine) -> None:
     heard: list[Output] = []
     call = new_call(clock, output=1_000)
-    clock.add(call, heard.append)
-    await run(clock, new_call(clock))
-    clock.abort(call)
+    clock.add(engine, call, heard.append)
+    await run(clock, engine, new_call(clock))
+    clock.abort(engine, call)
     count = len(heard)
-    clock.abort(call)
-    clock.end(call)
-    await run(clock, new_call(clock))
+    clock.abort(engine, call)
+    clock.end(engine, call)
+    await run(clock, engine, new_call(clock))
     assert 0 < count == len(heard)
-    assert clock.engine.counters.aborted_calls == 1
-    assert clock.engine.running == []
+    assert engine.counters.aborted_calls == 1
+    assert engine.running == []
 
 
-async def test_ending_a_call_early_is_no_abort(clock: EngineClock) -> None:
+async def test_ending_a_call_early_is_no_abort(clock: EngineClock, engine: Engine) -> None:
     call = new_call(clock, output=1_000)
-    clock.add(call, lambda _: clock.end(call))
-    await run(clock, new_call(clock))
+    clock.add(engine, call, lambda _: clock.end(engine, call))
+    await run(clock, engine, new_call(clock))
     assert call.output_tokens == 1
-    assert clock.engine.counters.aborted_calls == 0
+    assert engine.counters.aborted_calls == 0
 
 
-async def test_a_report_waits_for_a_change(clock: EngineClock) -> None:
-    waiting = asyncio.create_task(clock.cache_state(0, "now", FOREVER_S))
+async def test_a_report_waits_for_a_change(clock: EngineClock, engine: Engine) -> None:
+    waiting = asyncio.create_task(clock.cache_state(engine, 0, "now", FOREVER_S))
     await asyncio.sleep(0.002)
     assert not waiting.done()
-    await run(clock, new_call(clock))
+    await run(clock, engine, new_call(clock))
     state = await waiting
     assert (state.cursor, len(state.stored), state.snapshot) == (1, 1, False)
 
 
-async def test_calls_are_news_for_other_gateways(clock: EngineClock) -> None:
+async def test_calls_are_news_for_other_gateways(clock: EngineClock, engine: Engine) -> None:
     """Not for the gateway that has sent them: it knows them."""
-    waiting = asyncio.create_task(clock.cache_state(0, "now", FOREVER_S, "other"))
+    waiting = asyncio.create_task(clock.cache_state(engine, 0, "now", FOREVER_S, "other"))
     await asyncio.sleep(0.002)
     call = new_call(clock, tokens=32, output=1_000)
     call.gateway = "own"
-    clock.add(call, lambda _: None)
-    assert not clock.engine.has_news(0, "own")
+    clock.add(engine, call, lambda _: None)
+    assert not engine.has_news(0, "own")
     state = await waiting
     assert [one.gateway for one in state.calls or ()] == ["own"]
-    clock.abort(call)
-    assert (await clock.cache_state(state.cursor, "now", FOREVER_S, "other")).ended == [1]
+    clock.abort(engine, call)
+    assert (await clock.cache_state(engine, state.cursor, "now", FOREVER_S, "other")).ended == [1]
 
 
-async def test_a_report_waits_no_longer_than_asked(clock: EngineClock) -> None:
-    state = await clock.cache_state(0, "now", 0.002)
+async def test_a_report_waits_no_longer_than_asked(clock: EngineClock, engine: Engine) -> None:
+    state = await clock.cache_state(engine, 0, "now", 0.002)
     assert (state.cursor, state.stored, state.snapshot) == (0, [], False)
 
 
 @pytest.mark.parametrize(("since", "epoch"), [(None, "now"), (None, None), (1, "before"), (0, None), (9, "now")])
-async def test_a_report_with_news_does_not_wait(clock: EngineClock, since: int | None, epoch: str | None) -> None:
+async def test_a_report_with_news_does_not_wait(
+    clock: EngineClock, engine: Engine, since: int | None, epoch: str | None
+) -> None:
     """A first request, one of another epoch, one behind, one from the future."""
-    await run(clock, new_call(clock))
-    state = await clock.cache_state(since, epoch, FOREVER_S)
+    await run(clock, engine, new_call(clock))
+    state = await clock.cache_state(engine, since, epoch, FOREVER_S)
     assert [len(run.hashes) for run in state.stored] == [1]
     assert state.snapshot == (since != 0)
 
 
-async def test_time_does_not_stand_still(clock: EngineClock) -> None:
+async def test_time_does_not_stand_still(engine: Engine) -> None:
     with pytest.raises(ValueError, match="above 0, not 0"):
-        EngineClock(clock.engine, time_scale=0)
+        EngineClock([engine], time_scale=0)

@@ -31,15 +31,15 @@ class Clock:
     def now_s(self) -> float:
         return 7.0
 
-    def add(self, call: EmbeddedCall, on_output: OnOutput) -> None:
+    def add(self, _engine: Engine, call: EmbeddedCall, on_output: OnOutput) -> None:
         self.listeners[call] = on_output
         self.engine.add(call)
 
-    def end(self, call: EmbeddedCall) -> None:
+    def end(self, _engine: Engine, call: EmbeddedCall) -> None:
         if self.listeners.pop(call, None) is not None:
             assert self.engine.remove(call)
 
-    def abort(self, call: EmbeddedCall) -> None:
+    def abort(self, _engine: Engine, call: EmbeddedCall) -> None:
         self.aborted.append(call)
 
     def run(self) -> None:
@@ -64,6 +64,7 @@ def generate(
     clock, pieces = Clock(), list[Piece]()
     source = iter([EmulatedToken(number, text) for number, text in enumerate(texts)])
     generation = Generation(
+        clock.engine,
         cast("EngineClock", clock),
         "c",
         [1, 2, 3],
@@ -132,8 +133,8 @@ def test_the_call_has_the_prompts_chains_in_both_block_lengths() -> None:
     for block_tokens, same in ((16, False), (64, True)):
         clock = Clock(block_tokens)
         generation = Generation(
-            cast("EngineClock", clock), "c", range(130), source=iter([]), natural_tokens=None, limit=1, stop=(), root=0,
-            on_piece=lambda _: None,
+            clock.engine, cast("EngineClock", clock), "c", range(130), source=iter([]), natural_tokens=None, limit=1,
+            stop=(), root=0, on_piece=lambda _: None,
         )  # fmt: skip
         call = generation.call
         assert (call.prompt_tokens, call.arrived_s) == (130, 7.0)

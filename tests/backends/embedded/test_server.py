@@ -32,7 +32,7 @@ TOOL = {
 async def served() -> AsyncIterator[Served]:
     async with serving() as served:
         yield served
-        assert served.server.engine.running == served.server.engine.waiting == []
+        assert served.server.engines[0].running == served.server.engines[0].waiting == []
 
 
 # Chat completions.
@@ -234,7 +234,7 @@ async def test_what_it_refuses_as_openai_would(
     assert (response.status_code, error["code"], error["param"]) == refusal
     assert error["type"] == "invalid_request_error"
     assert error["message"]
-    assert served.server.engine.counters.calls == 0
+    assert served.server.engines[0].counters.calls == 0
 
 
 async def test_an_empty_prompt_is_called_empty(served: Served) -> None:
@@ -277,7 +277,7 @@ async def test_a_client_that_goes_away_aborts_its_calls(served: Served, stream: 
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
     request = asyncio.create_task(served.server.app(scope, receive, send))
-    engine = served.server.engine
+    engine = served.server.engines[0]
     while engine.counters.output_tokens < 4:  # noqa: ASYNC110 - of the engine's own task
         await asyncio.sleep(0)
     gone.set()

@@ -218,12 +218,17 @@ class Router:
     ) -> None:
         """Add a new engine in the state untried. It is the next rank of an `address` (None: one of its own).
 
+        The ranks of an address share one pace: ranks with experts step together, so one that only decodes seems slow
+        while its busy siblings do not.
+
         While it does not report, its estimated cache has `kv_tokens`, or `profile_kv_tokens` if neither the engine nor
         the configuration gives a size, or else `assumed_kv_tokens`; `host_kv_tokens` more are in host memory. `hang_s`
         is how long a trial of a quiet engine may have no answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # policies compare cost models by identity
-        residency, pace = Residency(engine_id, self.tree), EnginePace(self._fleet_pace)
+        ranks = self.addresses.setdefault(engine_id if address is None else address, [])
+        residency = Residency(engine_id, self.tree)
+        pace = ranks[0].view.pace if ranks else EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
         progress = Progress(hang_s)
@@ -232,11 +237,10 @@ class Router:
             profile_tokens=profile_kv_tokens, assumed_tokens=assumed_kv_tokens, host_tokens=host_kv_tokens,
         )  # fmt: skip
         since = self.health.wall_s()
-        address = engine_id if address is None else address
-        is_ranked, ranks = address != engine_id, self.addresses.setdefault(address, [])
         self.engines[engine_id] = engine = FleetEngine(
-            view, health or Health(), cache, progress, address, host, is_ranked, health_since=since
-        )
+            view, health or Health(), cache, progress, address or engine_id, host,
+            is_ranked=bool(address) and address != engine_id, health_since=since,
+        )  # fmt: skip
         if ranks:  # a rank refuses what the others refuse
             engine.refused_fields = ranks[0].refused_fields
         ranks.append(engine)
@@ -277,8 +281,9 @@ class Router:
         engine.view.tiers.use(())
         self.answers.forget(engine_id)
         self.hand_over.end(engine_id)
-        engine.view.pace.leave()
         del self.engines[engine_id], self.tree.ends[engine_id]
+        if all(one.view.pace is not engine.view.pace for one in self.engines.values()):
+            engine.view.pace.leave()
         self.models.refresh()
 
     def report(

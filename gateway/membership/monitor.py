@@ -53,6 +53,9 @@ MIN_REPORT_INTERVAL_S = 0.02
 a long poll that took longer, the next one follows at once.
 """
 
+SOON_S = 0.1
+"""The pause of a rank's reports until its address answers."""
+
 MODELS_INTERVAL_S = 5.0
 """The period of `_read_again`."""
 
@@ -189,9 +192,11 @@ class Monitor:
                 requested_s = loop_time_s()
                 pause_s, known = self._upstream.probe_interval_s, self._router.engines[engine_id]
                 with suppress(*FAILURES):
-                    if self._first(engine).cache.kind is None and engine.name in self._offers:
+                    if known.health.state in NOT_THERE:
+                        pause_s = SOON_S
+                    elif self._first(engine).cache.reports is False and self._first(engine).cache.kind is None:
                         self._router.no_reports(engine_id)
-                    elif known.health.state not in NOT_THERE and await self._poll(engine, known, requests, feed):
+                    elif await self._poll(engine, known, requests, feed):
                         pause_s = MIN_REPORT_INTERVAL_S
                 await asyncio.sleep(max(0.0, requested_s + pause_s - loop_time_s()))
 
@@ -326,7 +331,7 @@ class Monitor:
             report = await feed.next(known.cache.epoch, known.cache.cursor)
             if report.ranks != len(self._router.addresses[engine.name]):
                 self._use_other_ranks(engine, report)
-                return False
+                return True
             agreement = self._agreements.of(engine.name, self._offers[engine.name], report.tokenizer, report.chats)
             self._router.report(engine_id, report, requested_s, agreement, now_s=loop_time_s())
             self._router.health.identified(engine_id, report.epoch)

@@ -73,7 +73,7 @@ async def test_a_killed_server_with_ranks_costs_no_call_that_has_no_byte(launch:
 @pytest.mark.parametrize("names", ["a", "ab"])
 async def test_a_call_behind_a_busy_rank_is_not_cut(tmp_path: Path, names: str) -> None:
     """One address may have several queues. Those in the busy one wait, while the others overtake them."""
-    with engines_of_demo(tmp_path, names, "--first-s", "0.05") as (gateway, _):
+    with engines_of_demo(tmp_path, names, "--first-s", "0.4") as (gateway, _):
         async with Client(gateway.port) as client:
 
             async def ask(worker: int) -> list[tuple[dict[str, Any], Answer]]:

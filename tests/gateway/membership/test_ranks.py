@@ -1,0 +1,174 @@
+"""A gateway finds the data-parallel ranks behind its addresses, follows each, and asks for metrics once an address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from plait.backends.protocol.cache_state import CacheState
+from plait.gateway.app import Gateway
+from plait.gateway.config.file import ConfigError, parse_config
+from plait.gateway.fleet.health import HealthState
+from tests.gateway.membership.fake_http import answer_requests
+from tests.gateway.membership.watched_engine import report
+from tests.waiting import WITHIN_S
+
+TICK_S = 0.002
+VLLM = """
+vllm:prompt_tokens_total{{engine="{0}"}} 1.0
+vllm:num_requests_running{{engine="{0}"}} {0}.0
+vllm:num_requests_waiting{{engine="{0}"}} 0.0
+vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="3000"}} 1.0
+"""
+
+
+class Server:
+    """A server with ranks. `reports`: with Plait's adapter, whose ranks have a report each, and then no news."""
+
+    def __init__(self, ranks: int, *, owner: str = "vllm", reports: bool = False) -> None:
+        self.ranks = ranks
+        self.owner = owner
+        self.reports = reports
+        self.reachable = True
+        self.asked = Counter[str]()
+
+    async def answer(self, request: httpx.Request) -> httpx.Response:
+        path, query = request.url.path, dict(request.url.params)
+        self.asked[path] += 1
+        if not self.reachable:
+            raise httpx.ConnectError("refused", request=request)
+        if path == "/v1/models":
+            return self._json({"data": [{"id": "m", "owned_by": self.owner}]})
+        if path == "/metrics" and self.owner == "vllm":
+            return httpx.Response(200, content="".join(VLLM.format(rank) for rank in range(self.ranks)).encode())
+        if path == "/v1/loads" and self.owner == "sglang":
+            return self._json({"loads": [{"dp_rank": rank} for rank in range(self.ranks)]})
+        if path == "/cache_state" and self.reports:
+            return await self._report(query.get("rank", "0"), is_known="since" in query)
+        return httpx.Response(404)
+
+    async def _report(self, rank: str, *, is_known: bool) -> httpx.Response:
+        while is_known:  # no news  # noqa: ASYNC110
+            await asyncio.sleep(TICK_S)
+        state = report(int(rank), epoch=f"epoch-{rank}")
+        state = msgspec.structs.replace(state, rank=int(rank), ranks=self.ranks)
+        return httpx.Response(200, content=msgspec.msgpack.encode(state))
+
+    def _json(self, answer: Any) -> httpx.Response:
+        return httpx.Response(200, content=msgspec.json.encode(answer))
+
+
+@asynccontextmanager
+async def serving(monkeypatch: pytest.MonkeyPatch, server: Server, **engine: Any) -> AsyncIterator[Gateway]:
+    answer_requests(monkeypatch, server.answer)
+    engines = [{"name": "a", "url": "http://127.0.0.1:1", **engine}]
+    gateway = Gateway(parse_config({"engines": engines, "upstream": {"probe_interval_s": TICK_S}}, "test"))
+    async with gateway.running(), asyncio.timeout(WITHIN_S):
+        yield gateway
+
+
+def up(gateway: Gateway) -> list[str]:
+    engines = gateway.router.engines
+    return [name for name, engine in engines.items() if engine.health.state is HealthState.UP]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - of the gateway's own tasks
+        await asyncio.sleep(TICK_S)
+
+
+NAMES = ["a@0", "a@1", "a@2"]
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+async def test_a_stock_server_tells_its_ranks_before_it_takes_calls(
+    monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    server = Server(3, owner=owner)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: bool(up(gateway)))
+        assert up(gateway) == NAMES
+        await until(lambda: all(engine.cache.reports is False for engine in gateway.router.engines.values()))
+
+
+async def test_each_rank_has_its_counts_from_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: bool(up(gateway)))
+        await until(lambda: all(engine.counts is not None for engine in gateway.router.engines.values()))
+        asked = server.asked["/metrics"]
+        counts = [engine.counts for engine in gateway.router.engines.values()]
+        assert [(one.running, one.kv_tokens) for one in counts if one] == [(0, 16_000), (1, 16_000), (2, 16_000)]
+        assert asked == 2, "once for the ranks, once for the counts"
+
+
+async def test_ranks_that_are_switched_off_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, Server(3), ranks=1) as gateway:
+        await until(lambda: gateway.router.engines["a"].counts is not None)
+        counts = gateway.router.engines["a"].counts
+        assert ([*gateway.router.engines], counts and (counts.running, counts.kv_tokens)) == (["a"], (3, 48_000))
+
+
+async def test_each_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3, owner="plait", reports=True)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        engines = gateway.router.engines
+        await until(lambda: all(engine.cache.last_report is not None for engine in engines.values()))
+        assert [engine.process for engine in engines.values()] == ["epoch-0", "epoch-1", "epoch-2"]
+
+
+async def test_ranks_are_counted_again_after_the_address_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        server.reachable = False
+        await until(lambda: not up(gateway))
+        server.reachable, server.ranks = True, 1
+        await until(lambda: up(gateway) == ["a"])
+        assert [*gateway.router.engines] == ["a"]
+
+
+async def test_a_report_with_another_number_than_the_configured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3, reports=True)
+    async with serving(monkeypatch, server, ranks=2) as gateway:
+        await until(lambda: gateway.router.engines["a@0"].cache.problem is not None)
+        assert "3 data-parallel ranks, and `ranks` says 2" in (gateway.router.engines["a@0"].cache.problem or "")
+        assert [*gateway.router.engines] == ["a@0", "a@1"]
+
+
+async def test_an_address_is_shown_drained_and_removed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, Server(3)) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        (shown,) = gateway.engines.describe_all()
+        assert (shown["name"], shown["health"], [*shown["ranks"]]) == ("a", "up", NAMES)
+        gateway.engines.drain("a", draining=True)
+        assert all(engine.draining for engine in gateway.router.engines.values())
+        gateway.engines.remove("a")
+        assert not gateway.router.engines
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"url": "http://127.0.0.1:8000@3"}, "leave @ and the number out"),
+        ({"name": "a@1"}, "is that of a rank"),
+        ({"ranks": 0}, "from 1 to 1024"),
+    ],
+)
+def test_a_rank_is_never_configured_by_itself(engine: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_config({"engines": [{"name": "a", "url": "http://127.0.0.1:1", **engine}]}, "test")
+
+
+def test_a_report_of_a_rank_that_cannot_be_is_refused() -> None:
+    state: CacheState = msgspec.structs.replace(report(), rank=2, ranks=2)
+    with pytest.raises(ValueError, match="its ranks cannot be"):
+        state.check()

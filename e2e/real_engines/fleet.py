@@ -93,6 +93,7 @@ def new_gateway(
     admission: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
     probe_interval_s: float = 0.05,
+    engine_fields: Mapping[str, Any] | None = None,
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
@@ -108,7 +109,7 @@ def new_gateway(
                 **({} if chat_template is None else {"chat_template": str(chat_template)}),
             }
         ],
-        "engines": [{"name": engine.name, "url": engine.url} for engine in engines.values()],
+        "engines": [{"name": one.name, "url": one.url, **(engine_fields or {})} for one in engines.values()],
         **({"tenants": list(tenants)} if tenants else {}),
         **({"store": dict(store)} if store else {}),
     }

@@ -334,9 +334,8 @@ class Router:
         The next probe takes over the contexts.
         """
         ranks = self.addresses[address]
-        if kind is not None and any(
-            engine.cache.kind is not None for engine in ranks
-        ):  # its adapter has reported since
+        has_reported = any(engine.cache.kind is not None for engine in ranks)
+        if kind is not None and has_reported:
             return
         before = ranks[0].kind
         for engine in ranks:

@@ -18,26 +18,26 @@ class Lockstep:
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
+        self.engines = engines
         self._ends_s = 0.0
 
     @property
     def idle(self) -> bool:
         """Whether no rank has an iteration in flight, so that a new call needs a `step`."""
-        return all(engine.idle for engine in self._engines)
+        return all(engine.idle for engine in self.engines)
 
     def step(self, now_s: float) -> Step:
         """End the iterations in flight and begin the next. No effect before the end of those in flight."""
         if now_s < self._ends_s and not self.idle:
             return Step((), self._ends_s)
-        steps = [engine.step(now_s) for engine in self._engines]
+        steps = [engine.step(now_s) for engine in self.engines]
         outputs = tuple(output for step in steps for output in step.outputs)
-        stepped = zip(self._engines, steps, strict=True)
+        stepped = zip(self.engines, steps, strict=True)
         ends = [(step.ends_s, engine) for engine, step in stepped if step.ends_s is not None]
         if self.idle:
             return Step(outputs, min((ends_s for ends_s, _ in ends), default=None))  # the next load has ended
         self._ends_s = max(ends_s for ends_s, engine in ends if not engine.idle)
-        for engine in self._engines:
+        for engine in self.engines:
             if not engine.idle:
                 engine.extend(self._ends_s)
         return Step(outputs, self._ends_s)

@@ -24,7 +24,7 @@ class RankBalancer:
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
+        self.engines = engines
         self._first = 0
         self._counted_s = -inf
         self._waiting: list[int] = []
@@ -35,7 +35,7 @@ class RankBalancer:
         """The rank for a call that the caller adds to its engine at once."""
         if now_s >= self._counted_s + COUNTED_S:
             self._count(now_s)
-        ranks = len(self._engines)
+        ranks = len(self.engines)
         chosen = min(((self._first + turn) % ranks for turn in range(ranks)), key=self._score)
         self._waiting[chosen] += 1
         self._first = (self._first + 1) % ranks
@@ -43,12 +43,12 @@ class RankBalancer:
 
     def _count(self, now_s: float) -> None:
         self._counted_s = now_s
-        self._waiting = [len(engine.waiting) for engine in self._engines]
-        self._running = [len(engine.running) for engine in self._engines]
-        self._usage = [engine.kv_usage for engine in self._engines]
+        self._waiting = [len(engine.waiting) for engine in self.engines]
+        self._running = [len(engine.running) for engine in self.engines]
+        self._usage = [engine.kv_usage for engine in self.engines]
 
     def _score(self, rank: int) -> float:
-        engine, waiting = self._engines[rank], self._waiting[rank]
+        engine, waiting = self.engines[rank], self._waiting[rank]
         unfinished = len(engine.waiting) + len(engine.running)
         calls = max(unfinished, waiting + self._running[rank])
         return calls + waiting * USAGE_WEIGHT * max(0.0, self._usage[rank] - USAGE_START)

@@ -21,6 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.embedded.lockstep import Lockstep
+from plait.backends.embedded.rank_balancer import RankBalancer
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
@@ -76,6 +78,12 @@ class Experiment:
     seed: int = 1
     zipf: float = 1.1
     engines: int = 4
+    ranks: int = 1
+    """Each of the `engines` is a server of so many data-parallel ranks."""
+    lockstep: bool = False
+    """The ranks of a server step together."""
+    balanced: bool = False
+    """Gateways know the servers' addresses alone, and each server chooses the rank of a call."""
     profile: str = "a6000-mistral-7b"
     kv_tokens: int | None = None
     block_tokens: int = 16
@@ -187,11 +195,13 @@ def simulate(
     title = (policy_of(policy) if isinstance(policy, str) else policy).title
     label = f"{title}, {rate_per_s:.1f} calls/s" if rate_per_s else f"{title}, all at once"
     fleet = _Fleet(experiment, workload, policy)
+    engines, lockstep = fleet.engines()
     router, *more = (fleet.router(number) for number in range(experiment.gateways))
     simulation = Simulation(
         router,
-        fleet.engines(),
+        engines,
         MODEL,
+        lockstep=lockstep,
         more=more,
         report_interval_s=experiment.report_interval_s,
         report_delay_s=experiment.report_delay_s,
@@ -274,25 +284,38 @@ class _Fleet:
         block_tokens = tree_block_tokens(experiment.block_tokens)
         policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
         router = Router(policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
-        for engine_id in self._names():
-            router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens)
+        for address in self._addresses():
+            for engine_id in [address] if experiment.balanced else self._ranks(address):
+                router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens, address=address)
         return router
 
-    def engines(self) -> dict[str, Engine]:
-        experiment, engines = self.experiment, {}
-        for engine_id in self._names():
-            settings = EngineSettings(
-                name=engine_id,
-                model=MODEL,
-                kv_tokens=self.workload.kv_tokens,
-                block_tokens=experiment.block_tokens,
-                scheduler=experiment.scheduler,
-            )
-            engines[engine_id] = Engine(settings, load_profile(experiment.profile).cost_model())
-        return engines
+    def engines(self) -> tuple[dict[str, Engine | RankBalancer], list[Lockstep]]:
+        """The engines as the gateways know them, and those that step together."""
+        known: dict[str, Engine | RankBalancer] = {}
+        lockstep = []
+        for address in self._addresses():
+            ranks = {engine_id: self._engine(engine_id) for engine_id in self._ranks(address)}
+            known |= {address: RankBalancer([*ranks.values()])} if self.experiment.balanced else ranks
+            if self.experiment.lockstep:
+                lockstep.append(Lockstep([*ranks.values()]))
+        return known, lockstep
 
-    def _names(self) -> list[str]:
+    def _engine(self, engine_id: str) -> Engine:
+        settings = EngineSettings(
+            name=engine_id,
+            model=MODEL,
+            kv_tokens=self.workload.kv_tokens,
+            block_tokens=self.experiment.block_tokens,
+            scheduler=self.experiment.scheduler,
+        )
+        return Engine(settings, load_profile(self.experiment.profile).cost_model())
+
+    def _addresses(self) -> list[str]:
         return [f"engine-{number}" for number in range(self.experiment.engines)]
+
+    def _ranks(self, address: str) -> list[str]:
+        ranks = self.experiment.ranks
+        return [address] if ranks == 1 else [f"{address}@{rank}" for rank in range(ranks)]
 
 
 class _Encoder:

@@ -18,6 +18,8 @@ from math import inf
 
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
+from plait.backends.embedded.lockstep import Lockstep
+from plait.backends.embedded.rank_balancer import RankBalancer
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
@@ -133,6 +135,9 @@ class _Sent:
 class Simulation:
     """A fleet in virtual time. The router must have exactly the `engines`, which are by id.
 
+    A server of data-parallel ranks is one engine for each, or one `RankBalancer`: gateways then know only its address,
+    get no reports of it, and the server chooses the rank of a call. Each of `lockstep` has ranks that step together.
+
     Each of the `more` routers is another gateway with the same engines. Calls go to the gateways in turn, all calls of
     a session to one of them. The gateways share the engines' KV for sessions as with one store. Reports reach them
     `report_delay_s` late. With `ends_by_reports`, so do first tokens and ends of a gateway's own calls, as with a
@@ -145,9 +150,10 @@ class Simulation:
     def __init__(
         self,
         router: Router,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, Engine | RankBalancer],
         model: str,
         *,
+        lockstep: Sequence[Lockstep] = (),
         more: Sequence[Router] = (),
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = 0.0,
@@ -165,6 +171,7 @@ class Simulation:
         self._new_admission = partial(Admission, max_wait_s=max_wait_s, ahead_s=ahead_s, chat_tokens=chat_tokens)
         self._owners: dict[str, _Gateway] = {}
         self._engines = engines
+        self._together = {engine: one for one in lockstep for engine in one.engines}
         self._model = model
         self._report_interval_s = report_interval_s
         self._report_delay_s = report_delay_s
@@ -175,8 +182,8 @@ class Simulation:
         self._order = count()
         self._waiting = self._finished = 0
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
-        self._not_admitted: dict[Engine, list[EmbeddedCall]] = {engine: [] for engine in engines.values()}
-        self._next_step_s: dict[Engine, float] = {}
+        self._not_admitted: dict[Engine | Lockstep, list[EmbeddedCall]] = defaultdict(list)
+        self._next_step_s: dict[Engine | Lockstep, float] = {}
         self._to_come = 0  # events that must happen before the run ends
         self._gateways = [self._new_gateway(one) for one in routers]
         self._parts: dict[_Gateway, dict[str, int]] = {}
@@ -263,8 +270,9 @@ class Simulation:
 
     def _begin(self, gateway: _Gateway) -> None:
         """Start a gateway's polls of the engines and its periodic work."""
-        for engine_id in self._engines:
-            self._schedule(self.now_s, partial(self._poll, gateway.router, engine_id))
+        for engine_id, engine in self._engines.items():
+            if isinstance(engine, Engine):
+                self._schedule(self.now_s, partial(self._poll, gateway.router, engine_id, engine))
         self._schedule(self.now_s, partial(self._age, gateway.router))
 
     def _told(self, call: EmbeddedCall, sent: _Sent) -> None:
@@ -285,10 +293,13 @@ class Simulation:
             call.arrived_s = self.now_s  # as `engine_annotations` tells it
         engine = self._engines[placement.engine_id]
         self._in_engine[call] = sent
-        self._not_admitted[engine].append(call)
+        if isinstance(engine, RankBalancer):
+            engine = engine.engines[engine.choose(self.now_s)]
         engine.add(call)
-        if engine.idle:
-            self._step(engine, self.now_s)
+        stepped = self._together.get(engine, engine)
+        self._not_admitted[stepped].append(call)
+        if stepped.idle:
+            self._step(stepped, self.now_s)
 
     def _later(self, when_s: float, event: Event) -> None:
         self._schedule(max(when_s, self.now_s), event)
@@ -303,7 +314,7 @@ class Simulation:
     def _arrive(self, simulated: SimulatedCall, _now_s: float) -> None:
         self.send(simulated, _nobody)
 
-    def _step(self, engine: Engine, now_s: float) -> None:
+    def _step(self, engine: Engine | Lockstep, now_s: float) -> None:
         step = engine.step(now_s)
         self._note_admitted(engine, now_s)
         if step.ends_s is not None and step.ends_s != self._next_step_s.get(engine):
@@ -312,7 +323,7 @@ class Simulation:
         for output in step.outputs:
             self._deliver(output, now_s)
 
-    def _note_admitted(self, engine: Engine, now_s: float) -> None:
+    def _note_admitted(self, engine: Engine | Lockstep, now_s: float) -> None:
         waiting = self._not_admitted[engine]
         if any(call.cached_tokens is not None for call in waiting):
             for call in waiting:
@@ -343,9 +354,9 @@ class Simulation:
         else:
             event(now_s)
 
-    def _poll(self, router: Router, engine_id: str, now_s: float) -> None:
+    def _poll(self, router: Router, engine_id: str, engine: Engine, now_s: float) -> None:
         cursor = router.engines[engine_id].cache.cursor
-        state = self._engines[engine_id].cache_state(cursor, router.gateway_id)
+        state = engine.cache_state(cursor, router.gateway_id)
         heard = self._unheard.pop((router, engine_id), [])
         hear = partial(_hear, partial(_report, router, engine_id, state, now_s), heard)
         if self._report_delay_s:
@@ -353,7 +364,7 @@ class Simulation:
         else:
             hear(now_s)
         next_s = now_s + max(self._report_delay_s, self._report_interval_s)
-        self._schedule(next_s, partial(self._poll, router, engine_id))
+        self._schedule(next_s, partial(self._poll, router, engine_id, engine))
 
     def _part(self, gateway: _Gateway, model: str) -> float:
         found = part_of_engines(model, gateway.router, self._parts.get(gateway))

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import agent_sessions, full_fleet, gateways, mixed_prompts, preble
+from benchmarks import agent_sessions, full_fleet, gateways, mixed_prompts, preble, ranks
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
 from benchmarks.claiming import programs, scheduler, through_gateways
@@ -61,6 +61,7 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "documents": _documents(quick=quick),
         "gateways": _gateways(quick=quick),
         "unnamed": _unnamed(quick=quick),
+        "ranks": _ranks(quick=quick),
         "comparison": _comparison(),
     }
 
@@ -202,6 +203,13 @@ def _unnamed(*, quick: bool) -> Row:
         for seed in ((1,) if quick else (1, 2, 3))
     ]
     return Row(tasks, through_gateways.new_runner, through_gateways.claims)
+
+
+def _ranks(*, quick: bool) -> Row:
+    """Placement by data-parallel rank, against servers that balance by themselves and SMG's tree."""
+    plan = ranks.QUICK if quick else ranks.Plan(ranks.CALLS, ranks.cells())
+    tasks = ranks.QUICK_TASKS if quick else ranks.tasks_of(ranks.SEEDS)
+    return Row(tasks, plan, ranks.claims)
 
 
 QUICK_AGENTS: Final = "A 1.9, chat beside"

@@ -16,7 +16,8 @@ The answer is msgpack if `Accept` names it, else JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -95,22 +96,26 @@ async def _answered(scope: Scope, report: Report, tokenizer: bytes) -> tuple[byt
     if scope["method"] != "GET":
         raise CallerError(f"{CACHE_STATE} takes GET requests only")
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-    since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
-    wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
-    rank = _integer(query, "rank") or 0
-    encoded = await report(scope, ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway"), rank))
+    encoded = await report(scope, report_query(query))
     encoded = with_tokenizer(encoded, tokenizer)
     if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
         return encoded, b"application/msgpack"
     return msgspec.json.encode(msgspec.msgpack.decode(encoded, type=CacheState)), b"application/json"
 
 
-def _integer(query: dict[str, str], name: str) -> int | None:
+def report_query(query: Mapping[str, str]) -> ReportQuery:
+    """The query by its names. Raises `CallerError` for what is no number."""
+    since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
+    wait_s, rank = min(wait_ms, MAX_WAIT_MS) / 1e3, _integer(query, "rank") or 0
+    return ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway"), rank)
+
+
+def _integer(query: Mapping[str, str], name: str) -> int | None:
     value = query.get(name)
     if value is None:
         return None
-    if not value.isdecimal():
-        raise CallerError(f"'{name}' must be a whole number, not {value!r}", param=name)
+    if not re.fullmatch("[0-9]{1,18}", value):
+        raise CallerError(f"'{name}' must be a whole number, not {value[:80]!r}", param=name)
     return int(value)
 
 

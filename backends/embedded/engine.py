@@ -184,11 +184,6 @@ class Engine:
         """Whether no iteration is in flight, so that a new call needs a `step`."""
         return not self._computes
 
-    @property
-    def kv_usage(self) -> float:
-        """The share of the KV blocks that calls use."""
-        return 1 - self.facts.free_blocks / self._blocks.cache.total_blocks
-
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether a call's KV fits into an otherwise empty cache."""
         return self._blocks.blocks_for(prompt_tokens + output_tokens) <= self._blocks.cache.total_blocks
@@ -241,10 +236,10 @@ class Engine:
         return Step(outputs, self._ends_s)
 
     def extend(self, ends_s: float) -> None:
-        """Let the iteration in flight end at `ends_s`, which is not before its own end."""
-        assert self._ends_s is not None
-        self._iterations.extend(ends_s - self._ends_s)
-        self._ends_s = ends_s
+        """Let the iteration in flight, if any, end at `ends_s`, which is not before its own end."""
+        if self._computes and self._ends_s is not None:
+            self._iterations.extend(ends_s - self._ends_s)
+            self._ends_s = ends_s
 
     def has_news(self, since: int, gateway: str | None = None) -> bool:
         """Whether cached blocks or other gateways' calls changed since the report with cursor `since`."""

@@ -1,9 +1,8 @@
-"""The routes that describe the engine, or its ranks: the model, cache, load, health, metrics and routes."""
+"""The routes that describe the engine: its model, cache, load, health, metrics and routes."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -19,10 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from plait.backends.adapter.routes import report_query
 from plait.backends.embedded.completion import in_emulated_time
 from plait.backends.embedded.engine import Engine
 from plait.backends.embedded.serving import Serving, json_response
-from plait.backends.errors import CallerError, NotFoundError
+from plait.backends.errors import NotFoundError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
@@ -87,16 +87,13 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily, name, text, labels, value
 
 
-MAX_WAIT_MS = 60_000
-
-
 class EngineRoutes:
-    """The routes, over one engine or the engines of its ranks. `/health`, `/ping` and `/metrics` need no API key."""
+    """The routes, over the ranks. `/health`, `/ping` and `/metrics` need no API key."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(serving.engines))
+        self._registry.register(EngineCollector(serving.ranks.engines))
         self.routes = [
             serving.route("/v1/models", self._models, "GET"),
             serving.route("/cache_state", self._cache_state, "GET"),
@@ -120,14 +117,12 @@ class EngineRoutes:
         return json_response({"object": "list", "data": [model]})
 
     async def _cache_state(self, request: Request) -> Response:
-        since, wait_ms = _integer(request, "since"), _integer(request, "wait_ms") or 0
-        wait_s = min(wait_ms, MAX_WAIT_MS) / 1e3
-        asked = request.query_params
-        rank, ranks = self._serving.rank_of(asked.get("rank", "0"), "rank"), len(self._serving.engines)
-        engine, clock = self._serving.engines[rank], self._serving.clocks[rank]
-        state = await clock.cache_state(engine, since, asked.get("epoch"), wait_s, asked.get("gateway"))
-        if ranks > 1:
-            state = msgspec.structs.replace(state, rank=rank, ranks=ranks)
+        asked, ranks = report_query(request.query_params), self._serving.ranks.engines
+        rank = self._serving.checked_rank(asked.rank, "rank")
+        clock = self._serving.clocks[rank]
+        state = await clock.cache_state(ranks[rank], asked.since, asked.epoch, asked.wait_s, asked.gateway)
+        if len(ranks) > 1:
+            state = msgspec.structs.replace(state, rank=rank, ranks=len(ranks))
         if "msgpack" in request.headers.get("accept", ""):
             return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
         return json_response(state)
@@ -135,11 +130,11 @@ class EngineRoutes:
     async def _call_objectives(self, request: Request) -> Response:
         changes = read_changes(await request.body(), self._serving.annotations)
         scaled = (in_emulated_time(one, self._serving.time_scale) for one in changes)
-        engine = self._serving.engines[self._serving.named_rank(request) or 0]
+        engine = self._serving.ranks.engines[self._serving.named_rank(request) or 0]
         return json_response(ChangesAnswer(engine.refinable.refine(scaled)))
 
     async def _tokenizer(self, _request: Request) -> Response:
-        tokenizer, fingerprint = self._serving.model.tokenizer, self._serving.engines[0].tokenizer
+        tokenizer, fingerprint = self._serving.model.tokenizer, self._serving.ranks.engines[0].tokenizer
         files = await asyncio.to_thread(tokenizer.files)
         if not files or fingerprint is None:
             raise NotFoundError(f"The tokenizer '{tokenizer.name}' of this engine has no files to offer.")
@@ -149,7 +144,7 @@ class EngineRoutes:
         return json_response({"version": version("plait")})
 
     async def _load(self, _request: Request) -> Response:
-        load = sum(len(engine.running) + len(engine.waiting) for engine in self._serving.engines)
+        load = sum(len(engine.running) + len(engine.waiting) for engine in self._serving.ranks.engines)
         return json_response({"server_load": load})
 
     async def _health(self, _request: Request) -> Response:
@@ -171,12 +166,3 @@ def description_of(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {"title": "Plait's embedded engine", "version": version("plait")},
         "paths": paths,
     }
-
-
-def _integer(request: Request, name: str) -> int | None:
-    value = request.query_params.get(name)
-    if value is None:
-        return None
-    if not re.fullmatch("[0-9]{1,18}", value):
-        raise CallerError(f"'{name}' must be a whole number, not {value[:80]!r}", param=name)
-    return int(value)

@@ -1,7 +1,6 @@
-"""Ranks of one server that step together, as data-parallel ranks with experts do.
+"""Ranks of one server that step together, as data-parallel ranks do whose experts are spread over all of them.
 
-Experts are spread over all ranks of a server, so each layer of a rank waits for its siblings. A rank without work
-makes dummy steps meanwhile (vLLM's `execute_dummy_batch`, SGLang's idle batch).
+A rank without work makes dummy steps meanwhile (vLLM's `execute_dummy_batch`, SGLang's idle batch).
 """
 
 from __future__ import annotations
@@ -23,21 +22,18 @@ class Lockstep:
 
     @property
     def idle(self) -> bool:
-        """Whether no rank has an iteration in flight, so that a new call needs a `step`."""
         return all(engine.idle for engine in self.engines)
 
     def step(self, now_s: float) -> Step:
-        """End the iterations in flight and begin the next. No effect before the end of those in flight."""
+        """As `Engine.step`, of all ranks."""
         if now_s < self._ends_s and not self.idle:
             return Step((), self._ends_s)
         steps = [engine.step(now_s) for engine in self.engines]
         outputs = tuple(output for step in steps for output in step.outputs)
-        stepped = zip(self.engines, steps, strict=True)
-        ends = [(step.ends_s, engine) for engine, step in stepped if step.ends_s is not None]
+        ends = [(step.ends_s, one) for one, step in zip(self.engines, steps, strict=True) if step.ends_s is not None]
         if self.idle:
             return Step(outputs, min((ends_s for ends_s, _ in ends), default=None))  # the next load has ended
         self._ends_s = max(ends_s for ends_s, engine in ends if not engine.idle)
         for engine in self.engines:
-            if not engine.idle:
-                engine.extend(self._ends_s)
+            engine.extend(self._ends_s)
         return Step(outputs, self._ends_s)

@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.backends.embedded.beside_chat import RoutesBesideChat
+from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.completion_routes import CompletionRoutes, TokenRoutes
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.engine_routes import EngineRoutes, description_of
+from plait.backends.embedded.ranks import Ranks
 from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
@@ -52,26 +54,21 @@ class ServerSettings:
 
 
 class EmbeddedServer:
-    """The routes over one engine, or over the engines of its ranks. `app` is the ASGI application.
-
-    The caches are empty at first, and the epochs are new.
-    """
+    """Engines, one a rank, and their routes. `app` is the ASGI application. Caches are empty at first, epochs new."""
 
     def __init__(self, settings: ServerSettings) -> None:
         tokenizer = settings.model.tokenizer.fingerprint
+        name = settings.engine.name
         self.engines = [
-            Engine(of_rank, settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
-            for of_rank in _settings_of_ranks(settings.engine, settings.ranks)
+            Engine(replace(settings.engine, name=one), settings.cost_model, epoch=uuid.uuid4().hex, tokenizer=tokenizer)
+            for one in ([name] if settings.ranks == 1 else [f"{name}@{rank}" for rank in range(settings.ranks)])
         ]
+        self._lockstep = settings.lockstep
         # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
         room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
         model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
         self._serving = Serving(
-            engines=self.engines,
-            lockstep=settings.lockstep,
-            model=model,
-            time_scale=settings.time_scale,
-            api_key=settings.api_key,
+            ranks=Ranks(self.engines), model=model, time_scale=settings.time_scale, api_key=settings.api_key
         )
         self._routes = [
             route
@@ -88,18 +85,15 @@ class EmbeddedServer:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._serving.start()
+        groups = [self.engines] if self._lockstep else [[engine] for engine in self.engines]
+        clocks = [EngineClock(group, self._serving.time_scale) for group in groups]
+        self._serving.clocks = clocks * len(groups[0])
         yield
-        await self._serving.close()
+        for clock in clocks:
+            await clock.close()
 
     async def _openapi(self, _request: Request) -> Response:
         return json_response(description_of(self._routes))
-
-
-def _settings_of_ranks(settings: EngineSettings, ranks: int) -> list[EngineSettings]:
-    if ranks == 1:
-        return [settings]
-    return [replace(settings, name=f"{settings.name}@{rank}") for rank in range(ranks)]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

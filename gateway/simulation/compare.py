@@ -22,7 +22,7 @@ import msgspec
 
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.lockstep import Lockstep
-from plait.backends.embedded.rank_balancer import RankBalancer
+from plait.backends.embedded.ranks import Ranks
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
@@ -284,20 +284,19 @@ class _Fleet:
         block_tokens = tree_block_tokens(experiment.block_tokens)
         policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
         router = Router(policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
-        for address in self._addresses():
-            for engine_id in [address] if experiment.balanced else self._ranks(address):
+        for address, ranks in self._ranks().items():
+            for engine_id in [address] if experiment.balanced else ranks:
                 router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens, address=address)
         return router
 
-    def engines(self) -> tuple[dict[str, Engine | RankBalancer], list[Lockstep]]:
+    def engines(self) -> tuple[dict[str, Engine | Ranks], list[Lockstep]]:
         """The engines as the gateways know them, and those that step together."""
-        known: dict[str, Engine | RankBalancer] = {}
-        lockstep = []
-        for address in self._addresses():
-            ranks = {engine_id: self._engine(engine_id) for engine_id in self._ranks(address)}
-            known |= {address: RankBalancer([*ranks.values()])} if self.experiment.balanced else ranks
-            if self.experiment.lockstep:
-                lockstep.append(Lockstep([*ranks.values()]))
+        known: dict[str, Engine | Ranks] = {}
+        lockstep: list[Lockstep] = []
+        for address, engine_ids in self._ranks().items():
+            ranks = {engine_id: self._engine(engine_id) for engine_id in engine_ids}
+            known |= {address: Ranks([*ranks.values()])} if self.experiment.balanced else ranks
+            lockstep += [Lockstep([*ranks.values()])] if self.experiment.lockstep else []
         return known, lockstep
 
     def _engine(self, engine_id: str) -> Engine:
@@ -310,12 +309,10 @@ class _Fleet:
         )
         return Engine(settings, load_profile(self.experiment.profile).cost_model())
 
-    def _addresses(self) -> list[str]:
-        return [f"engine-{number}" for number in range(self.experiment.engines)]
-
-    def _ranks(self, address: str) -> list[str]:
-        ranks = self.experiment.ranks
-        return [address] if ranks == 1 else [f"{address}@{rank}" for rank in range(ranks)]
+    def _ranks(self) -> dict[str, list[str]]:
+        """The names of each address's ranks."""
+        names = [""] if self.experiment.ranks == 1 else [f"@{rank}" for rank in range(self.experiment.ranks)]
+        return {one: [one + name for name in names] for one in map("engine-{}".format, range(self.experiment.engines))}
 
 
 class _Encoder:

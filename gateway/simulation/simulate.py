@@ -19,7 +19,7 @@ from math import inf
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.engine import Engine
 from plait.backends.embedded.lockstep import Lockstep
-from plait.backends.embedded.rank_balancer import RankBalancer
+from plait.backends.embedded.ranks import Ranks
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
@@ -135,7 +135,7 @@ class _Sent:
 class Simulation:
     """A fleet in virtual time. The router must have exactly the `engines`, which are by id.
 
-    A server of data-parallel ranks is one engine for each, or one `RankBalancer`: gateways then know only its address,
+    A server of data-parallel ranks is one engine for each, or one `Ranks`: gateways then know only its address,
     get no reports of it, and the server chooses the rank of a call. Each of `lockstep` has ranks that step together.
 
     Each of the `more` routers is another gateway with the same engines. Calls go to the gateways in turn, all calls of
@@ -150,7 +150,7 @@ class Simulation:
     def __init__(
         self,
         router: Router,
-        engines: Mapping[str, Engine | RankBalancer],
+        engines: Mapping[str, Engine | Ranks],
         model: str,
         *,
         lockstep: Sequence[Lockstep] = (),
@@ -293,8 +293,8 @@ class Simulation:
             call.arrived_s = self.now_s  # as `engine_annotations` tells it
         engine = self._engines[placement.engine_id]
         self._in_engine[call] = sent
-        if isinstance(engine, RankBalancer):
-            engine = engine.engines[engine.choose(self.now_s)]
+        if isinstance(engine, Ranks):
+            engine = engine.engines[engine.choose()]
         engine.add(call)
         stepped = self._together.get(engine, engine)
         self._not_admitted[stepped].append(call)

@@ -22,8 +22,6 @@ from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 
 Answer = Callable[[Request], Awaitable[Response]]
 
-_RANK = RANK_HEADER.decode()
-
 
 @dataclass(slots=True, kw_only=True)
 class Serving:
@@ -57,10 +55,13 @@ class Serving:
 
     def named_rank(self, request: Request) -> int | None:
         """The rank that a request's header names. Raises CallerError for one that is not here."""
-        given = request.headers.get(_RANK)
-        if given is not None and not re.fullmatch("[0-9]{1,9}", given):
-            raise CallerError(f"'{_RANK}' must be a whole number, not {given[:80]!r}", param=_RANK)
-        return None if given is None else self.checked_rank(int(given), _RANK)
+        value = dict(request.scope["headers"]).get(RANK_HEADER)
+        if value is None:
+            return None
+        given, name = value.decode("latin-1"), RANK_HEADER.decode()
+        if not re.fullmatch("[0-9]{1,9}", given):
+            raise CallerError(f"'{name}' must be a whole number, not {given[:80]!r}", param=name)
+        return self.checked_rank(int(given), name)
 
     def checked_rank(self, rank: int, param: str) -> int:
         """The rank. Raises CallerError for one that is not here."""

@@ -55,7 +55,8 @@ class Attempts:
         cause = None if error is None else error.cause
         self._metrics.left_engine(attempt, outcome, cause, delivery.arrived_s, loop_time_s())
         for change in changes:
-            self._recovery.on_change(change)
+            if change is not None:
+                self._recovery.on_change(change)
         return outcome
 
     def _leave_books(

@@ -20,7 +20,7 @@ SMOKE := $(addprefix e2e/real_engines/test_,predictions.py serving.py)
 REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py \
 	greedy_output.py held_sessions.py)
 REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.py levers.py other_engines.py package.py \
-	placement_value.py predictions.py)
+	placement_value.py predictions.py ranks.py)
 REAL_3 := $(addprefix e2e/real_engines/test_,rendered_fields.py reported_state.py routes.py serving.py slo_order.py tiers.py \
 	two_gateways.py wrong_tokenizer.py)
 

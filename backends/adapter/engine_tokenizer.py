@@ -116,6 +116,6 @@ def read_tokenizer(find: Callable[[], EngineTokenizer | None], version: str) -> 
     return msgspec.msgpack.encode(_Reported(found, chats))
 
 
-def with_tokenizer(report: bytes, reported: bytes) -> bytes:
-    """A report with the fields from `read_tokenizer`, both as msgpack. Values stay encoded: a report can be long."""
-    return msgspec.msgpack.encode(_FIELDS.decode(report) | _FIELDS.decode(reported))
+def with_fields(report: bytes, reported: bytes, **more: int) -> bytes:
+    """A report with the fields from `read_tokenizer`, both as msgpack, and `more`. A long report stays encoded."""
+    return msgspec.msgpack.encode(_FIELDS.decode(report) | _FIELDS.decode(reported) | more)

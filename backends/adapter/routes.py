@@ -24,7 +24,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from plait.backends.adapter.engine_tokenizer import EngineTokenizer, with_tokenizer
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, with_fields
 from plait.backends.errors import BodyTooLargeError, CallerError, MethodNotAllowedError, NotFoundError, PlaitError
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import AnnotationReader
@@ -35,6 +35,7 @@ from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes:
@@ -82,41 +83,48 @@ Report = Callable[[Scope, ReportQuery], Awaitable[bytes]]
 """The report as msgpack; raises `PlaitError`."""
 
 
-async def answer_cache_state(scope: Scope, send: Send, report: Report, tokenizer: bytes) -> None:
+async def answer_cache_state(scope: Scope, send: Send, report: Report, tokenizer: bytes, ranks: int) -> None:
     """Answer one request. `tokenizer` is the encoded fingerprint of the engine's tokenizer."""
     try:
-        body, content_type = await _answered(scope, report, tokenizer)
+        body, content_type = await _answered(scope, report, tokenizer, ranks)
         await send_answer(send, 200, body, content_type)
     except PlaitError as error:
         await send_answer(send, error.status, error.body())
 
 
-async def _answered(scope: Scope, report: Report, tokenizer: bytes) -> tuple[bytes, bytes]:
+async def _answered(scope: Scope, report: Report, tokenizer: bytes, ranks: int) -> tuple[bytes, bytes]:
     """The body and its content type."""
     if scope["method"] != "GET":
         raise CallerError(f"{CACHE_STATE} takes GET requests only")
     query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
-    encoded = await report(scope, report_query(query))
-    encoded = with_tokenizer(encoded, tokenizer)
+    asked = report_query(query, ranks)
+    encoded = with_fields(await report(scope, asked), tokenizer, rank=asked.rank, ranks=ranks)
     if b"msgpack" in dict(scope["headers"]).get(b"accept", b""):
         return encoded, b"application/msgpack"
     return msgspec.json.encode(msgspec.msgpack.decode(encoded, type=CacheState)), b"application/json"
 
 
-def report_query(query: Mapping[str, str]) -> ReportQuery:
-    """The query by its names. Raises `CallerError` for what is no number."""
-    since, wait_ms = _integer(query, "since"), _integer(query, "wait_ms") or 0
-    wait_s, rank = min(wait_ms, MAX_WAIT_MS) / 1e3, _integer(query, "rank") or 0
+def report_query(query: Mapping[str, str], ranks: int) -> ReportQuery:
+    """The query by its names. Raises `CallerError` for what is no number, and for a rank that the server lacks."""
+    since, wait_ms = _integer(query.get("since"), "since"), _integer(query.get("wait_ms"), "wait_ms") or 0
+    wait_s, rank = min(wait_ms, MAX_WAIT_MS) / 1e3, read_rank(query.get("rank"), "rank", ranks) or 0
     return ReportQuery(since, query.get("epoch"), wait_s, query.get("gateway"), rank)
 
 
-def _integer(query: Mapping[str, str], name: str) -> int | None:
-    value = query.get(name)
+def _integer(value: str | None, name: str) -> int | None:
     if value is None:
         return None
     if not re.fullmatch("[0-9]{1,18}", value):
         raise CallerError(f"'{name}' must be a whole number, not {value[:80]!r}", param=name)
     return int(value)
+
+
+def read_rank(value: str | None, name: str, ranks: int) -> int | None:
+    """The rank in a request's field `name`. Raises `CallerError` for one that the server lacks."""
+    rank = _integer(value, name)
+    if rank is not None and rank >= ranks:
+        raise CallerError(f"this server has no data-parallel rank {rank}, but 0 to {ranks - 1}", param=name)
+    return rank
 
 
 Change = Callable[[bytes], Awaitable[int]]

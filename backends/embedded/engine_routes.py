@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from plait.backends.adapter.named_ranks import named_rank
 from plait.backends.adapter.routes import report_query
 from plait.backends.embedded.completion import in_emulated_time
 from plait.backends.embedded.engine import Engine
@@ -117,12 +118,12 @@ class EngineRoutes:
         return json_response({"object": "list", "data": [model]})
 
     async def _cache_state(self, request: Request) -> Response:
-        asked, ranks = report_query(request.query_params), self._serving.ranks.engines
-        rank = self._serving.checked_rank(asked.rank, "rank")
-        clock = self._serving.clocks[rank]
-        state = await clock.cache_state(ranks[rank], asked.since, asked.epoch, asked.wait_s, asked.gateway)
+        ranks = self._serving.ranks.engines
+        asked = report_query(request.query_params, len(ranks))
+        clock, engine = self._serving.clocks[asked.rank], ranks[asked.rank]
+        state = await clock.cache_state(engine, asked.since, asked.epoch, asked.wait_s, asked.gateway)
         if len(ranks) > 1:
-            state = msgspec.structs.replace(state, rank=rank, ranks=len(ranks))
+            state = msgspec.structs.replace(state, rank=asked.rank, ranks=len(ranks))
         if "msgpack" in request.headers.get("accept", ""):
             return Response(msgspec.msgpack.encode(state), media_type="application/msgpack")
         return json_response(state)
@@ -130,7 +131,7 @@ class EngineRoutes:
     async def _call_objectives(self, request: Request) -> Response:
         changes = read_changes(await request.body(), self._serving.annotations)
         scaled = (in_emulated_time(one, self._serving.time_scale) for one in changes)
-        engine = self._serving.ranks.engines[self._serving.named_rank(request) or 0]
+        engine = self._serving.ranks.engines[named_rank() or 0]
         return json_response(ChangesAnswer(engine.refinable.refine(scaled)))
 
     async def _tokenizer(self, _request: Request) -> Response:

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from plait.backends.adapter.named_ranks import NamedRanks
 from plait.backends.embedded.beside_chat import RoutesBesideChat
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel
@@ -80,6 +82,7 @@ class EmbeddedServer:
         self.app = Starlette(
             routes=[*self._routes, self._serving.route("/openapi.json", self._openapi, "GET")],
             exception_handlers={PlaitError: _answer_error},
+            middleware=[Middleware(NamedRanks, count=lambda: settings.ranks)],
             lifespan=self._lifespan,
         )
 

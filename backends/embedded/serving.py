@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from plait.backends.adapter.named_ranks import named_rank
 from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.completion import ServedModel, Target, in_emulated_time
 from plait.backends.embedded.ranks import Ranks
-from plait.backends.errors import AuthenticationError, CallerError
+from plait.backends.errors import AuthenticationError
 from plait.backends.protocol.call_annotations import AnnotationReader
-from plait.backends.protocol.dialects import RANK_HEADER
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -40,34 +39,17 @@ class Serving:
 
         async def guarded(request: Request) -> Response:
             self._authenticate(request)
-            self.named_rank(request)
             return await answer(request)
 
         return Route(path, guarded, methods=[method])
 
     def target(self, request: Request, body: ChatRequest | CompletionRequest) -> Target:
-        """Where a request runs, with its id and annotations. All its choices run at one rank."""
+        """Where a request runs, with its id and annotations. All its choices run on one rank."""
         request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
         annotations = in_emulated_time(self.annotations.read(body.vllm_xargs), self.time_scale)
-        named = self.named_rank(request)
+        named = named_rank()
         rank = self.ranks.choose() if named is None else named
         return Target(self.model, self.ranks.engines[rank], self.clocks[rank], request_id, annotations)
-
-    def named_rank(self, request: Request) -> int | None:
-        """The rank that a request's header names. Raises CallerError for one that is not here."""
-        value = dict(request.scope["headers"]).get(RANK_HEADER)
-        if value is None:
-            return None
-        given, name = value.decode("latin-1"), RANK_HEADER.decode()
-        if not re.fullmatch("[0-9]{1,9}", given):
-            raise CallerError(f"'{name}' must be a whole number, not {given[:80]!r}", param=name)
-        return self.checked_rank(int(given), name)
-
-    def checked_rank(self, rank: int, param: str) -> int:
-        """The rank. Raises CallerError for one that is not here."""
-        if rank >= len(self.ranks.engines):
-            raise CallerError(f"'{param}' must be below {len(self.ranks.engines)}, not {rank}", param=param)
-        return rank
 
     def _authenticate(self, request: Request) -> None:
         """Raise AuthenticationError without the key. Anthropic's clients send it in a header of their own."""

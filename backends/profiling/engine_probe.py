@@ -22,6 +22,7 @@ from plait.backends.profiling.profile_plan import Limits
 from plait.backends.profiling.tier_loads import Loaded
 from plait.backends.profiling.timed_stream import TimedStream, read_stream
 from plait.backends.protocol.cache_state import IterationState, KvState, QueueState
+from plait.backends.protocol.dialects import RANK_HEADER
 
 FALLBACK_CONTEXT_TOKENS = 4096
 """The assumed context length if the engine reports neither its context nor its KV cache."""
@@ -83,7 +84,7 @@ class EngineProbe:
         self._client = HttpClient(self._url)
         bearer = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._headers = [(name.encode(), value.encode()) for name, value in bearer.items()]
-        self._headers.append((b"content-type", b"application/json"))
+        self._headers += [(b"content-type", b"application/json"), (RANK_HEADER, b"0")]  # the rank that reports
         self._http = httpx.AsyncClient(base_url=self._url, headers=bearer, timeout=10.0, trust_env=False)
         self._model = model or ""
         self._reports = True

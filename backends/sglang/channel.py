@@ -1,8 +1,9 @@
 """The channel between SGLang's API server and a scheduler: queries, and reports that the scheduler pushes (`News`).
 
-A query is in the id of SGLang's request for the scheduler's internal state, the only free field of that request. A
+Queries are in the id of SGLang's request for the scheduler's internal state, the only free field of that request. A
 scheduler with the plugin answers under `STATE_KEY`. A scheduler without the plugin answers with its internal state, so
-an answer also proves that the plugin is active. All tensor-parallel ranks get the request.
+an answer also proves that the plugin is active. All ranks get the request. The leading scheduler of each data-parallel
+rank answers the queries for its rank. SGLang waits for all of them before it sends its next request.
 
 A busy scheduler answers a query only after its step. By then, a client whose answer has ended may have sent its next
 call, and the gateway would place this call by an old report. So the scheduler pushes a report when the cache or the
@@ -22,7 +23,7 @@ import os
 import socket
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -36,32 +37,34 @@ STATE_KEY: Final = "plait"
 
 
 class ReportSince(msgspec.Struct, frozen=True, tag="report"):
-    """Asks for the cache-state report since a cursor of an epoch, for a gateway. The answer is msgpack."""
+    """Asks a rank for its cache-state report since a cursor of an epoch, for a gateway. The answer is msgpack."""
 
     since: int | None = None
     epoch: str | None = None
     gateway: str | None = None
+    rank: int = 0
 
 
 class ChangeObjectives(msgspec.Struct, frozen=True, tag="objectives"):
-    """Changes objectives of calls, by a valid body of `POST /call_objectives`. The answer is how many it found."""
+    """Changes objectives of calls in a rank, by a valid body of `POST /call_objectives`. The answer is how many."""
 
     body: str
+    rank: int = 0
 
 
 SchedulerQuery = ReportSince | ChangeObjectives
 
 
-def query_id(query: SchedulerQuery) -> str:
-    return PREFIX + msgspec.json.encode(query).decode()
+def id_of(queries: Sequence[SchedulerQuery]) -> str:
+    """The request id that has these queries."""
+    return PREFIX + msgspec.json.encode(queries).decode()
 
 
-def parse_query(request_id: str | None) -> SchedulerQuery | None:
-    """The query in a request id; None for any other id."""
+def parse_queries(request_id: str | None) -> list[SchedulerQuery] | None:
+    """The queries in a request id; None for any other id."""
     if request_id is None or not request_id.startswith(PREFIX):
         return None
-    query: SchedulerQuery = msgspec.json.decode(request_id.removeprefix(PREFIX), type=SchedulerQuery)
-    return query
+    return msgspec.json.decode(request_id.removeprefix(PREFIX), type=list[SchedulerQuery])
 
 
 VARIABLE: Final = "PLAIT_SGLANG_NEWS"
@@ -91,6 +94,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     report: bytes
     calls: list[OutstandingCall]
     latest: LatestChanges
+    rank: int
 
     def for_gateway(self, gateway: str | None) -> bytes:
         """The report, as msgpack, without this gateway's calls."""
@@ -111,32 +115,32 @@ class NewsReceiver:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(f"\0{self.name}")
-        self._latest: News | None = None
-        self._next = asyncio.Event()
+        self._latest: dict[int, News] = {}
+        self._next: dict[int, asyncio.Future[None]] = {}
         self._reads = False
 
     def announce(self) -> None:
         """Put the name in the environment of the processes that this one will start."""
         os.environ[VARIABLE] = self.name
 
-    def next(self) -> asyncio.Event:
-        """An event that is set by the next news."""
+    def next(self, rank: int) -> asyncio.Future[None]:
+        """A future that ends with the next news of a rank."""
+        loop = asyncio.get_running_loop()
         if not self._reads:
-            asyncio.get_running_loop().add_reader(self._socket, self._read)
+            loop.add_reader(self._socket, self._read)
             self._reads = True
-        return self._next
+        return self._next.setdefault(rank, loop.create_future())
 
-    def follows(self, cursor: int, epoch: str | None) -> bool:
-        """Whether the latest news has all changes since this cursor, even if there are none."""
-        latest = self._latest
+    def follows(self, rank: int, cursor: int, epoch: str | None) -> bool:
+        """Whether the rank's latest news has all changes since this cursor, even if there are none."""
+        latest = self._latest.get(rank)
         return latest is not None and latest.epoch == epoch and latest.since <= cursor <= latest.cursor
 
-    def report_after(self, cursor: int, epoch: str | None, gateway: str | None = None) -> bytes | None:
-        """The latest report, as msgpack, if `follows` holds and the report has a change for the gateway."""
-        latest = self._latest
-        if latest is None or not self.follows(cursor, epoch) or not latest.latest.are_news(cursor, gateway):
+    def report_after(self, rank: int, cursor: int, epoch: str | None, gateway: str | None = None) -> bytes | None:
+        """The rank's latest report, as msgpack, if `follows` holds and the report has a change for the gateway."""
+        if not self.follows(rank, cursor, epoch) or not self._latest[rank].latest.are_news(cursor, gateway):
             return None
-        return latest.for_gateway(gateway)
+        return self._latest[rank].for_gateway(gateway)
 
     def close(self) -> None:
         """Close the socket. News is lost from now on."""
@@ -145,20 +149,24 @@ class NewsReceiver:
         self._socket.close()
 
     def _read(self) -> None:
-        message = b""
         with suppress(BlockingIOError):
             while True:
-                message = self._socket.recv(MAX_BYTES)
+                self._take(self._socket.recv(MAX_BYTES))
+
+    def _take(self, message: bytes) -> None:
         with suppress(msgspec.DecodeError):  # not from a scheduler
-            self._latest = _DECODER.decode(message)
-            told, self._next = self._next, asyncio.Event()
-            told.set()
+            news = _DECODER.decode(message)
+            self._latest[news.rank] = news
+            told = self._next.pop(news.rank, None)
+            if told is not None:
+                told.set_result(None)
 
 
 class NewsSender:
     """A scheduler's end. Without a socket's name in the environment, it sends nothing."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Mapping[str, str] = os.environ, rank: int = 0) -> None:
+        self._rank = rank
         self._socket: socket.socket | None = None
         if VARIABLE in environment:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -172,7 +180,7 @@ class NewsSender:
             return
         state = report(self._told[0], None)
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(state, calls=None))
-        news = News(self._told[0], state.cursor, state.epoch, encoded, state.calls or [], latest)
+        news = News(self._told[0], state.cursor, state.epoch, encoded, state.calls or [], latest, self._rank)
         self._told.append(state.cursor)
         with suppress(OSError):  # the receiver's buffer is full, or it has gone, or the message is too long
             self._socket.sendto(msgspec.msgpack.encode(news), self._address)

@@ -16,6 +16,7 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 | `release_req` without `server_args` | 0.5.19 | the scheduler's `server_args` |
 | `cache_salt` of a request and of a page | 0.5.18 | its `extra_key`, which has the salt; events tell nothing of it |
 | `get_serving`, and all of `get_parallel` | 0.5.17 | `server_args` |
+| `dp_rank` and `num_dp_ranks` of `get_parallel` | 0.5.21, 0.5.22 | the scheduler's `ps`, and `dp_size` |
 | `get_new_batch_prefill` with the running batch | 0.5.16 | the scheduler's `running_batch`; it returns a batch alone |
 | `resolve_chat_encoding_spec` | 0.5.16 | the method of `OpenAIServingChat` |
 | `process_pending_chunked_abort` | 0.5.14 | the prompt in chunks is aborted as a running request is |
@@ -127,6 +128,18 @@ def started_with(part: str, server_args: Any) -> Any:
     if load(f"{_CONTEXT}.get_serving") is None:
         return server_args
     return load(f"{_CONTEXT}.get_{part}")()
+
+
+def rank_count(server_args: Any) -> int:
+    """How many data-parallel ranks a server has. The groups of `--enable-dp-attention` are such ranks."""
+    parallel = started_with("parallel", server_args)
+    return int(getattr(parallel, "num_dp_ranks", None) or parallel.dp_size)
+
+
+def rank_of(scheduler: Any) -> int:
+    """A scheduler's data-parallel rank."""
+    place = getattr(scheduler, "ps", None) or started_with("parallel", scheduler.server_args)
+    return int(place.dp_rank or 0)
 
 
 class TickingInput:

@@ -23,6 +23,7 @@ from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.call_objectives import read_changes
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.calls import SglangCall, kv_state, running_requests, sglang_call
+from plait.backends.sglang.compatibility import rank_of
 from plait.backends.sglang.levers import NO_LIMITS, PrefillPass
 from plait.backends.sglang.planner import SglangPlanner
 from plait.backends.sglang.step_clock import StepClock, Tick
@@ -30,7 +31,7 @@ from plait.policy.scheduling.plan import IterationWork, LocalScheduler
 
 
 class SglangDriver:
-    """Follows one rank. `tier` is the adapter's level (`Tier`): `planner` is None at `reports`.
+    """Follows one scheduler. `tier` is the adapter's level (`Tier`): `planner` is None at `reports`.
 
     `release` is SGLang's `release_req`, which frees a request's resources; called only at `chunks`. `lower` has the
     journals of the KV cache below the accelerator (CPU memory, disk).
@@ -52,6 +53,7 @@ class SglangDriver:
         self.annotations = AnnotationReader()
         self.clock = StepClock(clock)
         self.epoch = uuid.uuid4().hex
+        self.rank = rank_of(scheduler)
         self.observer = observer
         self.cuts = tier == "chunks"
         """Whether plans set each call's tokens in a step, and preempt calls."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from functools import partial
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
 from plait.backends.adapter.scheduler_settings import read_settings
 from plait.backends.sglang.channel import NewsReceiver
-from plait.backends.sglang.compatibility import REQUIRED
+from plait.backends.sglang.compatibility import REQUIRED, rank_count
 
 SCHEDULER: Final = "sglang.srt.managers.scheduler"
 API_SERVER: Final = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
@@ -53,17 +54,20 @@ def _hook(target: str, hook: Any, kind: str) -> None:
 
 def _before_serving(
     news: NewsReceiver,
-    _server_args: Any = None,
+    server_args: Any = None,
     tokenizer_manager: Any = None,
     template_manager: Any = None,
     *_others: Any,
     **_options: Any,
 ) -> None:
     """Add the routes. The parameters after `news` are those of SGLang's own function, which runs next."""
-    from plait.backends.sglang.route import add_routes  # noqa: PLC0415 - only the API server needs it
+    from plait.backends.sglang.route import add_routes, obey_named_ranks  # noqa: PLC0415 - only the API server needs it
     from plait.backends.sglang.served_tokenizer import served_tokenizer  # noqa: PLC0415 - as above
 
-    add_routes(_problem(), news, lambda: served_tokenizer(tokenizer_manager, template_manager))
+    ranks = rank_count(server_args)
+    add_routes(_problem(), news, partial(served_tokenizer, tokenizer_manager, template_manager), ranks)
+    if ranks > 1:
+        obey_named_ranks(tokenizer_manager, ranks)
 
 
 def _problem() -> str | None:

@@ -11,8 +11,8 @@ from plait.backends.adapter.required_names import Missing, UnsupportedEngineErro
 from plait.backends.adapter.scheduler_settings import SglangSettings, read_settings
 from plait.backends.protocol.cache_state import Tier
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
-from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, parse_query
-from plait.backends.sglang.compatibility import REQUIRED, abort_in_chunks, complete, send_ticks, started_with
+from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, SchedulerQuery, parse_queries
+from plait.backends.sglang.compatibility import REQUIRED, abort_in_chunks, complete, rank_of, send_ticks, started_with
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.host_tier import host_tier
 from plait.backends.sglang.levers import limited
@@ -69,7 +69,7 @@ class PlannedSglangScheduler(_SglangScheduler):
         """Begin to plan for this scheduler. Raises UnsupportedEngineError if that is not possible."""
         complete(self, super())
         tier = REQUIRED.scheduler_tier(self, settings.lowest_tier, self.plait_lacks)
-        _check_options(self, tier)
+        _check_options(self, super(), tier)
         self.plait = _driver(self, settings, tier)
         send_ticks(self, super(), self.plait.tick)
 
@@ -124,16 +124,20 @@ class PlannedSglangScheduler(_SglangScheduler):
         self.plait.aborted(req)
 
     def get_internal_state(self, recv_req: Any) -> Any:
-        """SGLang's own state, or the answer to one of Plait's queries (`channel`)."""
-        query = parse_query(recv_req.rid)
-        if query is None:
+        """SGLang's own state, or the answers to Plait's queries (`channel`)."""
+        queries = parse_queries(recv_req.rid)
+        if queries is None:
             return super().get_internal_state(recv_req)
-        answer: bytes | int
+        answers = [self._answer(query) for query in queries]
+        return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: answers})
+
+    def _answer(self, query: SchedulerQuery) -> bytes | int | None:
+        """None: the query is for another data-parallel rank."""
+        if query.rank != self.plait.rank:
+            return None
         if isinstance(query, ReportSince):
-            answer = msgspec.msgpack.encode(self.plait.report(query.since, query.epoch, query.gateway))
-        else:
-            answer = self.plait.change_objectives(query.body.encode())
-        return load("sglang.srt.managers.io_struct.GetInternalStateReqOutput")(internal_state={STATE_KEY: answer})
+            return msgspec.msgpack.encode(self.plait.report(query.since, query.epoch, query.gateway))
+        return self.plait.change_objectives(query.body.encode())
 
 
 class _LimitsAdder(_SglangScheduler):
@@ -153,12 +157,13 @@ def scheduler_class(base: type) -> Any:
     return type(f"Planned{base.__name__}", (PlannedSglangScheduler, *limits, base), {})
 
 
-def _check_options(scheduler: Any, tier: Tier) -> None:
+def _check_options(scheduler: Any, stock: Any, tier: Tier) -> None:
     """Raise UnsupportedEngineError for options that Plait does not support in a tier."""
     parallel = started_with("parallel", scheduler.server_args)
+    shares_ticks = not hasattr(stock, "_poll_timeout_aborts")  # all data-parallel ranks would get those of the first
     refused = {
         "--pp-size above 1": parallel.pp_size > 1,
-        "--dp-size above 1 (start separate engines instead)": parallel.dp_size > 1,
+        "--enable-dp-attention before SGLang 0.5.20": shares_ticks and parallel.enable_dp_attention,
         "disaggregated prefill and decode": scheduler.disaggregation_mode.value != "null",
         **({} if tier == "reports" else _options_of_order(scheduler)),
     }
@@ -186,7 +191,7 @@ def _driver(scheduler: Any, settings: SglangSettings, tier: Tier) -> SglangDrive
     model = started_with("serving", scheduler.server_args).served_model_name
     observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
     published = scheduler.kv_events_publisher.enable_kv_cache_events
-    events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender())
+    events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender(rank=rank_of(scheduler)))
     host = host_tier(scheduler.tree_cache, observer.host, scheduler.page_size)
     lower = () if host is None else (host,)
     release = load("sglang.srt.managers.schedule_batch.release_req")

@@ -107,6 +107,16 @@ OFFLOADING: Final = Names(
 )
 """What reports on host memory need in the scheduler's side of an `OffloadingConnector`."""
 
+_CALL: Final = ("request_id", "prompt", "params", "arrival_time", "lora_request", "tokenization_kwargs")
+RANKS: Final = Names(
+    methods={
+        "vllm.v1.engine.core_client.AsyncMPClient._call_utility_async": ("method", "args", "engine"),
+        "vllm.v1.engine.async_llm.AsyncLLM.add_request": (*_CALL, "trace_headers", "priority", "data_parallel_rank"),
+    },
+    attributes=("core_engines",),
+)
+"""What several data-parallel ranks need: in the installed version, and in an API server's client of engine cores."""
+
 REQUIRED: Final = RequiredNames(
     engine="vLLM",
     package="vllm",

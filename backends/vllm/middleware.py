@@ -1,6 +1,7 @@
 """Plait's routes in vLLM's API server, as ASGI middleware for `--middleware`.
 
-`GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`. If the engine has an API key, all need it.
+`GET /cache_state`, `POST /call_objectives` and `GET /plait/tokenizer`. If the engine has an API key, all need it. With
+several data-parallel ranks, all requests come through `NamedRanks`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer
+from plait.backends.adapter.named_ranks import NamedRanks, named_rank
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.routes import (
     ANSWER_DEADLINE_S,
     CACHE_STATE,
+    App,
     Change,
     Receive,
     ReportQuery,
@@ -29,25 +33,35 @@ from plait.backends.errors import AuthenticationError, EngineError, EngineTimeou
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_fingerprint import Messages
+from plait.backends.vllm.cache_state import wrap
+from plait.backends.vllm.compatibility import RANKS
 from plait.backends.vllm.launch import SCHEDULER
 from plait.backends.vllm.plugin import CHANGE_METHOD, METHOD
+from plait.backends.vllm.ranks import call_rank, rank_count, to_named_rank
 
 
 class CacheStateMiddleware:
     """Answers the three routes and passes every other request on."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._tokenizer: bytes | None = None
+        self._serve: App = self._served
+        self._tokenizer = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one ASGI request. The first is the lifespan's, at the server's start: then the tokenizer is read."""
-        if self._tokenizer is None:
-            version = str(load("vllm.__version__") or "")
-            self._tokenizer = read_tokenizer(lambda: served_tokenizer(scope["app"].state), version)
+        """Answer one ASGI request. The first is the lifespan's, at the server's start: then the engine is looked at."""
+        if not self._tokenizer:
+            version, state = str(load("vllm.__version__") or ""), scope["app"].state
+            self._tokenizer = read_tokenizer(lambda: served_tokenizer(state), version)
+            if rank_count(state) > 1:
+                self._serve = NamedRanks(self._served, lambda: rank_count(state))
+                wrap(state.engine_client, "add_request", to_named_rank)
+        await self._serve(scope, receive, send)
+
+    async def _served(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else None
         if path == CACHE_STATE:
-            await answer_cache_state(scope, send, _report, self._tokenizer)
+            await answer_cache_state(scope, send, _report, self._tokenizer, rank_count(scope["app"].state))
         elif path == CALL_OBJECTIVES:
             await answer_call_objectives(scope, receive, send, _access)
         elif path == TOKENIZER:
@@ -57,36 +71,30 @@ class CacheStateMiddleware:
 
 
 async def _report(scope: Scope, query: ReportQuery) -> bytes:
-    """The engine core's report. If nothing changes during the wait, ask again without waiting."""
-    core = _allowed_core(scope)
-    report: bytes
+    """The report of a rank's engine core. If nothing changes during the wait, ask again without waiting."""
+    core, asked = _allowed_core(scope), (METHOD, query.since, query.epoch, query.gateway)
     if query.wait_s > 0 and query.since is not None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(query.wait_s):
-                report = await core.call_utility_async(METHOD, query.since, query.epoch, query.gateway, True)
-                return report
-        except TimeoutError:
-            pass
-    report = await _answered(core, METHOD, query.since, query.epoch, query.gateway, False)
-    return report
+                return bytes(await call_rank(core, query.rank, *asked, True))
+    return bytes(await _answered(core, query.rank, *asked, False))
 
 
 def _access(scope: Scope) -> Change:
-    """Check a request, and return the function that sends changed objectives to the engine core."""
+    """Check a request, and return the function that sends changed objectives to the engine core of its rank."""
     core = _allowed_core(scope)
 
     async def change(body: bytes) -> int:
-        known: int = await _answered(core, CHANGE_METHOD, body.decode())
-        return known
+        return int(await _answered(core, named_rank() or 0, CHANGE_METHOD, body.decode()))
 
     return change
 
 
-async def _answered(core: Any, method: str, *arguments: Any) -> Any:
-    """The engine core's answer, which comes between two iterations."""
+async def _answered(core: Any, rank: int, method: str, *arguments: Any) -> Any:
+    """The answer of a rank's engine core, which comes between two iterations."""
     try:
         async with asyncio.timeout(ANSWER_DEADLINE_S):
-            return await core.call_utility_async(method, *arguments)
+            return await call_rank(core, rank, method, *arguments)
     except TimeoutError as error:
         raise EngineTimeoutError(f"the engine core did not answer within {ANSWER_DEADLINE_S:g} s") from error
 
@@ -97,7 +105,7 @@ def _tokenizer(scope: Scope) -> EngineTokenizer | None:
 
 
 def _allowed_core(scope: Scope) -> Any:
-    """The client of the engine core. Raises `PlaitError` for a request without the key, or if there is no scheduler."""
+    """The client of the engine cores. Raises `PlaitError` for a request without the key, and the errors of `_core`."""
     return _core(_allowed(scope).engine_client)
 
 
@@ -109,7 +117,7 @@ def _allowed(scope: Scope) -> Any:
 
 
 def _core(engine_client: Any) -> Any:
-    """The API server's client of the engine core, if Plait's scheduler runs there."""
+    """The API server's client of the engine cores, if Plait's scheduler runs there."""
     scheduler = engine_client.vllm_config.scheduler_config.scheduler_cls
     if scheduler != SCHEDULER:
         raise UnsupportedError(
@@ -117,7 +125,11 @@ def _core(engine_client: Any) -> Any:
         )
     if engine_client.errored:
         raise EngineError("the engine core has died; restart the engine", code="engine_dead")
-    return engine_client.engine_core
+    core = engine_client.engine_core
+    lacks = RANKS.missing_in(core) if engine_client.vllm_config.parallel_config.data_parallel_size > 1 else []
+    if lacks:
+        raise UnsupportedError(f"Plait cannot tell this vLLM's data-parallel ranks; it lacks: {', '.join(lacks)}")
+    return core
 
 
 def _keys(state: Any) -> list[str]:

@@ -10,7 +10,7 @@ from plait.backends.adapter.scheduler_settings import parse_settings
 from plait.backends.protocol.cache_state import Tier
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.backends.vllm.compatibility import REQUIRED, limiting
+from plait.backends.vllm.compatibility import RANKS, REQUIRED, limiting
 from plait.backends.vllm.driver import VllmDriver, served_model
 from plait.backends.vllm.offloading import find_offloading
 
@@ -107,15 +107,18 @@ def scheduler_class(*, asynchronous: bool, limits: bool) -> Any:
 
 
 def _check_ranks(parallel: Any) -> None:
-    """Raise UnsupportedEngineError if an API server has several schedulers, because a report is of one scheduler.
+    """Raise UnsupportedEngineError if an API server has several schedulers and this vLLM lacks a way to each of them.
 
     When a rank of a dense model makes its scheduler, vLLM has set its data-parallel size to 1, but left its index.
     """
-    ranks = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0
-    if ranks and not parallel.data_parallel_external_lb:
+    several = parallel.data_parallel_size > 1 or parallel.data_parallel_index > 0
+    if not several or parallel.data_parallel_external_lb:
+        return
+    lacks = RANKS.missing_installed()
+    if lacks:
         raise UnsupportedEngineError(
-            "Plait needs an API server for each data-parallel rank: start separate engines instead of vLLM with "
-            "--data-parallel-size, or a server for each rank (--data-parallel-rank), or start vLLM without Plait"
+            f"Plait cannot reach the data-parallel ranks of this vLLM; it lacks: {', '.join(lacks)}. "
+            "Start an API server for each rank (--data-parallel-rank), or start vLLM without Plait"
         )
 
 

@@ -68,6 +68,10 @@ class RealEngine(Server, ABC):
         """Start it with an environment variable."""
         self._environment[name] = value
 
+    def set_ranks(self, count: int) -> None:
+        """Start it with several data-parallel ranks."""
+        raise NotImplementedError
+
     def start(self) -> None:
         """Start it in a process group of its own, so that what it starts can be ended with it.
 

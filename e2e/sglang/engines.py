@@ -61,6 +61,10 @@ class SglangServer(RealEngine):
     ) -> None:
         super().__init__(name, [*command, *_FLAGS], folder, {**_ENVIRONMENT, **(environment or {})})
 
+    def set_ranks(self, count: int) -> None:
+        self.add_flags(("--dp-size", str(count)))
+        self.set_variable("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(count))))  # a processor for each
+
     def computed_prompt_tokens(self) -> float:
         return self.metric("sglang:prompt_tokens_total") - self.cached_prompt_tokens()
 

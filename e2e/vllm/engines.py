@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from e2e.ports import free_ports
 from e2e.real_engines.engine import (
     BATCH_TOKENS,
     BLOCK_TOKENS,
@@ -49,6 +50,8 @@ _ENVIRONMENT: Final = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
+RANK_PORTS: Final = 16
+"""How many ports the ranks of a server talk over, at most: vLLM takes the free ones from `VLLM_PORT` on."""
 
 _STEP: Final = re.compile(
     r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, "
@@ -66,6 +69,12 @@ class VllmServer(RealEngine):
         self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(name, [*command, *_FLAGS], folder, {**_ENVIRONMENT, **(environment or {})})
+
+    def set_ranks(self, count: int) -> None:
+        rpc, *others = free_ports(RANK_PORTS)
+        self.add_flags(("--data-parallel-size", str(count), "--data-parallel-address", "127.0.0.1"))
+        self.add_flags(("--data-parallel-rpc-port", str(rpc)))
+        self.set_variable("VLLM_PORT", str(others[0]))
 
     def computed_prompt_tokens(self) -> float:
         return self.metric("vllm:prompt_tokens_by_source_total", source="local_compute")

@@ -61,5 +61,5 @@ def test_an_eviction_is_told_before_the_batch_runs_that_needs_the_room(
 def told(receiver: NewsReceiver) -> CacheState | None:
     """The report that came last."""
     receiver._read()
-    latest = receiver._latest
+    latest = receiver._latest.get(0)
     return None if latest is None else msgspec.msgpack.decode(latest.report, type=CacheState)

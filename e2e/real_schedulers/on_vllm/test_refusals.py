@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core_client import AsyncMPClient
 
 from e2e.real_schedulers.on_vllm.fixtures import Build
 from plait.backends.adapter.required_names import UnsupportedEngineError
@@ -65,10 +66,15 @@ def test_a_diffusion_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "index"), [(2, 0), (1, 1)], ids=["sparse", "dense"])
-def test_several_ranks_behind_one_api_server_are_refused(ranks: int, index: int) -> None:
+def test_several_ranks_behind_one_api_server_need_a_way_to_each(
+    ranks: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parallel = SimpleNamespace(data_parallel_size=ranks, data_parallel_index=index, data_parallel_external_lb=False)
     config = SimpleNamespace(parallel_config=parallel)
-    with pytest.raises(UnsupportedEngineError, match="--data-parallel-rank"):
+    with pytest.raises(AttributeError, match="scheduler_config"):  # the next that is read
+        create_scheduler(vllm_config=config)
+    monkeypatch.delattr(AsyncMPClient, "_call_utility_async")
+    with pytest.raises(UnsupportedEngineError, match=r"AsyncMPClient\._call_utility_async.*--data-parallel-rank"):
         create_scheduler(vllm_config=config)
     parallel.data_parallel_external_lb = True
     with pytest.raises(AttributeError, match="scheduler_config"):

@@ -96,7 +96,11 @@ class VllmServer(Server):
     def application(self) -> Callable[..., Any]:
         """Its middleware, in an application with the state that vLLM's has."""
         model = SimpleNamespace(tokenizer=str(self.folder))
-        config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER), model_config=model)
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(scheduler_cls=SCHEDULER),
+            parallel_config=SimpleNamespace(data_parallel_size=1),
+            model_config=model,
+        )
         client = SimpleNamespace(
             engine_core=SimpleNamespace(call_utility_async=self._call),
             vllm_config=config,
@@ -135,7 +139,7 @@ class SglangServer(Server):
             return sglang_tokenizer(manager, templates)
 
         tokenizer = read_tokenizer(find, "1")
-        reports = CacheStateRoute(_Scheduler(self), SimpleNamespace(), tokenizer)  # type: ignore[arg-type]
+        reports = CacheStateRoute(_Scheduler(self), SimpleNamespace(), tokenizer, 1)  # type: ignore[arg-type]
         offers = TokenizerRoute(find, tokenizer)
 
         async def routed(scope: Scope, receive: Any, send: Send) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer, with_tokenizer
+from plait.backends.adapter.engine_tokenizer import EngineTokenizer, read_tokenizer, with_fields
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import NO_TOKENIZER, TokenizerFingerprint, fingerprint
 from plait.backends.tokenization.loading import load_tokenizer
@@ -126,7 +126,7 @@ async def test_nothing_else_of_the_report_changes(folder: Path, monkeypatch: pyt
 
 def test_a_newer_report_keeps_fields_that_this_version_does_not_know() -> None:
     reported = read_tokenizer(lambda: None, "1")
-    report = msgspec.msgpack.decode(with_tokenizer(msgspec.msgpack.encode({"engine": "e", "new": [1]}), reported))
+    report = msgspec.msgpack.decode(with_fields(msgspec.msgpack.encode({"engine": "e", "new": [1]}), reported))
     assert (report["engine"], report["new"]) == ("e", [1])
     assert report["tokenizer"] == msgspec.to_builtins(NO_TOKENIZER)
     assert report["chats"]["version"] == "1"

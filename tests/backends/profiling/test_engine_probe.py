@@ -109,6 +109,8 @@ async def test_prompts_go_as_token_ids_with_the_key_and_the_model() -> None:
     assert sorted(body["prompt"] for body in sent) == [[1, 2, 3], [4, 5, 6]]
     assert {(body["model"], body["max_tokens"], body["ignore_eos"]) for body in sent} == {("other", 1, True)}
     assert all(b"authorization: Bearer k" in head for _, head, _ in engine.requests)
+    heads = [head for path, head, _ in engine.requests if path == "/v1/completions"]
+    assert all(b"x-data-parallel-rank: 0" in head for head in heads), "the rank that /cache_state reports"
     assert [(stream.prompt_tokens, stream.cached_tokens) for stream in streams] == [(3, 0), (3, 0)]
     assert all(0 < stream.ttft_s < 60 for stream in streams)
 

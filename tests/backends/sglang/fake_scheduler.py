@@ -284,8 +284,11 @@ class Rank(PlannedSglangScheduler, FakeScheduler):
         settings: SglangSettings | None = None,
         policy: LocalScheduler | None = None,
         tier: Tier = "chunks",
+        *,
+        rank: int = 0,
     ) -> None:
         FakeScheduler.__init__(self, setup)
+        self.ps = SimpleNamespace(dp_rank=rank)
         observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731

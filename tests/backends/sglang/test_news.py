@@ -63,7 +63,7 @@ class Setting:
         self.sender = NewsSender({VARIABLE: self.receiver.name})
         sockets.callback(self.sender.close)
         self.scheduler = Scheduler()
-        self.route = CacheStateRoute(self.scheduler, self.receiver, msgspec.msgpack.encode(None))
+        self.route = CacheStateRoute(self.scheduler, self.receiver, msgspec.msgpack.encode(None), 1)
 
     def store(self, block: int) -> None:
         """A step stores a block."""
@@ -129,10 +129,10 @@ async def test_all_who_wait_get_the_change_without_a_further_question(setting: S
 
 
 async def test_a_change_before_the_wait_needs_no_question(setting: Setting) -> None:
-    setting.receiver.next()
+    setting.receiver.next(0)
     for block in range(1, 4):
         setting.store(block)
-    await until(lambda: setting.receiver.follows(3, "now"))
+    await until(lambda: setting.receiver.follows(0, 3, "now"))
     assert stored(await setting.reported(1)) == [1, 2, 3], "applied again, the first changes nothing"
     assert setting.scheduler.asked == []
 
@@ -147,7 +147,7 @@ async def test_a_gateway_waits_while_only_its_own_calls_change(setting: Setting)
     assert (call.gateway, call.hashes) == ("a", [1, 2])
     assert not waiting["a"].done()
     setting.end("call-1")
-    await until(lambda: setting.receiver.follows(2, "now"))
+    await until(lambda: setting.receiver.follows(0, 2, "now"))
     assert not waiting["a"].done()
     setting.receive("call-2", "b")
     calls = (await waiting["a"]).calls
@@ -159,18 +159,18 @@ async def test_a_gateway_waits_while_only_its_own_calls_change(setting: Setting)
 
 
 async def test_changes_of_a_restarted_scheduler_are_asked_for(setting: Setting) -> None:
-    setting.receiver.next()
+    setting.receiver.next(0)
     setting.store(1)
-    await until(lambda: setting.receiver.follows(0, "now"))
+    await until(lambda: setting.receiver.follows(0, 0, "now"))
     assert (await setting.reported(0, epoch="before")).snapshot
     assert setting.scheduler.asked == [0]
 
 
 async def test_changes_from_too_long_ago_are_asked_for(setting: Setting) -> None:
-    setting.receiver.next()
+    setting.receiver.next(0)
     for block in range(1, 3 * COVERED):
         setting.store(block)
-        await until(lambda cursor=block: setting.receiver.follows(cursor, "now"))  # type: ignore[misc]
+        await until(lambda cursor=block: setting.receiver.follows(0, cursor, "now"))  # type: ignore[misc]
     assert stored(await setting.reported(0)) == list(range(1, 3 * COVERED))
     assert setting.scheduler.asked == [0]
 
@@ -198,8 +198,8 @@ async def test_a_scheduler_never_waits(setting: Setting) -> None:
 
 
 async def test_what_is_no_news_is_ignored(setting: Setting) -> None:
-    setting.receiver.next()
+    setting.receiver.next(0)
     assert setting.sender._socket is not None
     setting.sender._socket.sendto(b"hello", f"\0{setting.receiver.name}")
     setting.store(1)
-    await until(lambda: setting.receiver.follows(1, "now"))
+    await until(lambda: setting.receiver.follows(0, 1, "now"))

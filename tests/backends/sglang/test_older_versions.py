@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from plait.backends.adapter.required_names import UnsupportedEngineError
 from plait.backends.sglang.cache_state import CacheObserver, EventTap
 from plait.backends.sglang.compatibility import (
     abort_in_chunks,
@@ -19,11 +20,13 @@ from plait.backends.sglang.compatibility import (
     complete,
     has_beams,
     namespace,
+    rank_count,
+    rank_of,
     releasing,
     send_ticks,
     started_with,
 )
-from plait.backends.sglang.scheduler import PlannedSglangScheduler
+from plait.backends.sglang.scheduler import PlannedSglangScheduler, _check_options
 from plait.policy.prefix.block_hash import chain, root_hash
 from tests.backends.sglang.fake_scheduler import FakeScheduler, Rank, Request, Setup
 
@@ -163,6 +166,34 @@ def test_what_sglang_was_started_with(put: Put) -> None:
     assert started_with("parallel", arguments) is arguments
     put(context, get_parallel=lambda: "sizes", get_serving=lambda: "names")
     assert (started_with("parallel", arguments), started_with("serving", arguments)) == ("sizes", "names")
+
+
+def test_how_many_data_parallel_ranks_there_are(put: Put) -> None:
+    assert rank_count(SimpleNamespace(dp_size=4)) == 4
+    put("sglang.srt.runtime_context", get_serving=object, get_parallel=lambda: SimpleNamespace(dp_size=2))
+    assert rank_count(None) == 2
+    groups = SimpleNamespace(dp_size=1, attn_dp_size=8, num_dp_ranks=8)
+    put("sglang.srt.runtime_context", get_serving=object, get_parallel=lambda: groups)
+    assert rank_count(None) == 8
+
+
+def test_a_schedulers_data_parallel_rank(put: Put) -> None:
+    assert rank_of(SimpleNamespace(ps=SimpleNamespace(dp_rank=3))) == 3
+    assert rank_of(SimpleNamespace(ps=SimpleNamespace(dp_rank=None))) == 0
+    put("sglang.srt.runtime_context", get_serving=object, get_parallel=lambda: SimpleNamespace(dp_rank=2))
+    assert rank_of(SimpleNamespace(server_args=None)) == 2
+
+
+def test_ranks_of_attention_are_refused_where_all_would_get_the_ticks_of_the_first() -> None:
+    def check(stock: Any, **options: Any) -> None:
+        arguments = SimpleNamespace(pp_size=1, **options)
+        mode = SimpleNamespace(value="null")
+        _check_options(SimpleNamespace(server_args=arguments, disaggregation_mode=mode), stock, "reports")
+
+    with pytest.raises(UnsupportedEngineError, match="--enable-dp-attention before"):
+        check(object(), dp_size=2, enable_dp_attention=True)
+    check(object(), dp_size=2, enable_dp_attention=False)
+    check(SimpleNamespace(_poll_timeout_aborts=list), dp_size=2, enable_dp_attention=True)
 
 
 def test_beams() -> None:

@@ -6,7 +6,7 @@ Its scheduler serves running requests first, then the queue, within the budget. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -113,6 +113,27 @@ class AsyncScheduler(Scheduler): ...
 class EngineCore: ...
 
 
+class AsyncMPClient:
+    """The API server's client of engine cores."""
+
+    async def _call_utility_async(self, method: str, *args: Any, engine: bytes) -> Any: ...
+
+
+class AsyncLLM:
+    async def add_request(  # noqa: PLR0917 - vLLM's own parameters
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> Any: ...
+
+
 MODULES: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"__version__": "9.9"},
     "vllm.v1": {},
@@ -124,7 +145,9 @@ MODULES: Final[dict[str, dict[str, Any]]] = {
     "vllm.v1.core.sched.request_queue": {"FCFSRequestQueue": Queue},
     "vllm.v1.core.sched.interface": {"PauseState": PauseState},
     "vllm.v1.engine": {},
+    "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
     "vllm.v1.engine.core": {"EngineCore": EngineCore},
+    "vllm.v1.engine.core_client": {"AsyncMPClient": AsyncMPClient},
     "vllm.v1.kv_cache_interface": {"FullAttentionSpec": FullAttentionSpec},
     "vllm.v1.request": {"RequestStatus": RequestStatus},
 }
@@ -141,11 +164,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build(**settings: Any) -> Any:
     """A scheduler with the adapter, whose settings these are."""
+    return build_rank(settings, data_parallel_size=1, data_parallel_index=0)
+
+
+def build_rank(settings: Mapping[str, Any], **parallel: Any) -> Any:
+    """As `build`, in one of several data-parallel ranks: `parallel` has vLLM's settings of them."""
     config = SimpleNamespace(
-        additional_config={"plait": settings},
+        additional_config={"plait": dict(settings)},
         model_config=SimpleNamespace(served_model_name="tiny"),
         scheduler_config=SimpleNamespace(async_scheduling=False),
-        parallel_config=SimpleNamespace(data_parallel_size=1, data_parallel_index=0),
+        parallel_config=SimpleNamespace(**parallel),
     )
     return create_scheduler(vllm_config=config)
 

@@ -53,8 +53,13 @@ class Core:
         return msgspec.msgpack.encode(STATE)
 
 
-def client_of(core: Core, *, keys: list[str] | None = None, scheduler: Any = SCHEDULER, errored: bool = False) -> Any:
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=scheduler))
+def client_of(
+    core: Core, *, keys: list[str] | None = None, scheduler: Any = SCHEDULER, errored: bool = False, ranks: int = 1
+) -> Any:
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
+        parallel_config=SimpleNamespace(data_parallel_size=ranks),
+    )
     engine = SimpleNamespace(engine_core=core, vllm_config=config, errored=errored)
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine, args=SimpleNamespace(api_key=keys)))
 
@@ -132,16 +137,17 @@ async def test_the_key_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch
         assert (await client.get("/cache_state", headers={"authorization": "Bearer right"})).status_code == 200
 
 
-@pytest.mark.parametrize("query", ["since=-1", "since=x", "since=1&wait_ms=1.5"])
+@pytest.mark.parametrize("query", ["since=-1", "since=x", "since=1&wait_ms=1.5", "rank=1"])
 async def test_a_bad_query_is_named(query: str) -> None:
     async with client_of(Core()) as client:
         response = await client.get(f"/cache_state?{query}")
     assert response.status_code == 400
-    assert response.json()["error"]["param"] in {"since", "wait_ms"}
+    assert response.json()["error"]["param"] in {"since", "wait_ms", "rank"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "status"), [({"scheduler": None}, 501), ({"scheduler": "mine"}, 501), ({"errored": True}, 502)]
+    ("fields", "status"),
+    [({"scheduler": None}, 501), ({"scheduler": "mine"}, 501), ({"errored": True}, 502), ({"ranks": 2}, 501)],
 )
 async def test_an_engine_that_cannot_report_says_so(fields: dict[str, Any], status: int) -> None:
     core = Core()

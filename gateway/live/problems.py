@@ -7,13 +7,15 @@ not found for `CLEAR_S`. No clock is read and no I/O is done.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
+
+from plait.gateway.config.values import RANK_NAME
 
 
 class EngineSigns(NamedTuple):
@@ -191,7 +193,7 @@ class Problems:
     def look(self, signs: Signs) -> tuple[Problem, ...]:
         """Add the signs; returns the present problems, the oldest first."""
         self._remember(signs)
-        for finding in self._findings(signs):
+        for finding in _of_addresses(self._findings(signs), signs.engines):
             key = finding.code, finding.about
             known = self._open.get(key)
             if known is None:
@@ -246,6 +248,20 @@ class Problems:
         yield from _of_gateway(signs, lately)
         if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at start
             yield from _of_memory(signs, recent, lately, LATELY_S / self._memory_s)
+
+
+def _of_addresses(findings: Iterable[Finding], engines: Iterable[str]) -> Iterator[Finding]:
+    """What is found of each data-parallel rank of an address is the address's, in the words about the first."""
+    ranks = Counter(RANK_NAME.sub("", name) for name in engines)
+    found = defaultdict[tuple[str, str], list[Finding]](list)
+    for one in findings:
+        found[one.code, RANK_NAME.sub("", one.about)].append(one)
+    for (_, address), (first, *others) in found.items():
+        if others and 1 + len(others) == ranks[address]:
+            sentence = first.sentence.replace(first.about, f"Each rank of {address}", 1)
+            yield first._replace(about=address, sentence=sentence)
+        else:
+            yield from (first, *others)
 
 
 def _problem(one: _Open) -> Problem:

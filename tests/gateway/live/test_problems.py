@@ -147,3 +147,35 @@ def test_each_part_is_a_heading_of_the_page() -> None:
     headings = {line[3:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("## ")}
     assert {threshold.part for threshold in THRESHOLDS.values()} | {PART_OF_OTHERS} <= headings
     assert all(f"`{code}`" in page for code in THRESHOLDS)
+
+
+def at_ranks(now_s: float, *out: str) -> Signs:
+    """A fleet of an engine `a` and an address `b` of four ranks. Those `out` take no calls."""
+    engines = dict.fromkeys(("a", *(f"b@{rank}" for rank in range(4))), WELL)
+    lost = WELL._replace(takes_calls=False, health="down", cause="unreachable")
+    return signs(now_s)._replace(engines=engines | dict.fromkeys(out, lost))
+
+
+def test_what_is_wrong_with_each_rank_is_one_problem_of_their_address() -> None:
+    problems, ranks = Problems(), [f"b@{rank}" for rank in range(4)]
+    for second in range(4):
+        found = problems.look(at_ranks(second, *ranks, "a"))
+    assert [(one.code, one.about, one.sentence) for one in found] == [
+        ("engine_out", "a", "a takes no calls: it is down (unreachable)."),
+        ("engine_out", "b", "Each rank of b takes no calls: it is down (unreachable)."),
+    ]
+
+
+def test_a_rank_that_is_out_alone_has_a_problem_of_its_own() -> None:
+    problems = Problems()
+    for second in range(4):
+        found = problems.look(at_ranks(second, "b@1", "b@2"))
+    assert [one.about for one in found] == ["b@1", "b@2"]
+
+
+def test_ranks_that_go_out_together_often_flap_together() -> None:
+    problems, found = Problems(), set[tuple[str, str]]()
+    for second in range(120):
+        out = [f"b@{rank}" for rank in range(4)] if second % 20 < 5 else []
+        found |= {(one.code, one.about) for one in problems.look(at_ranks(second, *out))}
+    assert found == {("engine_out", "b"), ("engine_flaps", "b")}

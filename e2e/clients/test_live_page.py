@@ -201,6 +201,36 @@ def test_tenants_and_problems_are_of_all_workers(workers: tuple[Server, Server],
     assert page.complaints == []
 
 
+def test_ranks_are_shown_below_their_address(page: Page, tmp_path: Path) -> None:
+    with Launcher(tmp_path) as launch:
+        ranked, plain = launch.engine("ranked", options=["--ranks", "4"]), launch.engine("plain")
+        gateway = launch.gateway([ranked, plain], server={"admin_key": KEY})
+        for one in (ranked, plain, gateway):
+            one.start()
+        for one in (ranked, plain, gateway):
+            one.wait_until_ready()
+        eventually(lambda: gateway.metric("plait_engine_up") == 5)
+        for place in range(20):
+            body = {"model": "demo", "prompt": f"{place % 5} " * 400, "max_tokens": 4}
+            assert gateway.post("/v1/completions", json=body).status_code == 200
+
+        page.open(f"{gateway.url}/#key={KEY}")
+        page.eventually("document.querySelectorAll('#engines > li').length === 2")
+        heads = "[...document.querySelectorAll('#engines > li > h3')].map((head) => head.innerText).sort()"
+        assert page.eventually(heads, lambda found: len(found) == 2) == ["plain\nup", "ranked\n4 ranks up"]
+        ranks = "[...document.querySelectorAll('.ranks > li > h3 > span:first-child')].map((name) => name.textContent)"
+        assert page.evaluate(ranks) == [f"ranked@{rank}" for rank in range(4)]
+        assert page.evaluate("document.querySelectorAll('.ranks > li > .bar > i').length") >= 4
+        assert page.evaluate("document.body.scrollHeight <= innerHeight"), "all of it fits"
+
+        ranked.kill()
+        page.eventually(heads, lambda found: found and "4 ranks down (" in found[1])
+        page.eventually("document.querySelectorAll('#problems li').length === 1")
+        problem = page.evaluate("document.getElementById('problems').innerText")
+        assert problem.startswith("engine_out ranked Each rank of ranked takes no calls: it is down (")
+        assert page.complaints == []
+
+
 def process_of(engine: str) -> int:
     """The process of an engine, which this one has started."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from plait.gateway.config.values import RANK_NAME
+
 PAGE: Final = "docs/oncall.md"
 
 MOST_CALLS: Final = 100
@@ -144,7 +146,10 @@ class Screen:
 
     def _parts(self, status: Json, fleet: Json | None) -> Iterator[ScreenPart]:
         yield ScreenPart("Problems", status["problems"], MOST_ROWS, _problems, wraps=True)
-        yield ScreenPart("Engines", self._engine_rows(), MOST_ENGINES, self._engines)
+        rows, most = _with_sums(self._engine_rows()), 2 * MOST_ENGINES
+        if fleet is not None and len(rows) > most:
+            rows, most = [row for row in rows if not RANK_NAME.search(row["name"])], MOST_ENGINES
+        yield ScreenPart("Engines", rows, most, self._engines)
         if fleet is not None:
             title = "Shared prefixes, and the part that each engine holds"
             yield ScreenPart(title, self._prefix_rows(), MOST_PREFIXES, self._prefixes)
@@ -183,21 +188,23 @@ class Screen:
 
     def _engines(self, rows: Sequence[Json]) -> Table:
         """The table of engines: state and calls in all gateways, cache and queues as the watched gateway sees them."""
-        live = {} if self._fleet is None else {engine["name"]: engine for engine in self._fleet["engines"]}
+        live = {} if self._fleet is None else {engine["name"]: engine for engine in _with_sums(self._fleet["engines"])}
         more = ("", "KV cache", "running", "waiting", "queued here", "to compute", "cached") if live else ()
         table = _table("engine", "state", "since", "calls", *more, right=(2, 3, 5, 6, 7, 8, 9, 10))
         for row in rows:
             is_up, name = row["state"] == "up", row["name"]
             state = Text(row["state"] if is_up else f"{row['state']} {row['cause']}", "green" if is_up else "red")
             cells = self._cache(live[name]) if name in live else ()
-            table.add_row(Text(name, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
+            shown = f"  {name}" if RANK_NAME.search(name) else name
+            shown += f", {len(row['ranks'])} ranks" if "ranks" in row else ""
+            table.add_row(Text(shown, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
         return table
 
     def _cache(self, engine: Json) -> tuple[RenderableType, ...]:
         used = engine["cached_tokens"] if engine["kv_used_tokens"] is None else engine["kv_used_tokens"]
         size, waiting, queued = engine["kv_tokens"], engine["waiting_calls"], engine["queued_calls"]
         return (
-            self._kv_bar(engine["name"], used, size or max(1, used)),
+            self._kv_bar(engine.get("ranks", [engine["name"]]), used, size or max(1, used)),
             percent(used / size) if size else "not known",
             f"{engine['running_calls']}",
             Text(f"{waiting}", "yellow" if waiting else ""),
@@ -206,11 +213,11 @@ class Screen:
             f"{engine['cached_tokens']:,}",
         )
 
-    def _kv_bar(self, engine: str, used: float, size: float) -> Text:
+    def _kv_bar(self, engines: Sequence[str], used: float, size: float) -> Text:
         """A bar of the KV cache: shared prefixes in their colours, the rest of the used part in grey."""
         bar, cells, rest = Text(), 0, float(used)
         for prefix in self._prefix_rows():
-            tokens = min(rest, prefix["tokens"] * prefix["engines"].get(engine, 0.0))
+            tokens = min(rest, prefix["tokens"] * sum(prefix["engines"].get(name, 0.0) for name in engines))
             rest -= tokens
             width = min(BAR_CELLS - cells, round(BAR_CELLS * tokens / size))
             cells += width
@@ -280,6 +287,21 @@ class Screen:
 
     def _style(self, prefix: str | None) -> str:
         return COLOURS[self._places.index(prefix) % len(COLOURS)] if prefix in self._places and prefix else "dim"
+
+
+def _with_sums(rows: Iterable[Json]) -> list[Json]:
+    """Rows of engines; those of an address's data-parallel ranks come after a row of their sums."""
+    addresses: dict[str, list[Json]] = {}
+    for row in rows:
+        addresses.setdefault(RANK_NAME.sub("", row["name"]), []).append(row)
+    found = []
+    for name, ranks in addresses.items():
+        if ranks[0]["name"] != name:
+            figures = [field for field, value in ranks[0].items() if type(value) is int]
+            sums = {field: sum(rank[field] or 0 for rank in ranks) for field in figures}
+            found.append(ranks[0] | sums | {"name": name, "ranks": [rank["name"] for rank in ranks]})
+        found += ranks
+    return found
 
 
 def _problems(rows: Sequence[Json]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from time import time
 from typing import Final
 
@@ -59,7 +60,10 @@ class ModelState(msgspec.Struct):
 
 
 class FleetNews(msgspec.Struct):
-    """The event `fleet`. `engines` has the first `MOST_ENGINES` of `engine_count`. `at` counts from 1970."""
+    """The event `fleet`. `engines` has those at the first `MOST_ENGINES` addresses, at most four times as many.
+
+    `at` counts from 1970.
+    """
 
     at: float
     calls_per_s: float
@@ -77,7 +81,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
     rates = feed.rates(now_s)
     prefixes = hot_prefixes(router.tree, now_s, feed.recent, MOST_PREFIXES)
     feed.prefixes = {node.hashes[-1]: prefix_id(node) for node in prefixes}
-    block_tokens = router.block_tokens
+    block_tokens, shown = router.block_tokens, chain(*islice(router.addresses.values(), MOST_ENGINES))
     return FleetNews(
         at=round(time(), 3),
         calls_per_s=round(rates.calls_per_s, 2),
@@ -85,7 +89,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
         hit_rate=_rounded(rates.hit_rate),
         ttft_s=_rounded(rates.ttft_s),
         engine_count=len(router.engines),
-        engines=[_engine(name, engine, block_tokens) for name, engine in list(router.engines.items())[:MOST_ENGINES]],
+        engines=[_engine(engine, block_tokens) for engine in islice(shown, 4 * MOST_ENGINES)],
         models=_models(admission),
         prefixes=[
             PrefixState(
@@ -99,7 +103,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
     )
 
 
-def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
+def _engine(engine: FleetEngine, block_tokens: int) -> EngineState:
     view, report, counts = engine.view, engine.cache.last_report, engine.counts
     queued = view.queue.unsent
     if report is not None:
@@ -112,7 +116,7 @@ def _engine(name: str, engine: FleetEngine, block_tokens: int) -> EngineState:
         waiting = max(0, sent - running) if counts is None or counts.waiting is None else counts.waiting
         kv_tokens, used = engine.cache.told_tokens, None
     return EngineState(
-        name=name,
+        name=view.engine_id,
         health=engine.health.state.value,
         draining=engine.draining,
         stalled=engine.stalled,

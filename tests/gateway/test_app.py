@@ -231,6 +231,14 @@ def test_a_size_that_nobody_told_is_not_shown(more: dict[str, Any], known: int |
     assert (shown.kv_tokens, shown.kv_used_tokens) == (told, None)
 
 
+def test_watchers_see_the_first_64_addresses_with_their_ranks() -> None:
+    engines = [{"name": f"e{place}", "url": f"http://127.0.0.1:{1 + place}", "ranks": 2} for place in range(70)]
+    gateway = Gateway(parse_config({"engines": engines}, "test"))
+    news = fleet_news(gateway.router, gateway._admission, gateway._feed, 0.0)
+    assert [one.name for one in news.engines] == [f"e{place}@{rank}" for place in range(64) for rank in range(2)]
+    assert news.engine_count == 140
+
+
 @pytest.mark.parametrize("method", ["TRACE", "OPTIONS"])
 async def test_a_method_that_no_route_takes(served: Served, method: str) -> None:
     response = await served.http.request(method, "/v1/sessions")

@@ -44,6 +44,7 @@ function sized(parent, count, make) {
 const seconds = (value) =>
   value == null ? "–" : value < 0.9995 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(2)} s`;
 const duration = (value) => (value < 120 ? `${Math.round(value)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${Math.round(value / 3600)} h`);
+const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
 const percent = (value) => (value == null ? "–" : `${(100 * value).toFixed(1)} %`);
 const tokens = (value) => (value < 10_000 ? number.format(value) : `${(value / 1000).toFixed(1)}k`);
 
@@ -72,22 +73,37 @@ function newEngine() {
     element("div", "bar"),
     element("p", "kv", element("span", ""), element("span", "")),
     element("dl", "queue", part("running"), part("waiting"), part("queued"), part("to compute")),
+    element("ol", "ranks"),
   );
 }
 
+// The engines, of which NAME@0 to NAME@N are the data-parallel ranks of one address: an item with their sums.
+function addressesOf(engines) {
+  return [...Map.groupBy(engines, (engine) => engine.name.replace(/@\d+$/, ""))].map(([name, ranks]) => {
+    const found = { ...ranks[0], name, ranks: name === ranks[0].name ? [] : ranks };
+    for (const field in found) if (Number.isFinite(found[field])) found[field] = sum(ranks, (rank) => rank[field]);
+    return found;
+  });
+}
+
 function showEngine(item, engine, prefixes) {
-  const [title, bar, kv, queue] = item.children;
-  const state = stateOf(engine);
+  const [title, bar, kv, queue, list] = item.children;
+  const { ranks = [] } = engine, all = ranks.length ? ranks : [engine];
+  const odd = all.map(stateOf).filter((state) => state !== "up"), part = odd.length % all.length;
+  const count = ranks.length ? `${part ? `${part} of ` : ""}${ranks.length} ranks ` : "";
   setText(title.children[0], engine.name);
-  setText(title.children[1], state);
-  setClass(title.children[1], state === "up" ? "health" : "health odd");
+  setText(title.children[1], count + (odd[0] ?? "up"));
+  setClass(title.children[1], odd.length ? "health odd" : "health");
+  const share = (prefix) => sum(all, (one) => prefix.engines[one.name] ?? 0);
+  sized(list, ranks.length, newEngine);
+  ranks.forEach((rank, i) => showEngine(list.children[i], rank, prefixes));
   const size = engine.kv_tokens || Math.max(1, engine.cached_tokens);
   const used = engine.kv_used_tokens ?? engine.cached_tokens;
-  const held = prefixes.filter((prefix) => prefix.engines[engine.name] > 0);
+  const held = prefixes.filter((prefix) => share(prefix) > 0);
   const parts = sized(bar, held.length + 1, () => element("i", ""));
   let rest = used;
   held.forEach((prefix, i) => {
-    const taken = Math.min(rest, prefix.tokens * prefix.engines[engine.name]);
+    const taken = Math.min(rest, prefix.tokens * share(prefix));
     rest -= taken;
     setClass(parts[i], colour(prefix.id));
     setWidth(parts[i], taken / size);
@@ -201,7 +217,6 @@ function showStatus(status) {
 
 function showFleet(fleet) {
   now = fleet.at;
-  const sum = (list, of) => list.reduce((total, one) => total + of(one), 0);
   setText(by("calls_per_s"), fleet.calls_per_s.toFixed(1));
   setText(by("hit_rate"), percent(fleet.hit_rate));
   setText(by("ttft_s"), seconds(fleet.ttft_s));
@@ -213,8 +228,8 @@ function showFleet(fleet) {
   const more = fleet.engine_count - fleet.engines.length;
   setText(by("engine_count"), more ? `and ${more} more` : "bars: the KV cache, coloured by prefix");
   const prefixes = place(fleet.prefixes);
-  const items = sized(by("engines"), fleet.engines.length, newEngine);
-  fleet.engines.forEach((engine, i) => showEngine(items[i], engine, prefixes));
+  const addresses = addressesOf(fleet.engines), items = sized(by("engines"), addresses.length, newEngine);
+  addresses.forEach((address, i) => showEngine(items[i], address, prefixes));
   showPrefixes(prefixes, fleet.engines);
 }
 

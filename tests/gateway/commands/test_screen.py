@@ -133,6 +133,23 @@ def test_engines_that_are_out_come_first() -> None:
     assert "e62" in drawn(shown)
 
 
+@pytest.mark.parametrize(("ranks", "shown"), [(4, 4), (64, 0)])
+def test_ranks_come_below_a_row_of_their_sums(ranks: int, shown: int) -> None:
+    """Many ranks are left out where the screen has little room. Their address is in the state of the worst."""
+    watching, names = Screen("TITLE"), [f"big@{rank}" for rank in range(ranks)]
+    out = row(names[0], state="down", cause="lost")
+    watching.take("status", status(engines=[row("one"), *map(row, names[1:]), out]))
+    assert sum(line.startswith("   big@") for line in drawn(watching).splitlines()) == ranks, "plait status has all"
+    watching.take("fleet", fleet(engines=[engine("one"), *map(engine, names)]))
+    lines = drawn(watching, 60).splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith(" engine ")) + 1
+    assert lines[first].split()[:4] == ["big,", f"{ranks}", "ranks", "down"]
+    assert f" {3 * ranks} " in lines[first], "its calls"
+    assert f" {ranks * 40_000:,}" in lines[first], "its cached tokens"
+    assert all(line.startswith("   big@") for line in lines[first + 1 : first + 1 + shown])
+    assert lines[first + 1 + shown].split()[0] == "one"
+
+
 def test_tenants_that_wait_come_first_with_their_tokens_and_weights() -> None:
     shown = watched()
     shown.take("status", status(tenants=[tenant(0) | {"answered_calls": 9}, *map(tenant, range(9))]))

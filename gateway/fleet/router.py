@@ -226,8 +226,8 @@ class Router:
         is how long a trial of a quiet engine may have no answer.
         """
         cost_model = self._cost_models.setdefault(cost_model, cost_model)  # policies compare cost models by identity
-        ranks = self.addresses.setdefault(engine_id if address is None else address, [])
-        residency = Residency(engine_id, self.tree)
+        address = engine_id if address is None else address
+        ranks, residency = self.addresses.get(address, []), Residency(engine_id, self.tree)
         pace = ranks[0].view.pace if ranks else EnginePace(self._fleet_pace)
         view = EngineView(engine_id, cost_model, self._new_ledger(cost_model), residency, pace=pace)
         others = OthersCalls(view, self.tree, self.block_tokens, self.gateway_id, partial(self._others_came, engine_id))
@@ -238,12 +238,12 @@ class Router:
         )  # fmt: skip
         since = self.health.wall_s()
         self.engines[engine_id] = engine = FleetEngine(
-            view, health or Health(), cache, progress, address or engine_id, host,
-            is_ranked=bool(address) and address != engine_id, health_since=since,
+            view, health or Health(), cache, progress, address, host,
+            is_ranked=address != engine_id, health_since=since,
         )  # fmt: skip
         if ranks:  # a rank refuses what the others refuse
             engine.refused_fields = ranks[0].refused_fields
-        ranks.append(engine)
+        self._use(engine.address, [*ranks, engine])
 
     def remove_address(self, address: str) -> None:
         """Forget an address with all its engines. Raises `EngineBusyError` as `remove_engine` does."""
@@ -256,7 +256,7 @@ class Router:
     def use_ranks(self, address: str, engine_ids: Sequence[str]) -> list[FleetEngine]:
         """From now on these are the ranks of an address. Returns its other engines, which get no new calls."""
         was, ranks = self.addresses[address], [self.engines[engine_id] for engine_id in engine_ids]
-        self.addresses[address] = ranks
+        self._use(address, ranks)
         leaving = [engine for engine in was if engine not in ranks]
         for engine in ranks:
             engine.draining = was[0].draining
@@ -272,10 +272,7 @@ class Router:
         """
         engine = self.engines[engine_id]
         _check_idle(engine)
-        ranks = self.addresses.get(engine.address, [])
-        ranks[:] = [one for one in ranks if one is not engine]
-        if not ranks:
-            self.addresses.pop(engine.address, None)
+        self._use(engine.address, [one for one in self.addresses.get(engine.address, ()) if one is not engine])
         engine.age(inf)
         engine.cache.forget()
         engine.view.tiers.use(())
@@ -381,6 +378,15 @@ class Router:
         outstanding = sum(engine.view.outstanding for engine in self.engines.values())
         self.retries.check(outstanding)
         self.demand.check(outstanding)
+
+    def _use(self, address: str, ranks: list[FleetEngine]) -> None:
+        """From now on these are an address's ranks."""
+        for rank in ranks:
+            rank.view.siblings = [other.view for other in ranks if other is not rank]
+        if ranks:
+            self.addresses[address] = ranks
+        else:
+            self.addresses.pop(address, None)
 
     def _others_came(self, engine_id: str, prompt_tokens: int, now_s: float) -> None:
         """An engine reported a call that this gateway has not sent."""

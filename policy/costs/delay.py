@@ -265,6 +265,8 @@ def _prompt_s(
     drain_s = engine.drain_s(missed_tokens)
     added_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
     work_s = slowness * added_s
+    for rank in engine.siblings:
+        delayed += rank.calls
     prefill_s = slowness * (drain_s + attention_s)
     wait_s = min(asked.most_wait_s, queue_s + prefill_s / 2)
     later_s = LATER * asked.rate * costs.tokens_per_s * work_s * wait_s  # a slow engine gets fewer calls

@@ -7,6 +7,7 @@ policies multiply them by `slowness`. Each change drops `floor`, which is comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -126,6 +127,9 @@ class EngineView:
 
     slowness: float = 1.0
     """The latest figure of `pace`."""
+
+    siblings: Sequence[EngineView] = ()
+    """The other data-parallel ranks of its server. With experts, ranks step together: a prompt on one stalls all."""
 
     first_bytes: FirstBytes = field(default_factory=FirstBytes)
 

@@ -9,6 +9,7 @@ from plait.gateway.fleet.booking import Booking, CallUsage, Failure
 from plait.gateway.fleet.engine import StockKind
 from plait.gateway.fleet.health import Aborts, HealthState
 from plait.gateway.fleet.router import EngineBusyError, Router
+from plait.policy.costs.delay import CallToPlace, offer
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import report
 from tests.gateway.fleet.two_engines import COSTS
@@ -167,3 +168,23 @@ def test_a_stock_rank_obeys_on_some_routes_and_one_with_the_adapter_on_all() -> 
     for name in ranks("a", 2):
         router.report(name, report(), 0.0)
     assert router.models.all_have("m", "/v1/responses")
+
+
+def test_a_prompt_on_one_rank_stalls_the_calls_of_all() -> None:
+    """The calls of the siblings count, so a prefix is copied less readily than to a server of its own."""
+    router = fleet("ab", 2)
+    alone = fleet("ab", 1)
+    for made, busy in ((router, "a@1"), (alone, "b@0")):
+        for _ in range(8):
+            call_on(made, busy)
+
+    def stall_s(made: Router, engine: str) -> float:
+        call = Call("c", "m", 1_000, 64, [])
+        situation = made.demand.situation(call, [], [made.engines[engine].view], 0.0)
+        return offer(CallToPlace.of(call, situation), situation, situation.engines[0]).cost.stall_s
+
+    assert stall_s(alone, "a@0") == 0.0
+    assert stall_s(router, "a@0") == stall_s(router, "a@1") > stall_s(router, "b@0") == 0.0
+    router.add_engine("a", COSTS, address="a")
+    router.use_ranks("a", ["a"])
+    assert not router.engines["a"].view.siblings

@@ -85,6 +85,7 @@ class MessageStream(TypedStream):
 
     markers = (b"message_start", b"message_delta", b"message_stop", b'"error"')
     last_event = "message_stop"
+    is_given_up = False  # the engine has ended the message without a reason
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -96,13 +97,18 @@ class MessageStream(TypedStream):
         if kind == "error":
             self.error = reported_error(self._engine_id, body.get("error"))
         elif kind == "message_stop":
-            self.is_whole = True
+            self.is_whole = not self.is_given_up
         elif isinstance(usage, dict):
             delta = body.get("delta")
-            if isinstance(delta, dict) and delta.get("stop_reason") is not None:
-                self.finish = str(delta["stop_reason"])
+            if isinstance(delta, dict) and "stop_reason" in delta:
+                self.is_given_up = delta["stop_reason"] is None
+                self.finish = None if self.is_given_up else str(delta["stop_reason"])
             self._counts |= {name: count for name, count in usage.items() if count is not None}
             self._used(usage_of_message(self._counts))
+
+    def _pass(self, event: bytes) -> bytes:
+        passed = super()._pass(event)
+        return b"" if self.is_given_up and b"message_stop" in event else passed  # an error event follows instead
 
 
 class _Said(msgspec.Struct, frozen=True):

@@ -69,6 +69,14 @@ def test_a_stream_without_its_last_event_is_broken(kind: str) -> None:
     assert "without" in stream.problem.message
 
 
+def test_a_message_that_ends_without_a_reason_is_broken() -> None:
+    """As vLLM ends those of a rank that it stops. The last event is kept back, so that an error event can follow."""
+    stream, sent = reader(MESSAGE), MESSAGE_STREAM.replace(b'"end_turn"', b"null")
+    assert stream.feed(sent) == sent[: sent.rindex(b"event:")]
+    assert isinstance(stream.problem, EngineError)
+    assert "without" in stream.problem.message
+
+
 @pytest.mark.parametrize(
     ("form", "body"),
     [

@@ -94,12 +94,13 @@ def new_gateway(
     store: Mapping[str, Any] | None = None,
     probe_interval_s: float = 0.05,
     engine_fields: Mapping[str, Any] | None = None,
+    patience: Mapping[str, Any] = PATIENCE,
 ) -> Server:
     """A gateway over these engines that places by `policy`; not started yet."""
     port = free_port()
     config: dict[str, Any] = {
         "server": {"port": port, "drain_delay_s": 0},  # no load balancer has to notice its end
-        "upstream": {**PATIENCE, "probe_interval_s": probe_interval_s},
+        "upstream": {**patience, "probe_interval_s": probe_interval_s},
         "placement": {"policy": policy},
         "admission": dict(admission or {}),
         "models": [

@@ -245,13 +245,18 @@ class Router:
             engine.refused_fields = ranks[0].refused_fields
         self._use(engine.address, [*ranks, engine])
 
-    def remove_address(self, address: str) -> None:
-        """Forget an address with all its engines. Raises `EngineBusyError` as `remove_engine` does."""
-        ranks = self.addresses[address]
-        for engine in ranks:
+    def at(self, address: str) -> list[FleetEngine]:
+        """The engines of an address, also former ranks that still have calls."""
+        return [engine for engine in self.engines.values() if engine.address == address]
+
+    def remove_address(self, address: str) -> list[FleetEngine]:
+        """Forget all engines of an address, and return them. Raises `EngineBusyError` as `remove_engine` does."""
+        engines = self.at(address)
+        for engine in engines:
             _check_idle(engine)
-        for engine in [*ranks]:
+        for engine in engines:
             self.remove_engine(engine.view.engine_id)
+        return engines
 
     def use_ranks(self, address: str, engine_ids: Sequence[str]) -> list[FleetEngine]:
         """From now on these are the ranks of an address. Returns its other engines, which get no new calls."""

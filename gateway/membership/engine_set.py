@@ -200,9 +200,10 @@ class EngineSet:
         member = self._member(engine.name)
         if member.config == engine:
             return
-        names = [rank.view.engine_id for rank in self._router.addresses[engine.name]]
-        fresh = {name: new_link(self._config, engine, name) for name in names}
+        engines = {one.view.engine_id: one for one in self._router.at(engine.name)}
+        fresh = {name: new_link(self._config, engine, name) for name in engines}
         for name, link in fresh.items():
+            engines[name].host = _host(engine)
             client = self._links[name].client
             if member.config.url == engine.url:
                 self._links[name] = replace(link, client=client)
@@ -224,8 +225,7 @@ class EngineSet:
         self._member(name)
         if self._drains.hands_over(name):
             self._drains.at_once(name)
-        ranks = [*self._router.addresses[name]]
-        self._router.remove_address(name)
+        ranks = self._router.remove_address(name)
         self._supervisor.cancel(f"leave:{name}")
         self._forget(name, ranks)
 
@@ -247,7 +247,7 @@ class EngineSet:
         member = self._member(name)
         self._drains.at_once(name)
         member.is_cut = True
-        for rank in self._router.addresses[name]:
+        for rank in self._router.at(name):
             client = self._links[rank.view.engine_id].client
             client.lose("removed", waiting_only=False)
             client.close()
@@ -271,7 +271,7 @@ class EngineSet:
             "alone_for": self._drains.alone(name),
             "leaves": member.leaves,
             **_shown(engine),
-            "outstanding_calls": sum(rank.view.outstanding for rank in ranks),
+            "outstanding_calls": sum(rank.view.outstanding for rank in self._router.at(name)),
             "models": dict(engine.offer.models),
             "reports": engine.cache.reports,
             "tier": engine.tier,
@@ -288,8 +288,7 @@ class EngineSet:
                 self._link(self._members[name].config, engine_id)
         for engine in self._router.use_ranks(name, names):
             if engine.view.outstanding:
-                leaving = partial(self._let_go, engine.view.engine_id)
-                self._supervisor.start(f"rank:{engine.view.engine_id}", leaving)
+                self._supervisor.start(f"rank:{engine.view.engine_id}", partial(self._let_go, engine))
             else:
                 self._router.remove_engine(engine.view.engine_id)
                 self._unlink(engine)
@@ -327,17 +326,14 @@ class EngineSet:
         elif not addresses[name][0].draining:
             self._drains.at_once(name)
             log.info("engine draining", engine=name)
-        await _until(lambda: all(rank.draining and not rank.view.outstanding for rank in addresses[name]))
-        ranks = [*addresses[name]]
-        self._router.remove_address(name)
-        self._forget(name, ranks)
+        await _until(lambda: all(rank.draining and not rank.view.outstanding for rank in self._router.at(name)))
+        self._forget(name, self._router.remove_address(name))
 
-    async def _let_go(self, engine_id: str) -> None:
-        """Remove a former rank when its last call has ended, unless it has become a rank again."""
-        engine = self._router.engines[engine_id]
+    async def _let_go(self, engine: FleetEngine) -> None:
+        """Remove a former rank when its last call has ended, unless it has become a rank again or is gone."""
         await _until(lambda: not engine.view.outstanding)
-        if engine.draining and engine not in self._router.addresses.get(engine.address, ()):
-            self._router.remove_engine(engine_id)
+        if engine in self._router.at(engine.address) and engine not in self._router.addresses[engine.address]:
+            self._router.remove_engine(engine.view.engine_id)
             self._unlink(engine)
 
     def _enter(self, engine: EngineConfig) -> None:
@@ -401,8 +397,12 @@ def enlist(router: Router, config: Config, engine: EngineConfig, engine_id: str)
         health=Health(HealthLimits(probe_s=upstream.probe_interval_s, max_probe_s=3 * upstream.probe_interval_s)),
         hang_s=upstream.hang_timeout_s,
         address=engine.name,
-        host=urlsplit(engine.url).hostname or "",
+        host=_host(engine),
     )
+
+
+def _host(engine: EngineConfig) -> str:
+    return urlsplit(engine.url).hostname or ""
 
 
 def new_link(config: Config, engine: EngineConfig, engine_id: str) -> EngineLink:

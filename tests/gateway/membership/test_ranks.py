@@ -15,7 +15,11 @@ import pytest
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import ConfigError, parse_config
+from plait.gateway.config.sections import EngineConfig
+from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.health import HealthState
+from plait.gateway.fleet.router import EngineBusyError
+from plait.policy.types import Call
 from tests.gateway.membership.fake_http import answer_requests
 from tests.gateway.membership.watched_engine import report
 from tests.waiting import WITHIN_S
@@ -153,6 +157,61 @@ async def test_an_address_is_shown_drained_and_removed_as_one(monkeypatch: pytes
         assert all(engine.draining for engine in gateway.router.engines.values())
         gateway.engines.remove("a")
         assert not gateway.router.engines
+
+
+def call_on(gateway: Gateway, engine: str) -> Booking:
+    router = gateway.router
+    call = Call("c", "m", 100, router.block_tokens, [])
+    return router.book(call, router.select(call, 0.0, prefer=engine), 0.0)
+
+
+async def counted_again(gateway: Gateway, server: Server, ranks: int) -> None:
+    """The address is away, and comes back with other ranks."""
+    server.reachable = False
+    await until(lambda: not up(gateway))
+    server.reachable, server.ranks = True, ranks
+    await until(lambda: len(up(gateway)) == ranks)
+
+
+async def test_a_former_rank_leaves_with_its_last_call_however_often_it_was_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(3)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        booking = call_on(gateway, "a@2")
+        for ranks in (2, 3, 2):
+            await counted_again(gateway, server, ranks)
+        await asyncio.sleep(0.1)
+        gateway.router.release(booking, 1.0, delivered=True)
+        await until(lambda: [*gateway.router.engines] == NAMES[:2])
+        await asyncio.sleep(0.1)
+        assert gateway._registry.get_sample_value("plait_task_restarts_total", {"task": "rank"}) is None
+
+
+async def test_an_address_waits_for_the_calls_of_former_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, Server(3), ranks=3) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        booking = call_on(gateway, "a@2")
+        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
+        assert gateway.engines.describe("a")["outstanding_calls"] == 1
+        gateway.engines.drain("a", draining=True)
+        with pytest.raises(EngineBusyError):
+            gateway.engines.remove("a")
+        gateway.router.release(booking, 1.0, delivered=True)
+        gateway.engines.remove("a")
+        assert not gateway.router.engines
+
+
+async def test_a_former_rank_has_the_new_url_when_it_is_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch, Server(3), ranks=3) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        booking = call_on(gateway, "a@2")
+        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
+        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.2:2", ranks=3))
+        assert all("127.0.0.2:2" in repr(link.client) for link in gateway._links.values())
+        assert {engine.host for engine in gateway.router.engines.values()} == {"127.0.0.2"}
+        gateway.router.release(booking, 1.0, delivered=True)
 
 
 @pytest.mark.parametrize(

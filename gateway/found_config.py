@@ -34,7 +34,7 @@ class FoundConfig:
     async def save(self, path: Path) -> None:
         """Wait until each engine has answered, and write the file. Logs an error if it cannot be written, or exists."""
         names = [engine.name for engine in self._config.engines]
-        while not all(name in self._router.engines and self._answered(name) for name in names):  # noqa: ASYNC110
+        while not all(map(self._answered, names)):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -50,7 +50,7 @@ class FoundConfig:
         return "\n".join(f"[[{name}]]\n{tomli_w.dumps(table)}" for name, table in tables)
 
     def _answered(self, name: str) -> bool:
-        return self._router.engines[name].health.state in TAKES_CALLS
+        return any(rank.health.state in TAKES_CALLS for rank in self._router.addresses.get(name, ()))
 
     def _models(self) -> list[dict[str, Any]]:
         models = self._router.models

@@ -283,6 +283,8 @@ class EngineSet:
         names = _ranks(name, count)
         if names == [rank.view.engine_id for rank in self._router.addresses[name]]:
             return
+        if self._drains.hands_over(name):
+            self._drains.at_once(name)
         for engine_id in names:
             if engine_id not in self._router.engines:
                 self._link(self._members[name].config, engine_id)

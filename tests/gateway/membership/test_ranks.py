@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ from plait.gateway.config.sections import EngineConfig
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import EngineBusyError
+from plait.gateway.found_config import FoundConfig
 from plait.policy.types import Call
 from tests.gateway.membership.fake_http import answer_requests
 from tests.gateway.membership.watched_engine import report
@@ -70,9 +72,12 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(monkeypatch: pytest.MonkeyPatch, server: Server, **engine: Any) -> AsyncIterator[Gateway]:
+async def serving(
+    monkeypatch: pytest.MonkeyPatch, server: Server, others: Sequence[str] = (), **engine: Any
+) -> AsyncIterator[Gateway]:
     answer_requests(monkeypatch, server.answer)
     engines = [{"name": "a", "url": "http://127.0.0.1:1", **engine}]
+    engines += [{"name": name, "url": f"http://{name}.test"} for name in others]
     gateway = Gateway(parse_config({"engines": engines, "upstream": {"probe_interval_s": TICK_S}}, "test"))
     async with gateway.running(), asyncio.timeout(WITHIN_S):
         yield gateway
@@ -201,6 +206,28 @@ async def test_an_address_waits_for_the_calls_of_former_ranks(monkeypatch: pytes
         gateway.router.release(booking, 1.0, delivered=True)
         gateway.engines.remove("a")
         assert not gateway.router.engines
+
+
+async def test_an_address_whose_ranks_change_while_it_hands_over_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3)
+    async with serving(monkeypatch, server, others="b") as gateway:
+        await until(lambda: len(up(gateway)) == 6)
+        gateway.engines.drain("a", draining=True)
+        assert gateway.engines.describe("a")["hands_over"]
+        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=1))
+        shown = gateway.engines.describe("a")
+        assert (shown["state"], shown["hands_over"]) == ("draining", False)
+        await asyncio.sleep(0.05)
+        assert gateway._registry.get_sample_value("plait_task_restarts_total", {"task": "hand over"}) is None
+
+
+async def test_what_is_found_is_saved_once_each_address_has_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with serving(monkeypatch, Server(3)) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        await FoundConfig(gateway.config, gateway.router, lambda _model: "t").save(tmp_path / "found.toml")
+        assert 'name = "a"' in (tmp_path / "found.toml").read_text()
 
 
 async def test_a_former_rank_has_the_new_url_when_it_is_one_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from plait.backends.errors import (
     EngineGarbledError,
     EngineLostError,
     EngineStatusError,
+    NoEngineError,
     PlaitError,
 )
 from plait.backends.http.client import Response
@@ -134,10 +135,19 @@ class Exchange(msgspec.Struct, eq=False):
     _is_unasked_stream: bool = False  # the body is a stream for a call that asked for none
 
     def give_up(self, error: EngineError) -> None:
-        """Fail the attempt with `error`. A call without a byte is taken off its engine once at most."""
-        stays = isinstance(error, EngineLostError) and (self._upstream.max_attempts < 2 or self._delivery.failures)
+        """Fail the attempt with `error`. A call without a byte is taken off its engine once, if another may take it."""
+        stays = isinstance(error, EngineLostError) and not self._may_move()
         if self._response.source is not None and not stays:
             self._response.source.fail(error)
+
+    def _may_move(self) -> bool:
+        delivery, asked, router = self._delivery, self._delivery.asked, self._upstream.router
+        if self._upstream.max_attempts < 2 or delivery.failures:
+            return False
+        others = router.engines.keys() - {self._attempt.engine_id} - asked.avoids - delivery.unable
+        with suppress(NoEngineError):
+            return any(router.models.takes(delivery.call, name, asked.route) for name in others)
+        return False
 
     @property
     def has_last_event(self) -> bool:

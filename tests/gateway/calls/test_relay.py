@@ -340,6 +340,24 @@ async def test_a_call_that_is_better_tried_elsewhere_moves_once_and_no_engine_is
         assert client.headers[b"plait-engine"] == b"b"
 
 
+async def test_a_call_that_no_other_engine_can_take_stays() -> None:
+    exchange, client = Exchange(0, pieces=[None]), Client()
+    async with gateway(FakeHttp(exchange), FakeHttp()) as made:
+        made.router.health.answered("a", {"m": 100_000})
+        made.router.health.answered("b", {"m": 2})
+        task = asyncio.create_task(made.deliver(client))
+        await until_stuck()
+        (booking,) = made.router.engines["a"].progress.waiting
+        assert booking.give_up is not None
+        booking.give_up(EngineLostError("it serves later calls"))
+        await until_stuck()
+        assert list(made.router.engines["a"].progress.waiting) == [booking]
+        exchange.response.status, exchange.response.headers, exchange.response.pieces = 200, JSON, [WHOLE]
+        exchange.response.finish()
+        await task
+        assert client.status == 200
+
+
 async def test_a_call_that_avoids_all_other_engines_is_sent_to_one_without_a_pause() -> None:
     """It was refused by the only engine that it did not avoid, and has failed on none."""
     too_long = Exchange(400, JSON, [b'{"error":{"message":"This model\'s maximum context length is 9 tokens"}}'])

@@ -128,7 +128,6 @@ class Monitor:
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}  # the last logged reason of a failed probe, and its time
         self._hints: dict[str, str] = {}  # looked for once, until the engine answers
-        self._followed: dict[str, list[str]] = {}  # the ranks behind rank 0
         self.on_ranks: Callable[[str, int], None] = lambda _address, _count: None
 
     def open(self) -> None:
@@ -145,19 +144,15 @@ class Monitor:
 
     def _follow_ranks(self, engine: EngineConfig) -> None:
         """Long-poll the reports of the present ranks, each in a task of its own, except those of rank 0."""
-        names = [rank.view.engine_id for rank in self._router.addresses[engine.name]]
-        for engine_id in self._followed.pop(engine.name, ()):
-            self._supervisor.cancel(f"monitor:{engine_id}")
-        self._followed[engine.name] = names[1:]
-        for rank, engine_id in enumerate(names[1:], 1):
-            self._supervisor.start(f"monitor:{engine_id}", partial(self._follow_rank, engine, engine_id, rank))
+        self._supervisor.cancel(f"ranks:{engine.name}")
+        for rank, known in enumerate(self._router.addresses[engine.name][1:], 1):
+            self._supervisor.start(f"ranks:{engine.name}", partial(self._follow_rank, engine, known, rank))
 
     def remove(self, engine_id: str) -> None:
         self._supervisor.cancel(f"monitor:{engine_id}")
         self._supervisor.cancel(f"models:{engine_id}")
         self._supervisor.cancel(f"counts:{engine_id}")
-        for rank in self._followed.pop(engine_id, ()):
-            self._supervisor.cancel(f"monitor:{rank}")
+        self._supervisor.cancel(f"ranks:{engine_id}")
         self._told.pop(engine_id, None)
         self._hints.pop(engine_id, None)
         self._offers.pop(engine_id, None)
@@ -182,20 +177,19 @@ class Monitor:
                         await self._unreachable(engine, error, requests)
                 await asyncio.sleep(max(0.0, self._first(engine).health.probe_after_s - waited_s))
 
-    async def _follow_rank(self, engine: EngineConfig, engine_id: str, rank: int) -> None:
+    async def _follow_rank(self, engine: EngineConfig, known: FleetEngine, rank: int) -> None:
         """Poll one rank while its address answers, until cancelled. `_watch` judges the address."""
         with (
             ReportFeed(engine, self._upstream, self._router.gateway_id, rank) as feed,
             EngineRequests(engine, self._upstream) as requests,
         ):
             while True:
-                requested_s = loop_time_s()
-                pause_s, known = self._upstream.probe_interval_s, self._router.engines[engine_id]
+                requested_s, pause_s = loop_time_s(), self._upstream.probe_interval_s
                 with suppress(*FAILURES):
                     if known.health.state in NOT_THERE:
                         pause_s = SOON_S
                     elif self._first(engine).cache.reports is False and self._first(engine).cache.kind is None:
-                        self._router.no_reports(engine_id)
+                        known.cache.no_reports()
                     elif await self._poll(engine, known, requests, feed):
                         pause_s = MIN_REPORT_INTERVAL_S
                 await asyncio.sleep(max(0.0, requested_s + pause_s - loop_time_s()))

@@ -14,14 +14,14 @@ from plait.gateway.membership.engine_requests import Body, EngineRequests, Refus
 
 
 async def ranks_of(requests: EngineRequests, models: Body) -> int | None:
-    """The number of ranks of the server that has listed these `models`; None if servers of its kind do not say it.
+    """The number of ranks of the server that has listed these `models`; None if only its reports say it.
 
     Raises `EngineError`.
     """
     owners = read_owners(models)
     row = next((row for row in DIALECTS.values() if row.rank_label is not None and row.owners & owners), None)
     if row is None:
-        return None
+        return None if owners <= {"plait"} else 1
     found = 0 if row.loads_path is None else read_loads(await _answer(requests, row.loads_path))
     if not found and row.metrics is not None:
         found = count_ranks(row, await _answer(requests, row.metrics))

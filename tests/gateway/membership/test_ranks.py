@@ -145,6 +145,15 @@ async def test_ranks_are_counted_again_after_the_address_was_away(monkeypatch: p
         assert [*gateway.router.engines] == ["a"]
 
 
+async def test_a_server_without_ranks_may_replace_one_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(3)
+    async with serving(monkeypatch, server) as gateway:
+        await until(lambda: up(gateway) == NAMES)
+        server.owner = "llamacpp"
+        await counted_again(gateway, server, 1)
+        assert up(gateway) == ["a"]
+
+
 async def test_a_report_with_another_number_than_the_configured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(3, reports=True)
     async with serving(monkeypatch, server, ranks=2) as gateway:

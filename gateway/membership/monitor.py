@@ -333,6 +333,8 @@ class Monitor:
             raise
         except (*FAILURES, ValueError) as error:
             if isinstance(error, EngineError):
+                if known is not self._first(engine):
+                    return False
                 await self._probe(engine, requests)  # raises if the engine has ended
             if self._router.comparisons.is_due(engine.name):
                 problem = await self._search.mismatch(known.offer, requests)

@@ -6,7 +6,7 @@ another number counts (`monitor`).
 
 from __future__ import annotations
 
-from plait.backends.errors import EngineGarbledError, EngineTimeoutError
+from plait.backends.errors import EngineGarbledError
 from plait.backends.protocol.cache_state import MAX_RANKS
 from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.engine_counts import count_ranks, read_loads, read_owners
@@ -29,8 +29,8 @@ async def ranks_of(requests: EngineRequests, models: Body) -> int | None:
 
 
 async def _answer(requests: EngineRequests, path: str) -> Body:
-    """The answer of a route; empty if there is none. A rank that hangs may delay that of SGLang's loads for ever."""
+    """The answer of a route; empty if there is none."""
     try:
         return await requests.get(path, accept=b"*/*")
-    except (RefusedRequestError, EngineGarbledError, EngineTimeoutError):
+    except (RefusedRequestError, EngineGarbledError):
         return b""

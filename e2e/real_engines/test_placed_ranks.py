@@ -122,8 +122,9 @@ def core_pids(engine: RealEngine) -> list[int]:
 
 
 def test_placement_by_rank_finds_more_cached_than_the_servers_balancing(
-    server: RealEngine, model: Path, folder: Path, findings: Findings
+    server: RealEngine, model: Path, folder: Path, findings: Findings, request: pytest.FixtureRequest
 ) -> None:
+    made = request.node.callspec.params["server"]
     with gateway_before(server, model, folder, ranks=1) as gateway:
         balanced = placed(gateway, CALLS, seed=1)[WARM:]
         assert {one.engine for one in balanced} == {NAME}
@@ -135,10 +136,10 @@ def test_placement_by_rank_finds_more_cached_than_the_servers_balancing(
     predicted = sum(one.predicted for one in by_rank) / asked
     own = sum(one.cached for one in balanced) / sum(one.prompt for one in balanced)
     near = fmean(abs(one.predicted - one.cached) <= TREE_BLOCK_TOKENS for one in by_rank)
-    findings.figures[f"{RANKS} ranks, {CALLS} calls"] = {
+    findings.figures[f"{made}, {RANKS} ranks, {CALLS} calls"] = {
         "cached share by rank": cached, "predicted": predicted, "within a tree block": near, "balanced": own
     }  # fmt: skip
-    assert cached >= 1.4 * own
+    assert findings.at_most("cached share, the server's own balancing / by rank", own / cached, 1 / 1.4)
     assert abs(predicted - cached) <= 0.03
     assert near >= 0.97
 
@@ -173,7 +174,7 @@ def test_a_stopped_rank_goes_out_alone_and_comes_back(server: RealEngine, model:
 def test_a_killed_rank_goes_out_until_its_server_is_back(
     kind: EngineKind, server: RealEngine, model: Path, folder: Path
 ) -> None:
-    """vLLM's server ends with its rank. SGLang's goes on, and calls for the dead rank move to the others."""
+    """vLLM's server ends with its rank. SGLang's goes on, but the other ranks answer no more."""
     with gateway_before(server, model, folder) as gateway:
         body = {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 2_000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=2 * WITHIN_S) as stream:
@@ -182,8 +183,6 @@ def test_a_killed_rank_goes_out_until_its_server_is_back(
             os.kill(core_pids(server)[rank], signal.SIGKILL)
             last = [line for line in events if line][-3:]
         assert any('"error"' in line for line in last), last
-        if kind.name == "sglang":
-            placed(gateway, 8, seed=7)
         eventually(lambda: up(gateway) == (RANKS - 1 if kind.name == "sglang" else 0))
         server.kill()
         server.start()

@@ -24,6 +24,8 @@ from e2e.server_process import Server, eventually
 from e2e.servers import PATIENT
 from tests.waiting import WITHIN_S
 
+pytestmark = pytest.mark.nightly
+
 RANKS: Final = 2
 NAME: Final = "ranked"
 PREFIX_TOKENS: Final = 25 * TREE_BLOCK_TOKENS

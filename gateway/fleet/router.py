@@ -216,7 +216,7 @@ class Router:
         address: str | None = None,
         host: str = "",
     ) -> None:
-        """Add a new engine in the state untried. It is the next rank of an `address` (None: one of its own).
+        """Add a new engine in the state untried, as the next rank of an `address` (None: one of its own).
 
         The ranks of an address share one pace: ranks with experts step together, so one that only decodes seems slow
         while its busy siblings do not.

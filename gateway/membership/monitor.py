@@ -3,8 +3,8 @@
 What answers at one address has three tasks:
 
 - `_watch` probes it (`/v1/models`). While probes succeed, it long-polls the cache-state report, which also shows that
-  the engine is alive. An engine without reports is probed periodically, and its cache is estimated. Of a server with
-  several data-parallel ranks these are the reports of rank 0; `_follow_rank` long-polls those of each other rank.
+  the engine is alive. An engine without reports is probed periodically, and its cache is estimated. A server with
+  several data-parallel ranks is watched by rank 0; `_follow_rank` long-polls the reports of each other rank.
 - `_read_again` reads the models of a reporting engine each `MODELS_INTERVAL_S`, because it may have loaded an adapter;
   at once if the engine has refused a call for a model that it had listed.
 - `follow_stock_engine` reads the kind and the counters of an engine without Plait's adapter.

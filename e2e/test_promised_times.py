@@ -63,9 +63,13 @@ async def test_a_call_that_changes_lines_has_all_of_its_wait_and_its_promise(tmp
                 engines[1].signal(signal.SIGSTOP)
             await asyncio.to_thread(server.wait_until_ready)
         async with async_client(gateway) as client:
-            prompts = [" ".join(f"chapter {number} line {line}" for line in range(3_000)) for number in range(4)]
-            calls = [asyncio.create_task(headers_of(client, asking(prompt), ENOUGH)) for prompt in prompts]
-            await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_outstanding_calls") == len(calls))
+            calls: list[asyncio.Task[Any]] = []
+            for number in range(4):  # one after the other: a call with an earlier deadline would be sent past these
+                prompt = " ".join(f"chapter {number} line {line}" for line in range(3_000))
+                calls.append(asyncio.create_task(headers_of(client, asking(prompt), ENOUGH)))
+                await asyncio.to_thread(
+                    eventually, lambda: gateway.metric("plait_engine_outstanding_calls") == len(calls)
+                )
             inside = time.monotonic()
             await asyncio.sleep(1.5)
             alone_s = time.monotonic() - inside

@@ -32,7 +32,10 @@ from plait.gateway.membership.engine_requests import Body, EngineRequests, Refus
 from plait.gateway.timer import loop_time_s
 
 INTERVAL_S: Final = 0.2
-"""The period of reading metrics."""
+"""The period of reading metrics while the engine has calls."""
+
+IDLE_INTERVAL_S: Final = 3.0
+"""The same while it has none: its API process makes some 50 kB each time."""
 
 SLOTS_INTERVAL_S: Final = 1.0
 """The period of reading slots, which is longer because the answer lists the parameters of each call."""
@@ -72,6 +75,7 @@ class StockEngine:
         self._timeout_s = timeout_s
         self._dialect: Dialect | None = None
         self._sizes_due_s = self._counts_due_s = 0.0
+        self._rests_until_s = 0.0  # unless this gateway sends it a call
         self._lists_slots = False  # the engine's counts come from its slots, not its metrics
 
     async def look(self) -> float:
@@ -121,12 +125,16 @@ class StockEngine:
         if dialect.sizes is not None and now_s >= self._sizes_due_s:
             await self._read_sizes(dialect.kind, dialect.sizes)
             self._sizes_due_s = now_s + SIZES_INTERVAL_S
-        if now_s >= self._counts_due_s:
+        has_calls = any(rank.view.outstanding for rank in self._router.addresses[self._name])
+        due_s = self._counts_due_s if has_calls else max(self._counts_due_s, self._rests_until_s)
+        if now_s >= due_s:
             counts = await self._counts(dialect)
             pause_s = SLOTS_INTERVAL_S if self._lists_slots else INTERVAL_S
-            self._counts_due_s = now_s + (pause_s if counts else WITHOUT_S)
+            due_s = self._counts_due_s = now_s + (pause_s if counts else WITHOUT_S)
+            is_idle = not any(count.running or count.waiting for count in counts.values())
+            self._rests_until_s = now_s + IDLE_INTERVAL_S if is_idle else now_s
             self._counted(counts, now_s)
-        return min(NOT_ASKED_S, max(INTERVAL_S, self._counts_due_s - now_s))
+        return min(NOT_ASKED_S, max(INTERVAL_S, due_s - now_s))
 
     async def _recognise(self, engine: FleetEngine) -> Dialect | None:
         """The kind, by the owner of the listed models, the routes, the sizes or the metrics; None if unknown.

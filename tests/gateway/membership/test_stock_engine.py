@@ -15,7 +15,7 @@ from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.engine_counts import NO_SIZES, EngineSizes
 from plait.gateway.config.sections import EngineConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.membership.stock_engine import SIZES_INTERVAL_S, WITHOUT_S, StockEngine
+from plait.gateway.membership.stock_engine import IDLE_INTERVAL_S, INTERVAL_S, SIZES_INTERVAL_S, WITHOUT_S, StockEngine
 from tests.gateway.membership.fake_http import requests_to
 from tests.gateway.membership.stock_answers import PS, SGLANG, STOCK, TRTLLM, Answers, Stock, models
 from tests.gateway.membership.watched_engine import COSTS, FakeEngine, report, until, watching
@@ -234,3 +234,20 @@ async def test_a_context_that_the_engine_says_is_the_models(
         polls = len(fake.polls)
         await until(lambda: len(fake.polls) > polls + 2)
         assert router.models.contexts["m"] == expected
+
+
+async def test_an_engine_without_calls_is_read_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+    async with watched(monkeypatch, {"/v1/models": models("vllm"), "/metrics": idle}) as (seen, run):
+        await run(30.0)
+        assert seen.asked.count("/metrics") <= 30 / IDLE_INTERVAL_S + 2
+        seen.asked.clear()
+        seen.answers["/metrics"] = b"vllm:num_requests_running 1\n"  # another client's call
+        await run(30.0 + IDLE_INTERVAL_S + 6)
+        assert seen.asked.count("/metrics") >= 6 / INTERVAL_S - 1
+        seen.answers["/metrics"] = idle
+        await run(50.0)
+        seen.asked.clear()
+        seen.engine.view.outstanding = 1
+        await run(56.0)
+        assert seen.asked.count("/metrics") >= 5 / INTERVAL_S - 1, "a call of the gateway's own"

@@ -35,6 +35,15 @@ class Figure(StrEnum):
     SLOTS = "slots"
     """Calls that the engine runs at a time."""
 
+    LOOKED_UP = "looked_up"
+    """Tokens of the prompts that were looked up in the cache."""
+
+    PROMPT_TOKENS = "prompt_tokens"
+    """Tokens of all prompts, where none is looked up if caching is off."""
+
+    FOUND = "found"
+    """Prompt tokens that were cached."""
+
     WORK = "work"
     """A number that changes whenever the engine computes. Counters of tokens grow at the end of a prompt, the cache's
     usage with each chunk of it.
@@ -155,7 +164,10 @@ DIALECTS: Final = _by_kind(
             "vllm:num_requests_running": Figure.RUNNING,
             "vllm:num_requests_waiting": Figure.WAITING,
             "vllm:cache_config_info": Figure.BLOCKS_IN_LABELS,
-            "vllm:prompt_tokens_total": Figure.WORK,
+            "vllm:prompt_tokens_total": Figure.PROMPT_TOKENS,
+            "vllm:prefix_cache_queries_total": Figure.LOOKED_UP,
+            "vllm:prefix_cache_hits_total": Figure.FOUND,
+            "vllm:external_prefix_cache_hits_total": Figure.FOUND,
             "vllm:generation_tokens_total": Figure.WORK,
             "vllm:kv_cache_usage_perc": Figure.WORK,
             "vllm:gpu_cache_usage_perc": Figure.WORK,
@@ -176,7 +188,8 @@ DIALECTS: Final = _by_kind(
             "sglang:num_running_reqs": Figure.RUNNING,
             "sglang:num_queue_reqs": Figure.WAITING,
             "sglang:max_total_num_tokens": Figure.KV_TOKENS,
-            "sglang:prompt_tokens_total": Figure.WORK,
+            "sglang:prompt_tokens_total": Figure.LOOKED_UP,
+            "sglang:cached_tokens_total": Figure.FOUND,
             "sglang:generation_tokens_total": Figure.WORK,
             "sglang:num_used_tokens": Figure.WORK,
         },

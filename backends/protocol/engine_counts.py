@@ -37,6 +37,12 @@ class EngineCounts(NamedTuple):
     slots: int | None = None
     """How many calls run at a time."""
 
+    looked_up: float | None = None
+    """The prompt tokens that were looked up in the cache since the engine's start."""
+
+    found: float = 0.0
+    """Those of them that were cached."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
@@ -130,14 +136,17 @@ def _counts(totals: Mapping[Figure, float]) -> EngineCounts:
     running, waiting, slots = (
         min(int(totals[figure]), MOST_CALLS) for figure in (Figure.RUNNING, Figure.WAITING, Figure.SLOTS)
     )
-    return EngineCounts(running, waiting, min(int(kv_tokens), MOST_TOKENS) or None, totals[Figure.WORK], slots or None)
+    looked_up = (totals[Figure.LOOKED_UP] or totals[Figure.PROMPT_TOKENS]) if Figure.LOOKED_UP in totals else None
+    work = totals[Figure.WORK] + totals[Figure.PROMPT_TOKENS] + totals[Figure.LOOKED_UP]
+    known_tokens = min(int(kv_tokens), MOST_TOKENS) or None
+    return EngineCounts(running, waiting, known_tokens, work, slots or None, looked_up, totals[Figure.FOUND])
 
 
 def in_all(ranks: Collection[EngineCounts]) -> EngineCounts:
     """The counts of all ranks together."""
-    running, waiting, kv_tokens, work, slots = zip(*ranks, strict=True)
-    known = [None if None in numbers else sum(numbers) for numbers in (waiting, kv_tokens, slots)]
-    return EngineCounts(sum(running), known[0], known[1], sum(work), known[2])
+    running, waiting, kv_tokens, work, slots, looked_up, found = zip(*ranks, strict=True)
+    known = [None if None in numbers else sum(numbers) for numbers in (waiting, kv_tokens, slots, looked_up)]
+    return EngineCounts(sum(running), known[0], known[1], sum(work), known[2], known[3], sum(found))
 
 
 class _Slot(msgspec.Struct):

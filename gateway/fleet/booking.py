@@ -28,6 +28,7 @@ from plait.backends.errors import EngineError
 from plait.gateway.fleet.decode_clock import DecodeClock, may_starve
 from plait.policy.costs.load import LedgerEntry
 from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.prefix.learned_cache import Reach
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import Call, Placement
 
@@ -126,6 +127,9 @@ class Booking(msgspec.Struct, eq=False):
 
     prefill: Prefill
     """The uncached part of its prompt."""
+
+    reach: Reach | None
+    """What the estimated cache had of its prompt; None: the engine reports."""
 
     answer_s: float
     """The longest time to decode an answer that is not streamed, whose first byte comes at its end; 0 for a stream."""

@@ -171,11 +171,14 @@ class FleetEngine:
     ) -> Booking:
         """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
+        reach = None if self.cache.reports else view.tiers.lowest.reach(tree.match(call.block_hashes))
         leaf = tree.insert(call.block_hashes)
         if view.tiers.views:
             placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)
         leaf.use(now_s)
         view.residency.book(leaf, waits=waits)
+        if reach is not None:
+            view.tiers.lowest.mark(leaf, reach.anywhere, 1, leaf.end_blocks)
         entry = view.ledger.book(leaf, missed_tokens, call.prompt_tokens, now_s)
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         taken_tokens = view.take(missed_tokens)
@@ -190,11 +193,13 @@ class FleetEngine:
         number = self.cache.report_number
         state = BookingState.WAITING if waits else BookingState.SENT
         booking = Booking(
-            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, answer_s, state
+            call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, reach, answer_s, state
         )
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             self.progress.sent(booking, now_s)
+            if self.cache.sums is not None:
+                self.cache.sums.open.append(booking)
             if view.tiers.views:
                 view.tiers.send(placement, now_s)
         return booking
@@ -209,10 +214,14 @@ class FleetEngine:
             booking.placement = view.tiers.send(found, now_s)
         view.residency.send(booking.leaf)
         self.progress.sent(booking, now_s)
+        if self.cache.sums is not None:
+            self.cache.sums.open.append(booking)
         view.send(booking.context_tokens, booking.prefill, now_s)
 
     def ready_tokens(self, booking: Booking, now_s: float) -> int:
         """How many tokens of a waiting call's prompt will be cached once the prompts before it are computed."""
+        if not self.cache.reports and not self.cache.learned.is_sure:  # nodes may end where only this call left them
+            return booking.placement.cached_tokens
         blocks = self.view.tiers.ready_blocks(booking.call, booking.leaf, self.view.cost_model, now_s)
         return blocks * booking.call.block_tokens
 
@@ -322,6 +331,7 @@ class FleetEngine:
             return
         if before is not None and counts.work != before.work:
             self.progress.byte(asked_s)
+        self.cache.counted(counts, before, asked_s)
         if counts.waiting is not None:
             self._has(counts.running + counts.waiting, asked_s)
         others = max(0, counts.running + (counts.waiting or 0) - sent_calls(view) - SKEW)

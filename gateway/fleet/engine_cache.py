@@ -11,17 +11,20 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 
 import msgspec
 
 from plait.backends.protocol.cache_state import CacheState, StoredRun
+from plait.backends.protocol.engine_counts import EngineCounts
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.expected_evictions import ExpectedEvictions, Prompt
+from plait.gateway.fleet.lookup_sums import LookupSums
 from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.block_hash import whole_hash
+from plait.policy.prefix.learned_cache import LearnedCache
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.resident_blocks import Run
 from plait.policy.types import Call
@@ -64,6 +67,12 @@ class EngineCache:
     """The size of an estimated tier in host memory."""
     evictions: list[ExpectedEvictions] = field(init=False)
     """What the prompts in `waiting` are expected to evict from each tier."""
+    learned: LearnedCache = field(default_factory=LearnedCache)
+    """What answers have told of the cache while it was estimated."""
+    tells: bool = False
+    """Whether answers of an engine without reports have told their cached tokens."""
+    sums: LookupSums | None = None
+    """The sums in its metrics, until they do."""
 
     def __post_init__(self) -> None:
         self.evictions = [ExpectedEvictions(self.view.residency, self.block_tokens)]
@@ -122,7 +131,8 @@ class EngineCache:
         while self.unconfirmed:
             self.view.residency.unbook(self.unconfirmed.popleft()[1])
         self.no_reports()
-        self.reports = None
+        self.reports, self.tells, self.sums, self.learned = None, False, None, LearnedCache()
+        self._bound()
 
     def ended(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
         """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm this.
@@ -137,7 +147,31 @@ class EngineCache:
             call = booking.call  # if the engine counts the prompt differently, the answer's place is not known
             if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
+            if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
+                self.tells, self.sums = True, None
+                self._found(booking, usage.cached_tokens * call.prompt_tokens / usage.prompt_tokens, now_s)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
+
+    def counted(self, counts: EngineCounts, before: EngineCounts | None, now_s: float) -> None:
+        """An engine without reports has counted again, after the counts of `before`."""
+        if self.tells or counts.looked_up is None or before is None or before.looked_up is None:
+            return
+        looked_up, found = counts.looked_up - before.looked_up, counts.found - before.found
+        if self.sums is None or min(looked_up, found) < 0:  # it has restarted
+            self.sums = LookupSums()
+            return
+        for booking, tokens in self.sums.grew(looked_up, found):
+            self._found(booking, tokens, now_s)
+
+    def _found(self, booking: Booking, tokens: float, now_s: float) -> None:
+        """The engine has found this much of a call's prompt in its cache."""
+        size = self.estimated_tokens or self.assumed_tokens
+        if booking.reach is not None and size is not None:
+            blocks = tokens / self.block_tokens
+            size_blocks, is_bound = size // self.block_tokens, self.told_tokens is not None
+            self.learned.saw(booking.reach, blocks, size_blocks, booking.booked_s, now_s, is_bound=is_bound)
+            self.view.tiers.lowest.mark(booking.leaf, ceil(blocks), 2, booking.reach.found)
+            self._bound()
 
     def computed(self, booking: Booking) -> None:
         """A call's prompt is computed."""
@@ -148,6 +182,8 @@ class EngineCache:
         """A call will not be computed, or not to its end: expect none of its blocks."""
         if self.reports:
             self._given_up(booking)
+        elif self.sums is not None and booking in self.sums.open:
+            self.sums.open.remove(booking)
         self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
     def _given_up(self, booking: Booking) -> None:
@@ -257,15 +293,18 @@ class EngineCache:
 
     def _bound(self) -> None:
         """Update the sizes of the residencies."""
-        tokens = self.estimated_tokens or self.assumed_tokens
-        self.view.residency.most_blocks = None if tokens is None else tokens // self.block_tokens
+        tokens, fraction = self.estimated_tokens or self.assumed_tokens, self.learned.fraction
+        residency = self.view.residency
+        residency.most_blocks = None if tokens is None else int(fraction * tokens) // self.block_tokens
         if not self.reports and self.host_tokens is not None and tokens is not None:
             self._use_tiers(["host"])
             tier = self.view.tiers.views[0]
             tier.total_tokens = self.host_tokens
-            tier.residency.most_blocks = (tokens + self.host_tokens) // self.block_tokens
+            tier.residency.most_blocks = int(fraction * (tokens + self.host_tokens)) // self.block_tokens
         elif not self.reports:
             self._use_tiers([])
+        for one in (residency, *residency.tiers):
+            one.learned = None if self.reports else self.learned
 
 
 def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:
@@ -336,7 +375,7 @@ class EstimatedAnswers:
         """Take all blocks as stored in the fastest tier that has the first `known_blocks`."""
         device, path = cache.view.residency, self._tree.match(hashes)
         for one in () if cache.reports else (device, *device.tiers):
-            if known_blocks <= one.cached_blocks(path) < len(hashes):
+            if known_blocks <= one.reach(path).anywhere < len(hashes):
                 one.assume_stored(self._tree.insert(hashes), is_booked=False)
                 return
 

@@ -180,12 +180,14 @@ class Holding:
       are expected while there is one, since a call spans whole nodes.
     - `waiting`: the bookings whose calls wait in the gateway.
     - `sharers`: calls placed here within the window H.
+    - `seam`: in an estimated cache, whether a hit can end with the node, for an engine that keeps what a hit needs at
+      some places only. 0: not known. 1: a further prompt has passed there. 2: a hit has reached it.
     - `used`: a counter; the higher one was used later.
     """
 
     __slots__ = (
         *("bookings", "engine_id", "leaving_blocks", "newer", "node"),
-        *("older", "resident_blocks", "sharers", "used", "waiting"),
+        *("older", "resident_blocks", "seam", "sharers", "used", "waiting"),
     )
 
     def __init__(
@@ -198,7 +200,7 @@ class Holding:
         self.sharers = sharers
         self.waiting = 0
         self.used = 0
-        self.leaving_blocks = 0
+        self.leaving_blocks = self.seam = 0
         self.older: Holding | None = None
         self.newer: Holding | None = None
 

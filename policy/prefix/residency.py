@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from plait.policy.prefix.learned_cache import LearnedCache, Reach
 from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
 from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
@@ -32,8 +33,9 @@ Victim = tuple[Node, int]
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    `most_blocks` is the cache's size for an engine that does not report; None: not known. `lower` is the residency of
-    the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended.
+    For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `learned` is what its
+    answers have told. `lower` is the residency of the next tier. `engine_id` names the holdings in the tree; a lower
+    tier's has the tier's name appended.
     """
 
     def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
@@ -41,6 +43,7 @@ class Residency:
         self.tier = tier
         self.lower: Residency | None = None
         self.most_blocks: int | None = None
+        self.learned: LearnedCache | None = None
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
@@ -98,6 +101,8 @@ class Residency:
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
         """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
+        if self.learned is not None and not self.learned.is_sure:
+            return self.learned.expected(self.reach(path))
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first
@@ -111,6 +116,34 @@ class Residency:
                     return total + staying
             total += blocks
         return total
+
+    def reach(self, path: Sequence[Segment]) -> Reach:
+        """What an estimated cache has of `path`."""
+        total, known, at_seam, is_whole = 0, 0, [0, 0, 0], True  # at_seam: the total at the last seam of each kind
+        for node, blocks in path:
+            holding = node.holding_of(self.engine_id)
+            if holding is None:
+                break
+            known += blocks
+            if is_whole:
+                staying = blocks if holding.bookings else min(blocks, holding.resident_blocks)
+                total += staying
+                is_whole = staying == len(node.hashes)
+                ends = holding.seam if is_whole else 0
+                at_seam[: ends + 1] = [total] * (ends + 1)
+        return Reach(at_seam[0], at_seam[1], at_seam[2], known)
+
+    def mark(self, leaf: Node, blocks: int, seam: int, most_blocks: int) -> None:
+        """Set the `Holding.seam` of the nodes up to `leaf` that end in the first `blocks`, which were in the cache.
+
+        Those up to `most_blocks` were not.
+        """
+        for node in leaf.path():
+            holding = node.holding_of(self.engine_id)
+            if holding is not None and node.end_blocks <= blocks:
+                holding.seam = max(holding.seam, seam)
+            elif holding is not None and node.end_blocks <= most_blocks:
+                holding.seam = 0
 
     def book(self, leaf: Node, *, waits: bool = False) -> None:
         """A call whose prompt ends at `leaf` was booked: a booking and a sharer of each node of the path.

@@ -38,6 +38,39 @@ def test_counts_are_read_under_the_engines_names(text: bytes, counts: EngineCoun
     assert found == ([] if counts is None else [counts])
 
 
+VLLM_SUMS = """
+vllm:num_requests_running{{engine="0"}} 1.0
+vllm:prefix_cache_queries_total{{engine="0"}} {0}
+vllm:prefix_cache_hits_total{{engine="0"}} 100.0
+vllm:external_prefix_cache_hits_total{{engine="0"}} 20.0
+vllm:prompt_tokens_total{{engine="0"}} 700.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "looked_up", "found"),
+    [
+        ("vllm", VLLM_SUMS.format("600.0"), 600, 120),
+        ("vllm", VLLM_SUMS.format("0.0"), 700, 120),  # caching is off: nothing is looked up
+        ("vllm", "vllm:num_requests_running 1\nvllm:prompt_tokens_total 700.0\n", None, 0),
+        ("sglang", "sglang:num_running_reqs 1\nsglang:prompt_tokens_total 700.0\n", 700, 0),
+        (
+            "sglang",
+            (
+                "sglang:num_running_reqs 1\nsglang:prompt_tokens_total 700.0\n"
+                'sglang:cached_tokens_total{cache_source="device"} 300.0\n'
+                'sglang:cached_tokens_total{cache_source="host"} 30.0\n'
+            ),
+            700,
+            330,
+        ),
+    ],
+)
+def test_the_sums_of_cached_tokens_are_read(kind: str, text: str, looked_up: int | None, found: int) -> None:
+    counts = in_all(read_counts(DIALECTS[kind], text.encode()).values())
+    assert (counts.looked_up, counts.found) == (looked_up, found)
+
+
 VLLM_RANKS = """
 vllm:prompt_tokens_total{{engine="{0}",model_name="m"}} {0}.0
 vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="8000"}} 1.0

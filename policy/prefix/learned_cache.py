@@ -1,0 +1,85 @@
+"""What answers tell of the cache of an engine that makes no reports, to correct its estimate.
+
+In: for each answered prompt, how far the estimate reached and what the engine found. Out:
+
+- `fraction`: the part of the assumed size that the engine seems to have. A small one has many causes: layers with
+  windows or states, which take several blocks for a token; other clients; a restart;
+- `expected`: how much of a reach is found. An engine with windows or states keeps what a hit needs at some places only,
+  and without caching nothing is found anywhere.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, NamedTuple
+
+TELLING: Final = 4
+"""Fewer blocks say little: the sizes of blocks differ, and a prompt may not be computed yet."""
+
+LATEST: Final = 0.1
+"""The least weight of the latest answer in a share that is found. The first answers weigh more."""
+
+NONE, ALL = 0.2, 0.9
+"""A smaller share counts as nothing, a larger one as all: single exceptions occur on any engine. In between, a share
+counts as its part of `ALL`: hits that the estimate does not reach make up for it.
+"""
+
+MOST_STEP, LEAST_STEP = 1.0, 0.1
+"""The size changes by a factor of 2 to this power: more while answers agree, less once they contradict each other."""
+
+
+class Reach(NamedTuple):
+    """Leading blocks of a prompt in an estimated cache, by the least `Holding.seam` of the places where a hit can end.
+
+    See `Residency.reach`.
+    """
+
+    anywhere: int
+    passed: int
+    found: int
+    known: int
+    """The leading blocks that earlier prompts on the engine had."""
+
+
+class LearnedCache:
+    def __init__(self) -> None:
+        self.fraction = 1.0
+        self.is_sure = True
+        """Whether all that the estimate reaches is expected to be found."""
+        self.shares = [1.0, 1.0, 1.0]
+        """By seam: what was found lately of the blocks up to there, after the surer places."""
+        self._weights = [0.5, 0.5, 0.5]  # of the latest answer in each share
+        self._step = MOST_STEP
+        self._grew = False
+        self._changed_s = -inf
+
+    def expected(self, reach: Reach) -> int:
+        """The blocks of a reach that are expected to be found."""
+        anywhere, passed, found, _ = reach
+        parts = zip(self.shares, (anywhere - passed, passed - found, found), strict=True)
+        return round(sum(blocks * min(1.0, share / ALL) for share, blocks in parts if share >= NONE))
+
+    def saw(
+        self, reach: Reach, found: float, size: int, booked_s: float, now_s: float, *, is_bound: bool = True
+    ) -> None:
+        """The engine found these blocks of a prompt that was placed at `booked_s`.
+
+        The cache is taken to have `size` blocks. `is_bound`: it has no more.
+        """
+        surer = 0
+        for seam in (2, 1, 0):
+            blocks = reach[seam] - surer
+            if blocks >= TELLING:
+                share, weight = min(1.0, max(0.0, (found - surer) / blocks)), self._weights[seam]
+                self.shares[seam] += weight * (share - self.shares[seam])
+                self._weights[seam] = max(LATEST, weight / (1 + weight))
+            surer = reach[seam]
+        self.is_sure = min(self.shares) >= ALL
+        if booked_s < self._changed_s:
+            return  # the reason may be that of the latest change
+        grows = found >= reach.anywhere + TELLING
+        if grows or (found < reach.found / 2 and reach.found >= TELLING):
+            self._step = min(MOST_STEP, 1.5 * self._step) if grows is self._grew else max(LEAST_STEP, self._step / 2)
+            self._grew, self._changed_s = grows, now_s
+            known = max(self.fraction, found / max(1, size))
+            self.fraction = min(1.0 if is_bound else inf, known * 2 ** (self._step if grows else -self._step))

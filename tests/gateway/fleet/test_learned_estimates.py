@@ -1,0 +1,105 @@
+"""An estimated cache learns from answers: an engine that is not what the gateway takes it for is predicted soon."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.gateway.fleet.emulated_cache import BLOCK, EmulatedCache, Traffic, questions, run
+
+TOLD = 256
+"""Blocks that the engine seems to have."""
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["told by answers", "told by sums"])
+@pytest.mark.parametrize("prefixes", [4, 12])
+def test_a_right_estimate_stays_right(prefixes: int, sums: bool) -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD, sums=sums)
+    run(traffic, questions(prefixes, 300, seed=1))
+    predicted, found = traffic.shares()
+    assert found > 0.5
+    assert predicted == pytest.approx(found, abs=0.03)
+    assert traffic.share_off() < 0.08
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["told by answers", "told by sums"])
+@pytest.mark.parametrize(("size", "prefixes"), [(128, 8), (64, 4), (64, 12)])
+def test_a_smaller_cache_than_told(size: int, prefixes: int, sums: bool) -> None:
+    traffic = Traffic(EmulatedCache(size), TOLD, sums=sums)
+    run(traffic, questions(prefixes, 300, seed=2))
+    predicted, found = traffic.shares()
+    assert 0.05 < found < 0.95
+    assert predicted == pytest.approx(found, abs=0.05)
+    assert traffic.share_off() < 0.2
+    traffic.router.check()
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["told by answers", "told by sums"])
+def test_caching_that_is_off_is_known_after_twenty_calls(sums: bool) -> None:
+    traffic = Traffic(EmulatedCache(0), TOLD, sums=sums)
+    run(traffic, questions(6, 120, seed=3))
+    assert not any(traffic.predicted[20:])
+
+
+@pytest.mark.parametrize("prefixes", [4, 8])
+def test_windows_keep_hits_at_their_places(prefixes: int) -> None:
+    traffic = Traffic(EmulatedCache(10 * TOLD, has_windows=True), 10 * TOLD)
+    run(traffic, questions(prefixes, 200, seed=4))
+    off = [
+        number
+        for number, (predicted, found) in enumerate(zip(traffic.predicted, traffic.found, strict=True))
+        if abs(predicted - found) > BLOCK
+    ]
+    assert len(off) <= 6, "the first prompts that branch off a prefix"
+    assert traffic.shares()[1] > 0.8
+
+
+def test_other_clients_make_the_cache_smaller() -> None:
+    traffic, rng = Traffic(EmulatedCache(TOLD), TOLD), random.Random(5)
+
+    def flush(number: int) -> None:
+        traffic.cache.look_up([rng.getrandbits(60) for _ in range(60)])
+
+    run(traffic, questions(8, 300, seed=5), flush)
+    predicted, found = traffic.shares()
+    assert found < 0.6
+    assert predicted == pytest.approx(found, abs=0.06)
+
+
+def test_a_restart_that_nobody_saw_is_made_up_for() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD)
+
+    def restart(number: int) -> None:
+        if number == 150:
+            traffic.cache.clear()
+
+    run(traffic, questions(6, 300, seed=6), restart)
+    assert traffic.share_off(200) < 0.05
+
+
+def test_a_cache_that_grows_again_is_used_again() -> None:
+    traffic = Traffic(EmulatedCache(40), TOLD)
+
+    def grow(number: int) -> None:
+        if number == 150:
+            traffic.cache.size = TOLD
+
+    run(traffic, questions(6, 400, seed=7), grow)
+    predicted, found = traffic.shares(250)
+    assert found > 0.8
+    assert predicted == pytest.approx(found, abs=0.05)
+
+
+def test_conversations_are_predicted_on_an_engine_of_half_the_size() -> None:
+    rng, traffic = random.Random(8), Traffic(EmulatedCache(TOLD // 2), TOLD)
+    sessions = [[rng.randrange(30_000) for _ in range(4 * BLOCK)] for _ in range(8)]
+    for _ in range(400):
+        turn = rng.choice(sessions)
+        if len(turn) > 40 * BLOCK:
+            turn[:] = [rng.randrange(30_000) for _ in range(4 * BLOCK)]
+        turn += [rng.randrange(30_000) for _ in range(rng.randint(BLOCK, 4 * BLOCK))]
+        traffic.send(turn)
+    predicted, found = traffic.shares()
+    assert predicted == pytest.approx(found, abs=0.05)
+    assert traffic.share_off() < 0.2

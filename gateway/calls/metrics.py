@@ -28,18 +28,6 @@ from plait.policy.types import NO_SLO
 MEMORY_S = 300.0
 """The time constant of the decaying sums."""
 
-LEAST_TOKENS = 50_000.0
-"""No drift is reported for fewer prompt tokens: a single call may meet blocks that were just evicted."""
-
-DRIFT = 0.2
-"""The wrongly predicted share of prompt tokens that is reported as a drift. Engines that agree are below 0.03."""
-
-TELL_INTERVAL_S = 300.0
-CAUSES = (
-    "the usual causes: the gateway's chat template or tokenizer differs from the engine's ([[models]] tokenizer, "
-    "chat_template), a cache salt that only one of them applies, a LoRA adapter behind the same name, an engine "
-    "without prefix caching"
-)
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TENANT_TTFT_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TENANT_E2E_BUCKETS_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -61,13 +49,12 @@ log = structlog.get_logger(__name__)
 class _Drift:
     """Decayed sums of one engine's calls for one model."""
 
-    __slots__ = ("_at_s", "_prompt_tokens", "_wrong_tokens", "told_s")
+    __slots__ = ("_at_s", "_prompt_tokens", "_wrong_tokens")
 
     def __init__(self) -> None:
         self._prompt_tokens = 0.0
         self._wrong_tokens = 0.0
         self._at_s = 0.0
-        self.told_s: float | None = None
 
     def add(self, prompt_tokens: int, wrong_tokens: int, now_s: float) -> None:
         kept = exp((self._at_s - now_s) / MEMORY_S) if self._prompt_tokens else 0.0
@@ -80,10 +67,6 @@ class _Drift:
         """The wrongly predicted share of the prompt tokens."""
         return self._wrong_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
 
-    @property
-    def is_drift(self) -> bool:
-        return self._prompt_tokens >= LEAST_TOKENS and self.share >= DRIFT
-
 
 class Parity(Collector):
     """Compares predicted with reported cached tokens, by model and engine."""
@@ -92,23 +75,12 @@ class Parity(Collector):
         self._drifts: dict[tuple[str, str], _Drift] = {}
 
     def observe(self, model: str, engine_id: str, predicted_tokens: int, usage: CallUsage, now_s: float) -> None:
-        """Record a call whose engine reported its cached tokens. Logs a drift, at most every `TELL_INTERVAL_S`."""
+        """Record a call whose engine reported its cached tokens."""
         assert usage.cached_tokens is not None
         drift = self._drifts.get((model, engine_id))
         if drift is None:
             drift = self._drifts[model, engine_id] = _Drift()
         drift.add(usage.prompt_tokens, abs(predicted_tokens - usage.cached_tokens), now_s)
-        if drift.is_drift and (drift.told_s is None or now_s - drift.told_s >= TELL_INTERVAL_S):
-            drift.told_s = now_s
-            log.warning(
-                "cached tokens are not as predicted",
-                model=model,
-                engine=engine_id,
-                wrong_share=round(drift.share, 3),
-                predicted_tokens=predicted_tokens,
-                reported_tokens=usage.cached_tokens,
-                hint=CAUSES,
-            )
 
     def collect(self) -> Iterator[Metric]:
         """The share of prompt tokens whose caching was predicted wrongly over the last minutes."""

@@ -1,4 +1,4 @@
-"""Differences between an engine and what the gateway assumes: tokenizer, contexts, token counts, cached tokens.
+"""Differences between an engine and what the gateway assumes: tokenizer, contexts, token counts, cached tokens, cache.
 
 They are found when an engine starts and from its answers, and recorded in its `mismatches`.
 """
@@ -12,15 +12,19 @@ import structlog
 
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.engine import FleetEngine, OtherCount
+from plait.gateway.fleet.engine_cache import EngineCache
 from plait.policy.types import Call
 
 TELLING_TOKENS: Final = 256
 """Fewer cached tokens do not show whether an engine's cache uses the reported blocks."""
 CONTRADICTIONS: Final = 3
+SMALL: Final = 0.5
+"""From this part of its size on, an estimated cache is told to be small."""
 HINTS: Final[Mapping[str, str]] = {
     "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
     "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
-    "cache": "the usual causes: a cache salt that does not reach the engine, a LoRA adapter behind the same name",
+    "cache": "a cache salt that does not reach the engine, a LoRA adapter behind the same name, layers with windows",
+    "estimate": "the gateway predicts by what it has seen; with Plait's adapter, the engine reports its cache",
     "process": "remove one of the two from [[engines]], or from the name of [[services]]",
     "count": "the gateway's chat template or tokenizer is not the engine's: see tokenizer in [[models]]",
 }
@@ -53,6 +57,11 @@ class Comparisons:
     def answer(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The engine has counted the tokens of an answered call."""
         note_answer(self._engines[booking.placement.engine_id], booking, usage, now_s)
+
+    def estimates(self) -> None:
+        """Compare each estimated cache with what answers have told. Called about once a second."""
+        for engine in self._engines.values():
+            note(engine, "estimate", estimate_problem(engine.cache))
 
     def anew(self) -> None:
         """The gateway has another tokenizer: no engine gets token ids before it has reported its own again."""
@@ -87,6 +96,24 @@ def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, 
         if most is not None and wanted is not None and wanted > most:
             return f"the engine takes {most} tokens of context for '{model}', and max_context_tokens says {wanted}"
     return None
+
+
+def estimate_problem(cache: EngineCache) -> str | None:
+    """How an estimated cache seems to differ from what it is taken for."""
+    learned, size = cache.learned, cache.estimated_tokens or cache.assumed_tokens or 0
+    if cache.reports or (learned.is_sure and learned.fraction > SMALL):
+        return None
+    if learned.finds_nothing:
+        return "the engine finds nothing in its cache of prompts that it has had before: caching seems to be off"
+    if learned.fraction <= SMALL:
+        return (
+            f"the engine's cache seems to have {learned.fraction * size:.0f} tokens, and not {size}: other clients use "
+            "it too, or the model has layers with windows or states"
+        )
+    return (
+        "the engine finds only a part of the prompts that it has had before: other clients use its cache too, or the "
+        "model has layers with windows or states, or the engine's tokenizer is another one"
+    )
 
 
 def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:

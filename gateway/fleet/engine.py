@@ -96,7 +96,7 @@ class FleetEngine:
     """Details of the last error that only operators see, such as addresses."""
 
     mismatches: dict[str, str | OtherCount] = field(default_factory=dict)
-    """How it differs from what the gateway assumes, in words: `tokenizer`, `context`, `count`, `cache`, `process`."""
+    """How it differs from what the gateway assumes, in words, by the keys of `comparisons.HINTS`."""
 
     contradictions: int = 0
     """Answers in a row whose cached tokens contradict the reports."""

@@ -349,6 +349,7 @@ class Router:
         """Called about once a second: drop placements older than the window, and run the policy's periodic work."""
         for engine in self.engines.values():
             engine.age(now_s)
+        self.comparisons.estimates()
         self.policy.age(self.tree, self.models.peers, now_s)
 
     def neighbours(self, engine_id: str) -> set[str]:

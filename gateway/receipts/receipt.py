@@ -75,6 +75,10 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     """Why the attempt failed; empty: it did not."""
     loaded: tuple[tuple[str, int], ...] = ()
     """(lower tier, tokens of `cached_tokens` from there)."""
+    estimated_tokens: int | None = None
+    """What the engine's estimated cache had of the prompt: `cached_tokens` are the share that is expected to be found.
+    None: the engine reports its cache.
+    """
 
     @property
     def chosen(self) -> Candidate | None:
@@ -181,6 +185,7 @@ def choice_of(
     sent_s: float | None,
     block_tokens: int,
     ended_by: str = "",
+    estimated_tokens: int | None = None,
 ) -> Choice:
     """Make the record of a placement; `rule` None: the placement's own."""
     compared, cost = placement.compared or _NOTHING, placement.cost
@@ -203,6 +208,7 @@ def choice_of(
         candidates,
         ended_by,
         tuple(placement.loaded),
+        estimated_tokens,
     )
 
 

@@ -155,7 +155,13 @@ def _choice(call: Call, booking: Booking, ended_by: str = "", rule: str | None =
     sent_s = None if booking.sent_s == inf else booking.sent_s - call.arrived_s
     placed_s = booking.booked_s - call.arrived_s
     return choice_of(
-        booking.placement, rule, placed_s=placed_s, sent_s=sent_s, block_tokens=call.block_tokens, ended_by=ended_by
+        booking.placement,
+        rule,
+        placed_s=placed_s,
+        sent_s=sent_s,
+        block_tokens=call.block_tokens,
+        ended_by=ended_by,
+        estimated_tokens=None if booking.reach is None else booking.reach.anywhere * call.block_tokens,
     )
 
 

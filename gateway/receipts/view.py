@@ -83,6 +83,7 @@ def _choice(choice: Choice, *, is_operator: bool) -> Fields:
         "sent_s": _s(choice.sent_s),
         "failed": choice.ended_by or None,
         "predicted_cached_tokens": choice.cached_tokens,
+        "estimated_cached_tokens": choice.estimated_tokens,
         "predicted_loaded_tokens": dict(choice.loaded) or None,
         "meets_slo": choice.meets_slo,
         "expected_decode_s": _s(choice.decode_s) if choice.decode_s else None,

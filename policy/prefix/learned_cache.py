@@ -16,13 +16,19 @@ from typing import Final, NamedTuple
 TELLING: Final = 4
 """Fewer blocks say little: the sizes of blocks differ, and a prompt may not be computed yet."""
 
-LATEST: Final = 0.1
-"""The least weight of the latest answer in a share that is found. The first answers weigh more."""
+FIRST, LATEST = 0.5, 0.1
+"""The weight of the first answer in a share that is found, and that of the latest one after many."""
 
 NONE, ALL = 0.2, 0.9
 """A smaller share counts as nothing, a larger one as all: single exceptions occur on any engine. In between, a share
 counts as its part of `ALL`: hits that the estimate does not reach make up for it.
 """
+
+MOST: Final = 4.0
+"""The largest `fraction` of a size that is only assumed."""
+
+MANY: Final = 10
+"""An engine that has found none of so many prompts again finds none at all."""
 
 MOST_STEP, LEAST_STEP = 1.0, 0.1
 """The size changes by a factor of 2 to this power: more while answers agree, less once they contradict each other."""
@@ -48,10 +54,16 @@ class LearnedCache:
         """Whether all that the estimate reaches is expected to be found."""
         self.shares = [1.0, 1.0, 1.0]
         """By seam: what was found lately of the blocks up to there, after the surer places."""
-        self._weights = [0.5, 0.5, 0.5]  # of the latest answer in each share
+        self._weights = [FIRST, FIRST, FIRST]  # of the latest answer in each share
+        self._missed: float = 0  # prompts that were not found, until the first is
         self._step = MOST_STEP
         self._grew = False
         self._changed_s = -inf
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether no prompt was ever found again."""
+        return self._missed >= MANY
 
     def expected(self, reach: Reach) -> int:
         """The blocks of a reach that are expected to be found."""
@@ -64,7 +76,7 @@ class LearnedCache:
     ) -> None:
         """The engine found these blocks of a prompt that was placed at `booked_s`.
 
-        The cache is taken to have `size` blocks. `is_bound`: it has no more.
+        The assumed size is `size` blocks. `is_bound`: the engine or the configuration gives it.
         """
         surer = 0
         for seam in (2, 1, 0):
@@ -75,6 +87,10 @@ class LearnedCache:
                 self._weights[seam] = max(LATEST, weight / (1 + weight))
             surer = reach[seam]
         self.is_sure = min(self.shares) >= ALL
+        if found >= TELLING:
+            self._missed = -inf
+        elif reach.anywhere >= TELLING:
+            self._missed += 1
         if booked_s < self._changed_s:
             return  # the reason may be that of the latest change
         grows = found >= reach.anywhere + TELLING
@@ -82,4 +98,4 @@ class LearnedCache:
             self._step = min(MOST_STEP, 1.5 * self._step) if grows is self._grew else max(LEAST_STEP, self._step / 2)
             self._grew, self._changed_s = grows, now_s
             known = max(self.fraction, found / max(1, size))
-            self.fraction = min(1.0 if is_bound else inf, known * 2 ** (self._step if grows else -self._step))
+            self.fraction = min(1.0 if is_bound else MOST, known * 2 ** (self._step if grows else -self._step))

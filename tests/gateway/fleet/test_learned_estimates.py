@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from plait.gateway.fleet.engine import degradation
 from tests.gateway.fleet.emulated_cache import BLOCK, EmulatedCache, Traffic, questions, run
 
 TOLD = 256
@@ -103,3 +104,26 @@ def test_conversations_are_predicted_on_an_engine_of_half_the_size() -> None:
     predicted, found = traffic.shares()
     assert predicted == pytest.approx(found, abs=0.05)
     assert traffic.share_off() < 0.2
+
+
+def said(traffic: Traffic) -> str | None:
+    """What the engine's status says."""
+    traffic.router.age(1_000.0)
+    return degradation(traffic.router.engines["a"])
+
+
+def test_the_status_says_what_is_seen() -> None:
+    right = Traffic(EmulatedCache(TOLD), TOLD)
+    run(right, questions(4, 100, seed=9))
+    assert said(right) is None
+    off = Traffic(EmulatedCache(0), TOLD)
+    run(off, questions(4, 40, seed=9))
+    assert "caching seems to be off" in (said(off) or "")
+    small = Traffic(EmulatedCache(60), TOLD)
+    run(small, questions(3, 200, seed=9))
+    assert f"and not {TOLD * BLOCK}: other clients" in (said(small) or "")
+    windows = Traffic(EmulatedCache(10 * TOLD, has_windows=True), 10 * TOLD)
+    run(windows, questions(8, 60, seed=9))
+    assert "windows or states" in (said(windows) or "")
+    small.router.no_reports("a", is_new=True)
+    assert said(small) is None, "another process may answer next"

@@ -34,7 +34,7 @@ from plait.gateway.timer import loop_time_s
 INTERVAL_S: Final = 0.2
 """The period of reading metrics while the engine has calls."""
 
-IDLE_INTERVAL_S: Final = 3.0
+IDLE_INTERVAL_S: Final = 5.0
 """The same while it has none: its API process makes some 50 kB each time."""
 
 SLOTS_INTERVAL_S: Final = 1.0

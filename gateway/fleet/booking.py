@@ -129,7 +129,7 @@ class Booking(msgspec.Struct, eq=False):
     """The uncached part of its prompt."""
 
     reach: Reach | None
-    """What the estimated cache had of its prompt; None: the engine reports."""
+    """What the estimated cache had of its prompt; None: the engine reports, or finds what is predicted."""
 
     answer_s: float
     """The longest time to decode an answer that is not streamed, whose first byte comes at its end; 0 for a stream."""

@@ -171,7 +171,9 @@ class FleetEngine:
     ) -> Booking:
         """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
         view, missed_tokens = self.view, placement.missed_tokens
-        reach = None if self.cache.reports else view.tiers.lowest.reach(tree.match(call.block_hashes))
+        reach = None
+        if not self.cache.reports and not self.cache.learned.is_sure:
+            reach = view.tiers.lowest.reach(tree.match(call.block_hashes))
         leaf = tree.insert(call.block_hashes)
         if view.tiers.views:
             placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)

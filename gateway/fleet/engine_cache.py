@@ -24,7 +24,7 @@ from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.block_hash import whole_hash
-from plait.policy.prefix.learned_cache import LearnedCache
+from plait.policy.prefix.learned_cache import TELLING, LearnedCache, Reach
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.resident_blocks import Run
 from plait.policy.types import Call
@@ -147,9 +147,13 @@ class EngineCache:
             call = booking.call  # if the engine counts the prompt differently, the answer's place is not known
             if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
-            if usage is not None and usage.cached_tokens is not None and usage.prompt_tokens:
+            if usage is not None and usage.cached_tokens is not None:
                 self.tells, self.sums = True, None
-                self._found(booking, usage.cached_tokens * call.prompt_tokens / usage.prompt_tokens, now_s)
+                difference = usage.cached_tokens - booking.placement.cached_tokens
+                if self.learned.is_sure and abs(difference) < TELLING * self.block_tokens:
+                    self.learned.agreed += booking.placement.cached_tokens > 0  # the usual case: no function call
+                else:
+                    self._found(booking, usage.cached_tokens * call.prompt_tokens / max(1, usage.prompt_tokens), now_s)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
 
     def counted(self, counts: EngineCounts, before: EngineCounts | None, now_s: float) -> None:
@@ -166,12 +170,13 @@ class EngineCache:
     def _found(self, booking: Booking, tokens: float, now_s: float) -> None:
         """The engine has found this much of a call's prompt in its cache."""
         size = self.estimated_tokens or self.assumed_tokens
-        if booking.reach is not None and size is not None:
-            blocks = tokens / self.block_tokens
-            size_blocks, is_bound = size // self.block_tokens, self.told_tokens is not None
-            self.learned.saw(booking.reach, blocks, size_blocks, booking.booked_s, now_s, is_bound=is_bound)
-            self.view.tiers.lowest.mark(booking.leaf, ceil(blocks), 2, booking.reach.found)
-            self._bound()
+        if self.reports or size is None:
+            return
+        blocks, predicted = tokens / self.block_tokens, booking.placement.cached_tokens // self.block_tokens
+        reach, is_bound = booking.reach or Reach(predicted, 0, 0, predicted), self.told_tokens is not None
+        self.learned.saw(reach, blocks, size // self.block_tokens, booking.booked_s, now_s, is_bound=is_bound)
+        self.view.tiers.lowest.mark(booking.leaf, ceil(blocks), 2, reach.found)
+        self._bound()
 
     def computed(self, booking: Booking) -> None:
         """A call's prompt is computed."""

@@ -41,7 +41,10 @@ class LookupSums:
 def _shares(calls: Sequence[Booking], found: float) -> dict[Booking, float]:
     """What each call found. The calls with the largest predictions found what is known of their prompts."""
     shares, left = dict.fromkeys(calls, 0.0), found
-    known = {call: 0 if call.reach is None else call.reach.known * call.call.block_tokens for call in calls}
+    known = {
+        call: call.placement.cached_tokens if call.reach is None else call.reach.known * call.call.block_tokens
+        for call in calls
+    }
     for most in (known, {call: call.call.prompt_tokens for call in calls}):
         for call in sorted(calls, key=lambda call: -call.placement.cached_tokens):
             more = min(left, most[call] - shares[call])

@@ -77,7 +77,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     """(lower tier, tokens of `cached_tokens` from there)."""
     estimated_tokens: int | None = None
     """What the engine's estimated cache had of the prompt: `cached_tokens` are the share that is expected to be found.
-    None: the engine reports its cache.
+    None: all of it, or the engine reports its cache.
     """
 
     @property

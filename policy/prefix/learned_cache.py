@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 TELLING: Final = 4
 """Fewer blocks say little: the sizes of blocks differ, and a prompt may not be computed yet."""
 
-FIRST, LATEST = 0.5, 0.1
-"""The weight of the first answer in a share that is found, and that of the latest one after many."""
+LATEST: Final = 0.1
+"""The least weight of the latest answer in a share that is found. The first ones weigh more."""
 
 NONE, ALL = 0.2, 0.9
 """A smaller share counts as nothing, a larger one as all: single exceptions occur on any engine. In between, a share
@@ -51,10 +51,12 @@ class LearnedCache:
     def __init__(self) -> None:
         self.fraction = 1.0
         self.is_sure = True
-        """Whether all that the estimate reaches is expected to be found."""
+        """Whether all that the estimate reaches is expected to be found. Then no reach is needed."""
+        self.agreed = 0
+        """Answers that found what was predicted while `is_sure`."""
         self.shares = [1.0, 1.0, 1.0]
         """By seam: what was found lately of the blocks up to there, after the surer places."""
-        self._weights = [FIRST, FIRST, FIRST]  # of the latest answer in each share
+        self._seen = [0, 0, 0]  # answers in each share
         self._missed: float = 0  # prompts that were not found, until the first is
         self._step = MOST_STEP
         self._grew = False
@@ -82,9 +84,10 @@ class LearnedCache:
         for seam in (2, 1, 0):
             blocks = reach[seam] - surer
             if blocks >= TELLING:
-                share, weight = min(1.0, max(0.0, (found - surer) / blocks)), self._weights[seam]
+                share = min(1.0, max(0.0, (found - surer) / blocks))
+                weight = max(LATEST, 1 / (2 + self.agreed + self._seen[seam]))
                 self.shares[seam] += weight * (share - self.shares[seam])
-                self._weights[seam] = max(LATEST, weight / (1 + weight))
+                self._seen[seam] += 1
             surer = reach[seam]
         self.is_sure = min(self.shares) >= ALL
         if found >= TELLING:

@@ -52,7 +52,8 @@ def test_windows_keep_hits_at_their_places(prefixes: int) -> None:
         for number, (predicted, found) in enumerate(zip(traffic.predicted, traffic.found, strict=True))
         if abs(predicted - found) > BLOCK
     ]
-    assert len(off) <= 6, "the first prompts that branch off a prefix"
+    assert len(off) <= 10, "the first prompts that branch off a prefix"
+    assert max(off) < 40
     assert traffic.shares()[1] > 0.8
 
 
@@ -110,6 +111,13 @@ def said(traffic: Traffic) -> str | None:
     """What the engine's status says."""
     traffic.router.age(1_000.0)
     return degradation(traffic.router.engines["a"])
+
+
+def test_an_engine_that_finds_what_is_predicted_is_looked_at_no_closer() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD)
+    run(traffic, questions(4, 100, seed=10))
+    learned = traffic.router.engines["a"].cache.learned
+    assert (learned.is_sure, learned.agreed) == (True, sum(map(bool, traffic.predicted[:-1])))
 
 
 def test_the_status_says_what_is_seen() -> None:

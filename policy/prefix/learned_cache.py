@@ -19,16 +19,16 @@ TELLING: Final = 4
 LATEST: Final = 0.1
 """The least weight of the latest answer in a share that is found. The first ones weigh more."""
 
-NONE, ALL = 0.2, 0.9
-"""A smaller share counts as nothing, a larger one as all: single exceptions occur on any engine. In between, a share
-counts as its part of `ALL`: hits that the estimate does not reach make up for it.
+ALL: Final = 0.9
+"""A larger share counts as all, because single exceptions occur on any engine, and a smaller one as its part of this:
+hits that the estimate does not reach make up for it.
 """
 
 MOST: Final = 4.0
 """The largest `fraction` of a size that is only assumed."""
 
-MANY: Final = 10
-"""An engine that has found none of so many prompts again finds none at all."""
+MANY: Final = 8
+"""An engine that has found none of so many prompts again is taken to cache nothing."""
 
 MOST_STEP, LEAST_STEP = 1.0, 0.1
 """The size changes by a factor of 2 to this power: more while answers agree, less once they contradict each other."""
@@ -64,14 +64,16 @@ class LearnedCache:
 
     @property
     def finds_nothing(self) -> bool:
-        """Whether no prompt was ever found again."""
+        """Whether no prompt was ever found again, of many."""
         return self._missed >= MANY
 
     def expected(self, reach: Reach) -> int:
         """The blocks of a reach that are expected to be found."""
+        if self.finds_nothing:
+            return 0
         anywhere, passed, found, _ = reach
         parts = zip(self.shares, (anywhere - passed, passed - found, found), strict=True)
-        return round(sum(blocks * min(1.0, share / ALL) for share, blocks in parts if share >= NONE))
+        return round(sum(blocks * min(1.0, share / ALL) for share, blocks in parts))
 
     def saw(
         self, reach: Reach, found: float, size: int, booked_s: float, now_s: float, *, is_bound: bool = True

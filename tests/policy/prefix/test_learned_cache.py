@@ -47,17 +47,25 @@ def test_single_exceptions_change_no_prediction() -> None:
 
 def test_nothing_is_expected_where_nothing_was_found() -> None:
     learned = LearnedCache()
-    tell(learned, Reach(30, 30, 0, 30), 0, 5)
-    tell(learned, Reach(30, 0, 0, 30), 0, 5)
-    assert not learned.is_sure
-    assert learned.expected(Reach(40, 30, 0, 40)) == 0
-    assert learned.expected(Reach(40, 30, 20, 40)) == 20
+    tell(learned, Reach(30, 30, 0, 30), 0, 4)
+    assert learned.expected(Reach(30, 30, 0, 30)) < 10
+    tell(learned, Reach(30, 0, 0, 30), 0, 4)
+    assert learned.finds_nothing
+    assert learned.expected(Reach(40, 30, 20, 40)) == 0
     assert learned.fraction == 1.0, "no hit has ended there, so it is no question of size"
+
+
+def test_one_hit_shows_that_caching_is_on() -> None:
+    learned = LearnedCache()
+    tell(learned, Reach(30, 30, 0, 30), 0, 20)
+    tell(learned, Reach(30, 0, 0, 30), 30)
+    assert not learned.finds_nothing
+    assert learned.expected(Reach(40, 30, 20, 40)) > 20
 
 
 def test_hits_at_seams_only() -> None:
     learned = LearnedCache()
-    tell(learned, Reach(30, 20, 20, 30), 20, 6)
+    tell(learned, Reach(30, 20, 20, 30), 20, 20)
     assert learned.expected(Reach(30, 20, 20, 30)) == 20
     assert learned.expected(Reach(30, 25, 20, 30)) == 25
 

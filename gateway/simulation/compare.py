@@ -59,6 +59,8 @@ COLD_S: Final = 2.0
 Progress = Callable[[str, int, int], None]
 """Called with (label, steps done, all steps)."""
 
+Send = Callable[[int, float, Callable[[object], None]], None]
+
 BASELINE: Final = "least_outstanding"
 
 
@@ -211,22 +213,31 @@ def simulate(
     )
     records: dict[int, CallRecord] = {}
 
-    def send(number: int, later: Sequence[int], now_s: float) -> None:
+    def send(number: int, now_s: float, on_ended: Callable[[object], None]) -> None:
         call = workload.calls[number]
         simulated = SimulatedCall(now_s, workload.prompts[number], call.max_tokens, call.prefix, session=call.session)
-        records[number] = simulation.send(simulated, partial(go_on, later))
+        records[number] = simulation.send(simulated, on_ended)
         if len(records) == experiment.replaced_after:
             simulation.replace(fleet.router(experiment.gateways), now_s + COLD_S)
 
-    def go_on(later: Sequence[int], _ended: CallRecord) -> None:
-        if later:
-            think_s = workload.calls[later[0]].think_s if rate_per_s else 0.0
-            simulation.at(simulation.now_s + think_s, partial(send, later[0], later[1:]))
-
-    for begins_s, numbers in zip(arrival_times(experiment, workload, rate_per_s), workload.sessions(), strict=True):
-        simulation.at(begins_s, partial(send, numbers[0], numbers[1:]))
+    schedule(simulation, workload, arrival_times(experiment, workload, rate_per_s), send, thinks=bool(rate_per_s))
     simulation.run()
     return [records[number] for number in range(len(workload.calls))]
+
+
+def schedule(simulation: Simulation, workload: Workload, times_s: list[float], send: Send, *, thinks: bool) -> None:
+    """Let sessions begin at their times. `send` gets a call's number, the time, and what to call at the call's end."""
+
+    def turn(numbers: Sequence[int], now_s: float) -> None:
+        send(numbers[0], now_s, partial(go_on, numbers[1:]))
+
+    def go_on(later: Sequence[int], _ended: object) -> None:
+        if later:
+            think_s = workload.calls[later[0]].think_s if thinks else 0.0
+            simulation.at(simulation.now_s + think_s, partial(turn, later))
+
+    for begins_s, numbers in zip(times_s, workload.sessions(), strict=True):
+        simulation.at(begins_s, partial(turn, numbers))
 
 
 def arrival_times(experiment: Experiment, workload: Workload, rate_per_s: float | None) -> list[float]:

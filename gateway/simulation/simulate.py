@@ -182,6 +182,7 @@ class Simulation:
         self._order = count()
         self._waiting = self._finished = 0
         self._in_engine: dict[EmbeddedCall, _Sent] = {}
+        self._from_others: dict[EmbeddedCall, Callable[[object], None]] = {}  # with what follows each
         self._not_admitted: dict[Engine | Lockstep, list[EmbeddedCall]] = defaultdict(list)
         self._next_step_s: dict[Engine | Lockstep, float] = {}
         self._to_come = 0  # events that must happen before the run ends
@@ -263,6 +264,11 @@ class Simulation:
             waiting.tell()
         return record
 
+    def bypass(self, call: EmbeddedCall, engine_id: str, on_ended: Callable[[object], None]) -> None:
+        """Another client of an engine sends it a call now, of which no gateway is told."""
+        self._from_others[call] = on_ended
+        self._add(call, engine_id)
+
     def _new_gateway(self, router: Router) -> _Gateway:
         for engine_id in self._engines:
             router.health.answered(engine_id, {self._model: None})
@@ -291,13 +297,17 @@ class Simulation:
         record.predicted_loaded_tokens = sum(tokens for _, tokens in placement.loaded)
         if call.slo is None or not call.slo.has_zero:
             call.arrived_s = self.now_s  # as `engine_annotations` tells it
-        engine = self._engines[placement.engine_id]
         self._in_engine[call] = sent
+        self._add(call, placement.engine_id)
+
+    def _add(self, call: EmbeddedCall, engine_id: str) -> None:
+        engine = self._engines[engine_id]
         if isinstance(engine, Ranks):
             engine = engine.engines[engine.choose()]
         engine.add(call)
         stepped = self._together.get(engine, engine)
-        self._not_admitted[stepped].append(call)
+        if call in self._in_engine:
+            self._not_admitted[stepped].append(call)
         if stepped.idle:
             self._step(stepped, self.now_s)
 
@@ -332,6 +342,10 @@ class Simulation:
             waiting[:] = [call for call in waiting if call.cached_tokens is None]
 
     def _deliver(self, output: Output, now_s: float) -> None:
+        if output.call in self._from_others:
+            if output.finished:
+                self._from_others.pop(output.call)(now_s)
+            return
         sent = self._in_engine[output.call]
         record, router = sent.record, sent.gateway.router
         if output.call.output_tokens == 1:

@@ -1,0 +1,1 @@
+"""Parts of `estimates`: engines that do not report, what makes their estimates wrong, and gateways of them."""

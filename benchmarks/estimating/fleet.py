@@ -6,7 +6,7 @@ many calls run and wait there as often as it reads metrics. What else it learns 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -92,10 +92,11 @@ class Run:
     def __call__(self) -> list[CallRecord]:
         """The records of the gateway's calls, in the workload's order."""
         load, simulation, thinks = self._load, self._simulation, self._load.rate_per_s is not None
-        times_s = arrival_times(load.asked, load.ours, load.rate_per_s)
+        times_s = _gently(arrival_times(load.asked, load.ours, load.rate_per_s))
         schedule(simulation, load.ours, times_s, self._send, thinks=thinks)
         if self._wrong.others:
-            times_s = arrival_times(replace(load.asked, seed=load.asked.seed + THEIRS), load.theirs, load.rate_per_s)
+            asked = replace(load.asked, seed=load.asked.seed + THEIRS)
+            times_s = _gently(arrival_times(asked, load.theirs, load.rate_per_s))
             schedule(simulation, load.theirs, times_s, self._bypass, thinks=thinks)
         simulation.at(0.0, self._count)
         simulation.run()
@@ -163,6 +164,12 @@ class Run:
             self._router.counted(name, EngineCounts(running, waiting, None, engine.counters.iterations), now_s)
         if self._ended < len(self._load.ours.calls):
             self._simulation.at(now_s + INTERVAL_S, self._count)
+
+
+def _gently(times_s: Sequence[float]) -> list[float]:
+    """The times of arrivals at half of the rate for the first half, which teaches."""
+    middle = len(times_s) // 2
+    return [time_s + min(time_s, times_s[middle]) for time_s in times_s]
 
 
 def know_uncached(residency: Residency) -> None:

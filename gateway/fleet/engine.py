@@ -174,6 +174,9 @@ class FleetEngine:
         reach = None
         if not self.cache.reports and not self.cache.learned.is_sure:
             reach = view.tiers.lowest.reach(tree.match(call.block_hashes))
+            cached_tokens = min(call.cacheable_blocks, self.cache.learned.expected(reach)) * call.block_tokens
+            missed_tokens = call.prompt_tokens - cached_tokens
+            placement = placement._replace(cached_tokens=cached_tokens, missed_tokens=missed_tokens)
         leaf = tree.insert(call.block_hashes)
         if view.tiers.views:
             placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)
@@ -277,6 +280,7 @@ class FleetEngine:
         if booking.first_token_s is not None and usage.output_tokens > 1:  # the first token ends the prefill
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
+            view.queue.computed_tokens += booking.placement.cached_tokens - cached  # the pace of calls beside it
         view.end(booking.context_tokens, booking.prefill, now_s)
 
     def fail(self, booking: Booking, now_s: float) -> None:

@@ -100,9 +100,12 @@ class Residency:
         self._tree.ends.pop(self.engine_id, None)
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
-        """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
+        """The leading blocks of `path` that are resident or expected, and not expected to be evicted.
+
+        In an estimated cache that was wrong, those that are known, by the weight of what answers have told.
+        """
         if self.learned is not None and not self.learned.is_sure:
-            return self.learned.expected(self.reach(path))
+            return round(self.learned.weight * self.reach(path).known)
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first

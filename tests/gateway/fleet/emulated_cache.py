@@ -64,13 +64,14 @@ class Traffic:
     def send(self, tokens: Sequence[int]) -> None:
         """Send a call, and answer the one before."""
         now_s = float(next(self._times))
+        self.router.age(now_s)
         call = Call(str(now_s), "m", len(tokens), BLOCK, chain(tokens, BLOCK, root_hash("m")))
         placement = self.router.select(call, now_s)
         booking = self.router.book(call, placement, now_s)
         found = BLOCK * min(call.cacheable_blocks, self.cache.look_up(call.block_hashes))
         self._open.append((booking, found))
         self.prompts.append(len(tokens))
-        self.predicted.append(placement.cached_tokens)
+        self.predicted.append(booking.placement.cached_tokens)
         self.found.append(found)
         self._looked_up, self._hits = self._looked_up + len(tokens), self._hits + found
         if self._sums:

@@ -309,7 +309,7 @@ class EngineCache:
         elif not self.reports:
             self._use_tiers([])
         for one in (residency, *residency.tiers):
-            one.learned = None if self.reports else self.learned
+            one.finds_nothing = not self.reports and self.learned.finds_nothing
 
 
 def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:

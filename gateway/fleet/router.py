@@ -36,7 +36,6 @@ from plait.policy.costs.situation import NONE_OVERTAKEN, Demand, Overtaken
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.policies import POLICIES, Policy, continued
 from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
-from plait.policy.prefix.learned_cache import weigh
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.programs.group_outputs import GroupOutputs
@@ -351,9 +350,6 @@ class Router:
         for engine in self.engines.values():
             engine.age(now_s)
         self.comparisons.estimates()
-        if any(not engine.cache.learned.is_sure for engine in self.engines.values()):
-            for peers in self.models.peers():
-                weigh([view.residency.learned for view in peers])
         self.policy.age(self.tree, self.models.peers, now_s)
 
     def neighbours(self, engine_id: str) -> set[str]:

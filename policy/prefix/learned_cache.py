@@ -5,15 +5,15 @@ In: for each answered prompt, how far the estimate reached and what the engine f
 - `fraction`: the part of the assumed size that the engine seems to have. A small one has many causes: layers with
   windows or states, which take several blocks for a token; other clients; a restart;
 - `expected`: how much of a reach is found. An engine with windows or states keeps what a hit needs at some places only,
-  and without caching nothing is found anywhere;
-- `trust`: the share that is found of what an engine was sent before. Placement weighs an engine's known prefixes by
-  its trust over that of the most trusted engine. With the expected tokens instead, calls would leave their prefix's
-  engine as soon as hits are rare, which makes them rarer: on two engines with windows, half as many tokens were found.
+  and without caching nothing is found anywhere.
+
+Predictions are the expected tokens. Placement counts on the whole reach: with the expected tokens, calls would leave
+the engine of their prefix as soon as hits are rare, which makes them rarer. On two engines with windows, half as many
+tokens were found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -61,10 +61,6 @@ class LearnedCache:
         self.shares = [1.0, 1.0, 1.0]
         """By seam: what was found lately of the blocks up to there, after the surer places."""
         self._seen = [0, 0, 0]  # answers in each share
-        self.trust = 1.0
-        self.weight = 1.0
-        """Of what is known of a prompt, the part that counts where engines are compared."""
-        self._known = 0  # answers in `trust`
         self._missed: float = 0  # prompts that were not found, until the first is
         self._step = MOST_STEP
         self._grew = False
@@ -90,10 +86,6 @@ class LearnedCache:
 
         The assumed size is `size` blocks. `is_bound`: the engine or the configuration gives it.
         """
-        if reach.known >= TELLING:
-            weight = max(LATEST, 1 / (2 + self.agreed + self._known))
-            self.trust += weight * (min(1.0, found / reach.known) - self.trust)
-            self._known += 1
         surer = 0
         for seam in (2, 1, 0):
             blocks = reach[seam] - surer
@@ -116,12 +108,3 @@ class LearnedCache:
             self._grew, self._changed_s = grows, now_s
             known = max(self.fraction, found / max(1, size))
             self.fraction = min(1.0 if is_bound else MOST, known * 2 ** (self._step if grows else -self._step))
-
-
-def weigh(learned: Sequence[LearnedCache | None]) -> None:
-    """Set the `weight` of each engine of a model; None: the engine makes reports."""
-    trusts = [1.0 if one is None or one.is_sure else one.trust for one in learned]
-    most = max(trusts) or 1.0
-    for one, trust in zip(learned, trusts, strict=True):
-        if one is not None:
-            one.weight = 0.0 if one.finds_nothing else trust / most

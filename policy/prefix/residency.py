@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from plait.policy.prefix.learned_cache import LearnedCache, Reach
+from plait.policy.prefix.learned_cache import Reach
 from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
 from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
@@ -33,9 +33,9 @@ Victim = tuple[Node, int]
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `learned` is what its
-    answers have told. `lower` is the residency of the next tier. `engine_id` names the holdings in the tree; a lower
-    tier's has the tier's name appended.
+    For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `finds_nothing` says
+    that its caching seems to be off. `lower` is the residency of the next tier. `engine_id` names the holdings in the
+    tree; a lower tier's has the tier's name appended.
     """
 
     def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
@@ -43,7 +43,7 @@ class Residency:
         self.tier = tier
         self.lower: Residency | None = None
         self.most_blocks: int | None = None
-        self.learned: LearnedCache | None = None
+        self.finds_nothing = False
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
@@ -100,12 +100,9 @@ class Residency:
         self._tree.ends.pop(self.engine_id, None)
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
-        """The leading blocks of `path` that are resident or expected, and not expected to be evicted.
-
-        In an estimated cache that was wrong, those that are known, by the weight of what answers have told.
-        """
-        if self.learned is not None and not self.learned.is_sure:
-            return round(self.learned.weight * self.reach(path).known)
+        """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
+        if self.finds_nothing:
+            return 0
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first

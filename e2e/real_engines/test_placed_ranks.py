@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
 import httpx
 import pytest
 
+from e2e.real_engines import token_calls
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, started
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, new_gateway
+from e2e.real_engines.token_calls import Placed, cached_share, near_share, predicted_share
 from e2e.server_process import Server, eventually
 from e2e.servers import PATIENT
 from tests.waiting import WITHIN_S
@@ -34,17 +33,7 @@ CALLS: Final = 12 * PREFIXES
 WARM: Final = 2 * PREFIXES
 """The first calls, which are not counted: they find empty caches."""
 AT_ONCE: Final = 4
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A call's answer: where it was computed, and its cached prompt tokens as predicted and as counted."""
-
-    status: int
-    engine: str
-    predicted: int = 0
-    cached: int = 0
-    prompt: int = 0
+OUTPUT_TOKENS: Final = 4
 
 
 @pytest.fixture(scope="module", params=["stock", "plait"])
@@ -84,27 +73,8 @@ def prompts(calls: int, seed: int) -> Iterator[list[int]]:
         yield [100 + prefix, *(10 + token % 7_000 for token in range(PREFIX_TOKENS - 1)), 200 + number % 7_000, seed]
 
 
-async def send(gateway: Server, bodies: Sequence[dict[str, Any]]) -> list[Placed]:
-    limit = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=2 * WITHIN_S) as client:
-
-        async def one(body: dict[str, Any]) -> Placed:
-            async with limit:
-                answer = await client.post("/v1/completions", json={"model": MODEL, "max_tokens": 4, **body})
-            if answer.status_code != 200:
-                return Placed(answer.status_code, answer.text)
-            usage, headers = answer.json()["usage"], answer.headers
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            predicted = int(headers["plait-cached-tokens"])
-            return Placed(200, headers["plait-engine"], predicted, cached, usage["prompt_tokens"])
-
-        return await asyncio.gather(*map(one, bodies))
-
-
 def placed(gateway: Server, calls: int, seed: int) -> list[Placed]:
-    found = asyncio.run(send(gateway, [{"prompt": prompt} for prompt in prompts(calls, seed)]))
-    assert [one for one in found if one.status != 200] == []
-    return found
+    return token_calls.placed(gateway, prompts(calls, seed), AT_ONCE, OUTPUT_TOKENS)
 
 
 def core_pids(engine: RealEngine) -> list[int]:
@@ -133,11 +103,8 @@ def test_placement_by_rank_finds_more_cached_than_the_servers_balancing(
     with gateway_before(server, model, folder) as gateway:
         by_rank = placed(gateway, CALLS, seed=2)[WARM:]
         assert {one.engine for one in by_rank} == {f"{NAME}@{rank}" for rank in range(RANKS)}
-    asked = sum(one.prompt for one in by_rank)
-    cached = sum(one.cached for one in by_rank) / asked
-    predicted = sum(one.predicted for one in by_rank) / asked
-    own = sum(one.cached for one in balanced) / sum(one.prompt for one in balanced)
-    near = fmean(abs(one.predicted - one.cached) <= TREE_BLOCK_TOKENS for one in by_rank)
+    cached, predicted, near = cached_share(by_rank), predicted_share(by_rank), near_share(by_rank)
+    own = cached_share(balanced)
     findings.figures[f"{made}, {RANKS} ranks, {CALLS} calls"] = {
         "cached share by rank": cached, "predicted": predicted, "within a tree block": near, "balanced": own
     }  # fmt: skip
@@ -151,7 +118,7 @@ def test_a_conversation_returns_to_its_rank(server: RealEngine, model: Path, fol
         for session in range(6):
             told, engines = [300 + session, *range(10, 10 + 4 * TREE_BLOCK_TOKENS)], set()
             for turn in range(3):
-                (one,) = asyncio.run(send(gateway, [{"prompt": told}]))
+                (one,) = token_calls.placed(gateway, [told], AT_ONCE, OUTPUT_TOKENS)
                 engines.add(one.engine)
                 assert one.cached >= (0 if turn == 0 else len(told) - 3 * TREE_BLOCK_TOKENS)
                 told = [*told, *range(400 + turn, 400 + turn + TREE_BLOCK_TOKENS)]

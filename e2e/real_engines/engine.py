@@ -243,6 +243,10 @@ class EngineKind:
     """How many more are in all prompts of agents, as ReAct's prompts have some."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
+    tells_cached: str
+    """The flag of a stock one with which its answers say how many prompt tokens were cached."""
+    uncached: str
+    """The flag that switches its prefix cache off."""
     embedding: Sequence[str] = ()
     """The flags with which it serves a model's vectors instead of its text, if the tests ask it to."""
 

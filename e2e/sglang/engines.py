@@ -133,4 +133,6 @@ KIND: Final = EngineKind(
     agents=60,
     agent_examples=0,
     kept_blocks=0,
+    tells_cached="--enable-cache-report",
+    uncached="--disable-radix-cache",
 )

@@ -142,5 +142,7 @@ KIND: Final = EngineKind(
     agents=98,
     agent_examples=2,
     kept_blocks=1,
+    tells_cached="--enable-prompt-tokens-details",
+    uncached="--no-enable-prefix-caching",
     embedding=("--runner", "pooling", "--convert", "embed"),
 )

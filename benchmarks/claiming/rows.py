@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import agent_sessions, full_fleet, gateways, mixed_prompts, preble, ranks
+from benchmarks import agent_sessions, estimates, full_fleet, gateways, mixed_prompts, preble, ranks
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
 from benchmarks.claiming import programs, scheduler, through_gateways
@@ -63,6 +63,7 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "unnamed": _unnamed(quick=quick),
         "ranks": _ranks(quick=quick),
         "comparison": _comparison(),
+        "estimates": _estimates(quick=quick),
     }
 
 
@@ -210,6 +211,13 @@ def _ranks(*, quick: bool) -> Row:
     plan = ranks.QUICK if quick else ranks.Plan(ranks.CALLS, ranks.cells())
     tasks = ranks.QUICK_TASKS if quick else ranks.tasks_of(ranks.SEEDS)
     return Row(tasks, plan, ranks.claims)
+
+
+def _estimates(*, quick: bool) -> Row:
+    """Engines whose caches are estimated wrongly, against a gateway that knows each hit beforehand."""
+    plan = estimates.QUICK if quick else estimates.Plan(estimates.CALLS)
+    tasks = estimates.QUICK_TASKS if quick else estimates.tasks_of(estimates.SEEDS)
+    return Row(tasks, plan, estimates.claims)
 
 
 QUICK_AGENTS: Final = "A 1.9, chat beside"

@@ -47,7 +47,7 @@ KV_TOKENS: Final = 350_000
 WORKING_SET: Final = 1.5
 """All shared prefixes fit into both caches together, and not into one."""
 LOAD: Final = 0.7
-SEEDS: Final = (1, 2, 3)
+SEEDS: Final = (1, 2, 3, 4, 5, 6)
 CALLS: Final = 1200
 QUICK_CALLS: Final = 500
 WARM_UP: Final = 0.5

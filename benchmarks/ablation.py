@@ -27,7 +27,7 @@ from plait.gateway.simulation.compare import Experiment as Comparison
 from plait.gateway.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
 from plait.gateway.simulation.simulate import CallRecord
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.prefix.block_hash import tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 RATES: Final = (0.9, 1.2, 1.5)
 SEEDS: Final = (1, 2, 3)
@@ -197,7 +197,7 @@ def markdown(results: Results) -> Iterator[str]:
 
 def _figures(experiment: Comparison, workload: Workload, step: Step, rate_per_s: float) -> Figures:
     scheduled = replace(experiment, scheduler=step.scheduler)
-    policy = step.new_policy(tree_block_tokens(experiment.block_tokens))
+    policy = step.new_policy(TREE_BLOCK_TOKENS)
     records = simulate(scheduled, workload, policy, rate_per_s, _quiet)[round(WARM_UP_SHARE * experiment.calls) :]
     outcome = summarise(step.name, records)
     return Figures(

@@ -26,7 +26,7 @@ from benchmarks.scheduler_cost import (
     parser,
 )
 from plait.backends.adapter.scheduler_settings import SglangSettings
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain
 from tests.backends.sglang.fake_scheduler import PAGE_TOKENS, Rank, Request, Setup
 
 assert PAGE_TOKENS == BLOCK_TOKENS
@@ -87,7 +87,7 @@ class _Engine(LoadedEngine):
     def _store_prefixes(self) -> None:
         observer = self._driver.observer
         for prefix in self._prefixes:
-            blocks = chain(prefix, observer.granularity_tokens, observer.root(None))
+            blocks = chain(prefix, TREE_BLOCK_TOKENS, observer.root(None))
             for parent, block in zip((None, *blocks), blocks, strict=False):
                 observer.journal.store(block, parent)
 

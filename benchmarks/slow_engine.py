@@ -29,7 +29,6 @@ from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulat
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.policies import Policy
-from plait.policy.prefix.block_hash import tree_block_tokens
 from plait.policy.types import Call, Placement, PlacementReason
 
 SLOWER: Final = 3.0
@@ -129,7 +128,7 @@ def _run(
     experiment: Comparison, workload: Workload, rate_per_s: float, policy: str | Policy, *, is_told: bool = False
 ) -> list[CallRecord]:
     costs = load_profile(experiment.profile).cost_model()
-    router = Router(policy, block_tokens=tree_block_tokens(experiment.block_tokens))
+    router = Router(policy)
     engines = {}
     for number in range(experiment.engines):
         name = f"engine-{number}"

@@ -22,7 +22,6 @@ import structlog
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.filling.workloads import (
     DOCUMENT_LENGTHS,
-    TREE_BLOCK_TOKENS,
     Coming,
     Workload,
     burst,
@@ -41,6 +40,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.simulation.claim import Claim
 from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 HOST: Final = 4.0
 """Times the KV of an engine."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from plait.backends.adapter.state_reporter import EARLY_CHANGES, RefinableCalls
-from plait.backends.embedded.kv_blocks import BlockCache
-from plait.backends.embedded.lower_tiers import LowerTiers
+from plait.backends.embedded.kv_blocks import BlockCache, KvBlocks
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import DeletedSessions, Sessions
@@ -178,15 +177,17 @@ def _(cache: BlockCache) -> None:
 
 
 @check.register
-def _(lower: LowerTiers) -> None:
-    for tier in lower._tiers:
+def _(blocks: KvBlocks) -> None:
+    check(blocks.cache)
+    for number, tier in enumerate(blocks.lower._tiers, 1):
         assert len(tier.blocks) <= tier.total_blocks
-        here = {
-            lower._named[one][0]
-            for one in tier.blocks
-            if one in lower._named and not lower._is_above(one) and lower._fastest(one) is tier
+        ends = [one for one in tier.blocks if one not in blocks.cache and blocks.lower.fastest(one) == number]
+        holders = [blocks._named[one] for one in ends if one in blocks._named]
+        faster = {
+            block for named in blocks._named.values() if (named.tier or 0) < number for block in named.tree_blocks
         }
-        assert here == set(tier.told.journal.stored)
+        here = {block for named in holders for block in named.tree_blocks}
+        assert here - faster == set(tier.told.journal.stored)
 
 
 def counted(offers: Offers) -> dict[Need, int]:

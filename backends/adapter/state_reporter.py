@@ -27,6 +27,7 @@ from plait.backends.protocol.cache_state import (
 )
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from plait.policy.scheduling.plan import RECENT_ITERATIONS, LocalCall
 
 
@@ -251,7 +252,6 @@ class StateReporter:
     """A new one at each start of the engine."""
     model: str
     block_tokens: int
-    granularity_tokens: int
     policy: str
     """The local scheduler's name; `engine` if the engine schedules by itself."""
     journal: CacheJournal
@@ -271,7 +271,7 @@ class StateReporter:
 
     def __post_init__(self) -> None:
         lower = [one.journal.stored for one in self.lower]
-        self.calls = CallsJournal(self.journal, self.granularity_tokens, lower)
+        self.calls = CallsJournal(self.journal, TREE_BLOCK_TOKENS, lower)
 
     # The engine's calls. `key` is its name for one.
 
@@ -339,7 +339,7 @@ class StateReporter:
             cursor=self.journal.cursor,
             model=self.model,
             block_tokens=self.block_tokens,
-            granularity_tokens=self.granularity_tokens,
+            granularity_tokens=TREE_BLOCK_TOKENS,
             snapshot=snapshot,
             stored=stored,
             removed=removed,

@@ -159,7 +159,6 @@ class Engine:
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = measuring(self._scheduler, cost_model)
         self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens, settings.lower)
-        self.granularity_tokens = self._blocks.granularity_tokens
         self.journal = self._blocks.journal
         self.facts = EmbeddedFacts(
             self._blocks, max_batch_tokens=settings.max_batch_tokens, max_running_calls=settings.max_running_calls
@@ -170,7 +169,7 @@ class Engine:
         self._work = IterationWork()
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
-            block_tokens=settings.block_tokens, granularity_tokens=self.granularity_tokens,
+            block_tokens=settings.block_tokens,
             policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
             lower=self._blocks.lower.told,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from plait.backends.embedded.clock import EngineClock
 from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.policy.prefix.block_hash import HashChain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain
 
 OPENING: Final = "This is emulated text."
 SUBJECTS: Final = (
@@ -172,7 +172,7 @@ class Generation:
     ) -> EmbeddedCall:
         engine, now_s = self._engine, self._clock.now_s()
         chain = HashChain(engine.settings.block_tokens, root, prompt)
-        same = engine.granularity_tokens == engine.settings.block_tokens
+        same = chain.block_tokens == TREE_BLOCK_TOKENS
         return EmbeddedCall(
             call_id,
             now_s - annotations.age_s,
@@ -182,7 +182,7 @@ class Generation:
             priority=annotations.priority,
             received_s=now_s,
             chain=chain,
-            tree_chain=chain if same else HashChain(engine.granularity_tokens, root, prompt),
+            tree_chain=chain if same else HashChain(TREE_BLOCK_TOKENS, root, prompt),
             max_output_tokens=limit,
             final_output_tokens=final_tokens,
             output=self,

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.lower_tiers import LowerTiers, TierSettings, TreeBlock
+from plait.backends.embedded.lower_tiers import LowerTiers, TierSettings
 from plait.backends.protocol.cache_state import KvState
-from plait.policy.prefix.block_hash import tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 
 class BlockCache:
@@ -146,16 +148,25 @@ class Load(NamedTuple):
     blocks: Sequence[int]
 
 
+@dataclass(slots=True)
+class _Named:
+    """Consecutive tree blocks that end with one KV block, the tree block before them, and the tier they are in."""
+
+    tree_blocks: Sequence[int]
+    parent: int | None
+    tier: int | None = None
+
+
 class KvBlocks:
     """A KV cache of `kv_tokens` and the tiers below. Only this class changes the blocks of a call."""
 
     def __init__(self, kv_tokens: int, block_tokens: int, lower: Sequence[TierSettings] = ()) -> None:
         self.block_tokens = block_tokens
-        self.granularity_tokens = tree_block_tokens(block_tokens)
         self.journal = CacheJournal()
         self.cache = BlockCache(kv_tokens // block_tokens, self._evicted)
-        self._named: dict[int, TreeBlock] = {}  # by the hash of a tree block's last KV block
-        self.lower = LowerTiers(lower, block_tokens, self.journal, self.cache.__contains__, self._named)
+        self.lower = LowerTiers(lower, block_tokens, self.journal, self.cache.__contains__, self._place)
+        self._tiers = TreeBlockTiers(self.journal, *(told.journal for told in self.lower.told))
+        self._named: dict[int, _Named] = {}  # by the hash of the last KV block of these tree blocks
         self._on_the_way: dict[int, float] = {}
         """When each block arrives that is being loaded, by hash."""
 
@@ -257,22 +268,24 @@ class KvBlocks:
         return KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks)
 
     def _stored(self, call: EmbeddedCall, index: int) -> None:
-        """Report a tree block while its last KV block is cached. Eviction takes that block first."""
-        per_tree_block = self.granularity_tokens // self.block_tokens
-        tree_index, offset = divmod(index, per_tree_block)
-        if offset == per_tree_block - 1:
-            block_hash = call.chain.hashes[index]
-            named = call.tree_chain.hashes[tree_index], call.tree_chain.parent(tree_index)
-            self._named[block_hash] = named
-            self.journal.store(*named)
-            if self.lower:
-                self.lower.rise(block_hash)
+        """Report tree blocks while their last KV block is cached. Eviction takes that block first."""
+        start, end = (at * self.block_tokens // TREE_BLOCK_TOKENS for at in (index, index + 1))
+        if start < end:
+            tree, block_hash = call.tree_chain, call.chain.hashes[index]
+            if block_hash not in self._named:
+                self._named[block_hash] = _Named(tree.hashes[start:end], tree.parent(start))
+            self._place(block_hash)
 
     def _evicted(self, block_hash: int) -> None:
+        self.lower.sink(block_hash)
+
+    def _place(self, block_hash: int) -> None:
+        """Report the tree blocks that end with a KV block in the fastest tier that has it."""
         named = self._named.get(block_hash)
-        if named is not None:
-            self.journal.remove(named[0])
-        if self.lower:
-            self.lower.sink(block_hash)
-        elif named is not None:
+        if named is None:
+            return
+        tier = 0 if block_hash in self.cache else self.lower.fastest(block_hash)
+        self._tiers.move(named.tree_blocks, named.parent, named.tier, tier)
+        named.tier = tier
+        if tier is None:
             del self._named[block_hash]

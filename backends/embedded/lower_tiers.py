@@ -35,15 +35,10 @@ class _Tier:
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
 
-TreeBlock = tuple[int, int | None]
-"""A tree block and the one before it."""
-
-
 class LowerTiers:
     """All of an engine's lower tiers, the fastest first. Their journals share the changes of `above`, the engine's own.
 
-    `is_above` says whether the accelerator has a block. `named` has the tree blocks by their last KV block, while some
-    tier has this block.
+    `is_above` says whether the accelerator has a block. `moved` is called for each block that changes its tier.
     """
 
     def __init__(
@@ -52,7 +47,7 @@ class LowerTiers:
         block_tokens: int,
         above: CacheJournal,
         is_above: Callable[[int], bool],
-        named: dict[int, TreeBlock],
+        moved: Callable[[int], None],
     ) -> None:
         self._tiers = [
             _Tier(one.link, blocks, TierJournal(one.link.tier, CacheJournal(changes=above.changes), blocks, blocks))
@@ -61,7 +56,7 @@ class LowerTiers:
         ]
         self._block_tokens = block_tokens
         self._is_above = is_above
-        self._named = named
+        self._moved = moved
         self.told = [tier.told for tier in self._tiers]
         """The tiers for the reports."""
 
@@ -71,16 +66,13 @@ class LowerTiers:
     def __contains__(self, block_hash: int) -> bool:
         return self._fastest(block_hash) is not None
 
+    def fastest(self, block_hash: int) -> int | None:
+        """The fastest of these tiers that has a block, counted from 1; None: none has."""
+        return next((tier for tier, one in enumerate(self._tiers, 1) if block_hash in one.blocks), None)
+
     def sink(self, block_hash: int) -> None:
         """The accelerator has evicted a block."""
         self._put(0, block_hash)
-
-    def rise(self, block_hash: int) -> None:
-        """The accelerator has a block, computed or loaded."""
-        named = self._named.get(block_hash)
-        if named is not None:
-            for tier in self._tiers:
-                tier.told.journal.remove(named[0])
 
     def held(self, hashes: Sequence[int], start: int, end: int, guess: int = 0) -> int:
         """How many of a chain's blocks from `start` to `end` are here without a gap. A right `guess` saves look-ups."""
@@ -127,35 +119,20 @@ class LowerTiers:
         ]
 
     def _fastest(self, block_hash: int) -> _Tier | None:
-        for tier in self._tiers:
-            if block_hash in tier.blocks:
-                return tier
-        return None
+        tier = self.fastest(block_hash)
+        return None if tier is None else self._tiers[tier - 1]
 
     def _put(self, index: int, block_hash: int) -> None:
         """Write a block to a tier. The block evicted for it goes to the next tier, unless the accelerator has it."""
         if index == len(self._tiers):
-            if block_hash not in self:
-                self._named.pop(block_hash, None)
+            self._moved(block_hash)
             return
         tier = self._tiers[index]
         tier.blocks[block_hash] = None
         tier.blocks.move_to_end(block_hash)
-        self._tell(block_hash, self._fastest(block_hash))
+        self._moved(block_hash)
         tier.told.free_blocks = max(0, tier.total_blocks - len(tier.blocks))
         if len(tier.blocks) > tier.total_blocks:
             oldest, _ = tier.blocks.popitem(last=False)
             if not self._is_above(oldest):
-                self._tell(oldest, self._fastest(oldest))
                 self._put(index + 1, oldest)
-
-    def _tell(self, block_hash: int, fastest: _Tier | None) -> None:
-        """Journal the tier of a block's `fastest` lower copy; None: there is no such copy."""
-        named = self._named.get(block_hash)
-        if named is None:
-            return
-        for tier in self._tiers:
-            if tier is fastest:
-                tier.told.journal.store(*named)
-            else:
-                tier.told.journal.remove(named[0])

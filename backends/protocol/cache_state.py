@@ -193,7 +193,6 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise ValueError if a size, count or time in the report is beyond what an engine can have."""
         kv, queue, iteration = self.kv, self.queue, self.iteration
-        blocks = sum(len(run.hashes) for run in self.stored)
         counts = (
             *(self.cursor, queue.waiting, queue.running, queue.waiting_tokens),
             *(iteration.budget_tokens, self.scheduler.slots),
@@ -205,9 +204,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             "the KV cache's blocks do not add up": not (
                 0 <= kv.free_blocks <= kv.total_blocks <= MAX_BLOCKS and 0 <= kv.cached_blocks <= kv.total_blocks
             ),
-            "it stored more than fits the KV cache": (
-                blocks * self.granularity_tokens > SLACK * kv.total_blocks * self.block_tokens
-            ),
+            "it stored more than fits the KV cache": (not self._fit(self.stored, kv.total_blocks)),
             "its tiers cannot be": not self._tiers_can_be_true,
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
             "its calls cannot be": not self._calls_can_be_true,
@@ -217,6 +214,11 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         found = [problem for problem, holds in problems.items() if holds]
         if found:
             raise ValueError(f"engine {self.engine[:MAX_NAME]}'s report cannot be true: {'; '.join(found)}")
+
+    def _fit(self, stored: list[StoredRun], total_blocks: int) -> bool:
+        """Whether a tier may have stored so much: at most `ends` tree blocks end in an engine block."""
+        ends = -(-self.block_tokens // max(1, self.granularity_tokens))
+        return sum(len(run.hashes) for run in stored) <= SLACK * total_blocks * ends
 
     @property
     def _calls_can_be_true(self) -> bool:
@@ -237,8 +239,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             and 0 <= (tier.free_blocks or 0) <= tier.total_blocks <= MAX_BLOCKS
             and 0 <= tier.loaded_tokens <= MAX_COUNT
             and -ROUNDING_S <= tier.loading_s < MAX_TIME_S
-            and sum(len(run.hashes) for run in tier.stored) * self.granularity_tokens
-            <= SLACK * (tier.total_blocks * self.block_tokens or MAX_BLOCKS)
+            and self._fit(tier.stored, tier.total_blocks or MAX_BLOCKS)
             for tier in self.tiers
         )
 

@@ -1,8 +1,9 @@
 """The exact content of SGLang's radix cache as tree blocks, from the cache's events about its pages.
 
 SGLang names a page by its own hash, chained over the tokens and the cache salt up to the page's end. A page is stored
-after its parent and evicted before its parent, so all of a tree block is cached exactly while its last page is. Pages
-whose KV depends on more than tokens (behind an image, for example) are not reported.
+after its parent and evicted before its parent, so all of a tree block is cached exactly while its last page is. A large
+page is the last of several tree blocks. Pages whose KV depends on more than tokens (behind an image, for example) are
+not reported.
 
 With HiCache, there are events for copies in host memory too. A tree block is reported in the fastest tier that has its
 last page. No version of SGLang has events for a storage backend.
@@ -17,9 +18,10 @@ from typing import Any, Final
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.sglang.channel import NewsSender, Report
 from plait.backends.sglang.compatibility import SaltedEvents, kind_of, salt_of
-from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, root_hash
 
 ACCELERATOR: Final = frozenset({None, "GPU"})
 """The media of pages that calls can use without a transfer."""
@@ -33,19 +35,24 @@ _root_hash = lru_cache(maxsize=4096)(root_hash)
 @dataclass(slots=True, eq=False)
 class _Page:
     before: int | None
-    """The chain's hash before the page's tree block; None: not known, so the page is not reported."""
+    """The hash of the last tree block that ends at or before the page's end; None: not known, so not reported."""
     previous: _Page | None = None
-    """The page before this one in the same tree block."""
+    """The page before this one, if the tokens behind that tree block begin there."""
     tokens: Sequence[int] = ()
-    filled: int = 0
-    """The tree block's tokens up to this page's end."""
-    tree_block: int | None = None
-    """The hash of the tree block that ends with this page, if one does."""
+    """The page's tokens behind that tree block."""
+    open_tokens: int = 0
+    """How many tokens are behind that tree block, with those of the pages before."""
+    tree_blocks: Sequence[int] = ()
+    """The hashes of the tree blocks that end with this page."""
     parent: int | None = None
-    """The hash of the tree block before that one."""
+    """The hash of the tree block before those."""
     copies: int = 0
     """Copies on the accelerator."""
     in_host: bool = False
+
+    @property
+    def tier(self) -> int | None:
+        return 0 if self.copies else 1 if self.in_host else None
 
 
 class CacheObserver:
@@ -58,9 +65,9 @@ class CacheObserver:
         self.journal = CacheJournal()
         self.host = CacheJournal(changes=self.journal.changes)
         self.page_tokens = page_tokens
-        self.granularity_tokens = tree_block_tokens(page_tokens)
         self.model = model
         self._pages: dict[int, _Page] = {}
+        self._tiers = TreeBlockTiers(self.journal, self.host)
 
     def root(self, cache_salt: str | None) -> int:
         """The hash before a prompt's first block."""
@@ -89,10 +96,9 @@ class CacheObserver:
             if page is None:
                 page = self._pages[key] = self._page(parent, tokens[index * size : (index + 1) * size], event)
             if event.medium in HOST:
-                page.in_host = True
+                self._place(page, page.copies, in_host=True)
             else:
-                page.copies += 1
-            self._place(page)
+                self._place(page, page.copies + 1, in_host=page.in_host)
             parent = key
 
     def _page(self, parent_key: int | None, tokens: Sequence[int], event: Any) -> _Page:
@@ -100,38 +106,29 @@ class CacheObserver:
         before, previous = self._behind(parent_key, event)
         if before is None or len(tokens) != self.page_tokens:
             return _Page(None)
-        page = _Page(before, previous, tokens, self.page_tokens + (previous.filled if previous is not None else 0))
-        if page.filled == self.granularity_tokens:
-            try:
-                (page.tree_block,) = chain(_tokens_until(page), self.granularity_tokens, before)
-            except OverflowError:  # placeholders of an image are no token ids
-                return _Page(None)
-            page.parent = None if before == self._root_of(event) else before
-        return page
+        page = _Page(before, previous, tokens, self.page_tokens + (previous.open_tokens if previous is not None else 0))
+        if page.open_tokens < TREE_BLOCK_TOKENS:
+            return page
+        tokens = _open_tokens(page)
+        try:
+            blocks = chain(tokens, TREE_BLOCK_TOKENS, before)
+        except OverflowError:  # placeholders of an image are no token ids
+            return _Page(None)
+        rest = tokens[len(blocks) * TREE_BLOCK_TOKENS :]
+        return _Page(blocks[-1], None, rest, len(rest), blocks, None if before == self._root_of(event) else before)
 
-    def _place(self, page: _Page) -> None:
-        """If a tree block ends with the page, journal the block in the fastest tier that has the page."""
-        block = page.tree_block
-        if block is None:
-            return
-        if page.copies:
-            self.host.remove(block)
-            self.journal.store(block, page.parent)
-            return
-        self.journal.remove(block)
-        if page.in_host:
-            self.host.store(block, page.parent)
-        else:
-            self.host.remove(block)
+    def _place(self, page: _Page, copies: int, *, in_host: bool) -> None:
+        """The tiers now have this of a page. Journal the tree blocks that end with it in the fastest tier that does."""
+        was, page.copies, page.in_host = page.tier, copies, in_host
+        if page.tree_blocks:
+            self._tiers.move(page.tree_blocks, page.parent, was, page.tier)
 
     def _behind(self, parent_key: int | None, event: Any) -> tuple[int | None, _Page | None]:
-        """For a page that follows a parent: the hash before its tree block, and the page before it in that block."""
+        """For a page that follows a parent: the hash of the last tree block that ends before it, and the parent."""
         if parent_key is None:
             return self._root_of(event), None
         parent = self._pages.get(parent_key)
-        if parent is None:
-            return None, None
-        return (parent.before, parent) if parent.tree_block is None else (parent.tree_block, None)
+        return (None, None) if parent is None else (parent.before, parent)
 
     def _root_of(self, event: Any) -> int:
         return _root_hash(getattr(event, "lora_name", None) or self.model, salt_of(event))
@@ -141,22 +138,20 @@ class CacheObserver:
         if page is None:
             return
         if in_host:
-            page.in_host = False
+            self._place(page, page.copies, in_host=False)
         else:
-            page.copies = max(0, page.copies - 1)
-        self._place(page)
+            self._place(page, max(0, page.copies - 1), in_host=page.in_host)
         if not page.copies and not page.in_host:
             del self._pages[key]
 
     def _clear(self) -> None:
         for page in self._pages.values():
-            page.copies, page.in_host = 0, False
-            self._place(page)
+            self._place(page, 0, in_host=False)
         self._pages.clear()
 
 
-def _tokens_until(page: _Page) -> list[int]:
-    """The tokens of `page`'s tree block up to the page's end."""
+def _open_tokens(page: _Page) -> list[int]:
+    """The tokens behind the last whole tree block, up to the page's end."""
     pages = [page]
     while (previous := pages[-1].previous) is not None:
         pages.append(previous)

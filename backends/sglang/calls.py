@@ -16,7 +16,7 @@ from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.compatibility import namespace, next_output_ends, prefix_tokens
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain
 from plait.policy.scheduling.plan import LocalCall
 
 
@@ -24,12 +24,14 @@ from plait.policy.scheduling.plan import LocalCall
 class SglangCall(LocalCall):
     """A request in SGLang. `order` sorts calls by arrival. `tree_blocks` has the hashes of the prompt's tree blocks.
 
-    `hit_tokens` is the cached prefix found last, where the next search starts. `seen_tokens` is the output reported.
+    `hit_blocks` is the cached prefix found last, in tree blocks, where the next search starts. `hit_tokens` counts the
+    tokens of its whole pages. `seen_tokens` is the output reported.
     """
 
     order: tuple[float, int] = field(kw_only=True)
     received_s: float = field(kw_only=True)
     tree_blocks: Sequence[int] = field(kw_only=True)
+    hit_blocks: int = field(default=0, kw_only=True)
     hit_tokens: int = field(default=0, kw_only=True)
     waits: bool = field(default=True, kw_only=True)
     admitted: bool = field(default=False, kw_only=True)
@@ -71,7 +73,7 @@ def sglang_call(
         order=(arrived_s, sequence),
         received_s=now_s,
         tree_blocks=_tree_blocks(request, observer),
-        hit_tokens=annotations.cached_tokens or 0,
+        hit_blocks=(annotations.cached_tokens or 0) // TREE_BLOCK_TOKENS,
     )
 
 
@@ -85,17 +87,22 @@ def _tree_blocks(request: Any, observer: CacheObserver) -> Sequence[int]:
     if not named:
         return ()
     try:
-        return chain(request.origin_input_ids[:-1], observer.granularity_tokens, observer.root(salt))
+        return chain(request.origin_input_ids[:-1], TREE_BLOCK_TOKENS, observer.root(salt))
     except OverflowError:
         return ()
 
 
-def find_hit(call: SglangCall, stored: Container[int], granularity_tokens: int) -> int:
-    """Update the call's `hit_tokens` and return them. Their first value is the hit that the gateway expects."""
+def find_hit(call: SglangCall, stored: Container[int], page_tokens: int) -> int:
+    """Update the call's hit and return its tokens. The first `hit_blocks` are those that the gateway expects."""
     blocks = call.tree_blocks
-    hit = cached_blocks(len(blocks), call.hit_tokens // granularity_tokens, lambda index: blocks[index] in stored)
-    call.hit_tokens = hit * granularity_tokens
+    call.hit_blocks = cached_blocks(len(blocks), call.hit_blocks, lambda index: blocks[index] in stored)
+    call.hit_tokens = _whole_pages(call.hit_blocks, page_tokens)
     return call.hit_tokens
+
+
+def _whole_pages(tree_blocks: int, page_tokens: int) -> int:
+    """The tokens of the whole pages in a prompt's first tree blocks."""
+    return tree_blocks * TREE_BLOCK_TOKENS // page_tokens * page_tokens
 
 
 def kv_state(scheduler: Any) -> KvState:
@@ -126,13 +133,12 @@ class SglangFacts:
         self.max_running_calls: int = scheduler.max_running_requests
         self._scheduler = scheduler
         self._stored = observer.journal.stored
-        self._granularity = observer.granularity_tokens
         self._page_tokens: int = scheduler.page_size
         self._shares: bool = not scheduler.tree_cache.disable
         self._users: dict[int, int] = {}
         self._running: dict[SglangCall, None] = {}
         self.cached_tokens: Callable[[LocalCall], int] = attrgetter("hit_tokens")
-        """How many tokens of a waiting call are cached now, in whole tree blocks (see `WaitingHits`)."""
+        """How many tokens of a waiting call are cached now, in whole pages (see `WaitingHits`)."""
 
     def follow_running(self, running: Iterable[SglangCall]) -> None:
         """Count the users of each tree block. `running` are all calls that run now."""
@@ -159,16 +165,16 @@ class SglangFacts:
             last_token = call.computed_tokens - 1
             return (last_token + new_tokens) // page - last_token // page
         blocks, users, cached_tokens = call.tree_blocks, self._users, self.cached_tokens(call)
-        hit = cached_tokens // self._granularity
+        hit = call.hit_blocks
         in_use = cached_blocks(hit, hit, lambda index: blocks[index] in users) if hit and blocks[0] in users else 0
-        return -(-(cached_tokens + new_tokens) // page) - in_use * self._granularity // page
+        return -(-(cached_tokens + new_tokens) // page) - in_use * TREE_BLOCK_TOKENS // page
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many pages preempting a running call would free: those that no other call uses."""
         call, page = cast("SglangCall", call), self._page_tokens
         users, blocks = self._users, call.tree_blocks
         shared = cached_blocks(len(blocks), 0, lambda index: users.get(blocks[index], 0) > 1)
-        return -(-call.computed_tokens // page) - shared * self._granularity // page
+        return -(-call.computed_tokens // page) - shared * TREE_BLOCK_TOKENS // page
 
     loading: Final[Sequence[LocalCall]] = ()
     """Empty: SGLang loads while it computes, layer by layer."""
@@ -180,17 +186,22 @@ class SglangFacts:
 
     def stored_tokens(self, call: LocalCall) -> int:
         """How many tokens of a running call other calls can find in the cache."""
-        return find_hit(cast("SglangCall", call), self._stored, self._granularity)
+        return find_hit(cast("SglangCall", call), self._stored, self._page_tokens)
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
-        """The hash of the tree block after the call's first `tokens`; None if it is not whole, or without a cache."""
-        blocks, index = cast("SglangCall", call).tree_blocks, tokens // self._granularity
+        """The hash of a tree block after the call's first `tokens`; None if it is not whole, or without a cache.
+
+        The block is the last one within the next page, or the next one if a page is smaller.
+        """
+        page_end = (tokens // self._page_tokens + 1) * self._page_tokens
+        index = max(tokens, page_end - TREE_BLOCK_TOKENS) // TREE_BLOCK_TOKENS
+        blocks = cast("SglangCall", call).tree_blocks
         return blocks[index] if index < len(blocks) and self._shares else None
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
         """How many tokens a waiting call could take from another call's blocks."""
         own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
-        return shared_blocks(own, others, min(len(own), len(others))) * self._granularity
+        return _whole_pages(shared_blocks(own, others, min(len(own), len(others))), self._page_tokens)
 
 
 class WaitingHits:
@@ -202,7 +213,7 @@ class WaitingHits:
 
     def __init__(self, observer: CacheObserver) -> None:
         self._journal = observer.journal
-        self._granularity = observer.granularity_tokens
+        self._page_tokens = observer.page_tokens
         self._cursor = self._journal.cursor
         self._new: dict[SglangCall, None] = {}
         self._beside: dict[int, set[SglangCall]] = {}
@@ -224,7 +235,7 @@ class WaitingHits:
         for call in moved:
             self._drop(call)
         for call in (*moved, *self._new):
-            find_hit(call, journal.stored, self._granularity)
+            find_hit(call, journal.stored, self._page_tokens)
             for block in self._ends(call):
                 beside.setdefault(block, set()).add(call)
         self._new.clear()
@@ -238,7 +249,7 @@ class WaitingHits:
 
     def _ends(self, call: SglangCall) -> Sequence[int]:
         """The last tree block of a call's hit and the next one, as far as there are any."""
-        hit = call.hit_tokens // self._granularity
+        hit = call.hit_blocks
         return call.tree_blocks[max(0, hit - 1) : hit + 1]
 
 

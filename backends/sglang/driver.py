@@ -210,7 +210,6 @@ def _reporter(  # noqa: PLR0917 - the parts of one report
         epoch=epoch,
         model=observer.model,
         block_tokens=observer.page_tokens,
-        granularity_tokens=observer.granularity_tokens,
         policy="engine" if tier == "reports" else settings.scheduler_name,
         tier=tier,
         journal=observer.journal,

@@ -16,10 +16,11 @@ from functools import lru_cache
 from typing import Any
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.vllm.tiered_blocks import TieredBlocks
 from plait.backends.vllm.tree_blocks import TreeBlocks
-from plait.policy.prefix.block_hash import chain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, root_hash
 
 _root_hash = lru_cache(maxsize=4096)(root_hash)
 
@@ -34,9 +35,8 @@ class PoolObserver:
     def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str, chunk_blocks: int = 0) -> None:
         self.journal = CacheJournal()
         self.tiered = TieredBlocks(self.journal, chunk_blocks) if chunk_blocks else None
-        self.blocks = self.tiered or TreeBlocks(self.journal)
+        self.blocks = self.tiered or TreeBlocks(TreeBlockTiers(self.journal))
         self.block_tokens = block_tokens
-        self.granularity_tokens = tree_block_tokens(block_tokens)
         self.group_suffix = group_id.to_bytes(4, "big")
         """vLLM appends this to a block's hash to name the block within a KV cache group."""
         self._pool = pool
@@ -57,7 +57,7 @@ class PoolObserver:
     def prompt_blocks(self, request: Any) -> Sequence[int]:
         """The hashes of a prompt's tree blocks, up to the first token whose KV depends on more than tokens."""
         end = min(request.num_prompt_tokens, _hashable_tokens(request))
-        return chain(request.all_token_ids[:end], self.granularity_tokens, self._root(request))
+        return chain(request.all_token_ids[:end], TREE_BLOCK_TOKENS, self._root(request))
 
     def key(self, block_hash: bytes) -> bytes:
         """The pool's key for the block with this hash in the observed group."""
@@ -102,30 +102,33 @@ class PoolObserver:
             self._compose(request, blocks, num_cached_blocks, num_full_blocks)
 
     def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> None:
-        """Name the tree blocks whose last engine block is one of `blocks[first:end]`."""
-        granularity = self.granularity_tokens
-        width = granularity // self.block_tokens
-        start, end = first // width, min(end * self.block_tokens, _hashable_tokens(request)) // granularity
-        if start >= end:
+        """Name the tree blocks whose last engine block is one of `blocks[first:end]`.
+
+        Engine blocks that no tokens determine are left out, with what they have of other tree blocks.
+        """
+        tokens, size = self.block_tokens, TREE_BLOCK_TOKENS
+        end = min(end, _hashable_tokens(request) // tokens)
+        start, stop = first * tokens // size, end * tokens // size
+        if start >= stop:
             return
         before = self._hash_before(request, blocks, start)
         parent = before if start else None
-        hashes = chain(request.all_token_ids[start * granularity : end * granularity], granularity, before)
+        hashes = chain(request.all_token_ids[start * size : stop * size], size, before)
         for index, tree_block in enumerate(hashes, start):
-            keys = [block.block_hash for block in blocks[index * width : (index + 1) * width]]
+            keys = [block.block_hash for block in blocks[index * size // tokens : -(-(index + 1) * size // tokens)]]
             if None not in keys:
                 self.blocks.composed(tree_block, parent, keys)
             parent = tree_block
 
     def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
         """The chain's hash before a request's tree block `index`; recomputed only if the block before is not known."""
-        granularity = self.granularity_tokens
-        last = blocks[index * granularity // self.block_tokens - 1].block_hash if index else None
+        start = index * TREE_BLOCK_TOKENS
+        last = blocks[-(-start // self.block_tokens) - 1].block_hash if index else None
         known = self.blocks.tree_block(last) if last is not None else None
         if known is not None:
             return known
         root = self._root(request)
-        return chain(request.all_token_ids[: index * granularity], granularity, root)[-1] if index else root
+        return chain(request.all_token_ids[:start], TREE_BLOCK_TOKENS, root)[-1] if index else root
 
     def _root(self, request: Any) -> int:
         """The hash before a request's first block."""

@@ -180,7 +180,6 @@ def _reporter(  # noqa: PLR0917 - the parts of one report
         epoch=epoch,
         model=served_model(vllm_config),
         block_tokens=observer.block_tokens,
-        granularity_tokens=observer.granularity_tokens,
         policy="engine" if tier == "reports" else settings.scheduler_name,
         journal=observer.journal,
         takes_objectives=True,

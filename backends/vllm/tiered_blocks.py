@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.vllm.tree_blocks import TreeBlocks
 
 
@@ -25,9 +26,10 @@ class TieredBlocks:
 
     def __init__(self, journal: CacheJournal, chunk_blocks: int) -> None:
         self.host: Final = CacheJournal(changes=journal.changes)
-        either: dict[int, int | None] = {}
-        self._device = TreeBlocks(_OnDevice(journal, self.host, either))
-        self._either = TreeBlocks(_InEither(journal, self.host, either))
+        tiers = TreeBlockTiers(journal, self.host)
+        self._device = TreeBlocks(tiers)
+        self._either = TreeBlocks(tiers, 1)
+        """What the two tiers have together counts as in host memory, unless the accelerator has all of it."""
         self.copies = self._device.copies
         """Copies of each engine block on the accelerator, by key."""
         self._chunk_blocks = chunk_blocks
@@ -37,7 +39,7 @@ class TieredBlocks:
         """The engine blocks of each chunk in host memory; an empty sequence while they are not known."""
         self._under_way: dict[bytes, Sequence[bytes]] = {}
         """As `_offloaded`, for chunks on their way to host memory."""
-        self._lost: dict[bytes, tuple[int, int | None, list[bytes]] | None] = {}
+        self._lost: dict[bytes, list[tuple[int, int | None, list[bytes]]]] = {}
         """The arguments of `composed` for engine blocks that no tier has, while a transfer may still bring them."""
 
     # The accelerator's blocks.
@@ -52,11 +54,11 @@ class TieredBlocks:
 
     def composed(self, tree_block: int, parent: int | None, keys: Sequence[bytes]) -> None:
         """As `TreeBlocks.composed`."""
-        self._either.composed(tree_block, parent, keys)
         self._device.composed(tree_block, parent, keys)
+        self._either.composed(tree_block, parent, keys)
 
     def tree_block(self, last_key: bytes) -> int | None:
-        """The tree block that ends with this engine block; None if there is none."""
+        """As `TreeBlocks.tree_block`."""
         return self._either.tree_block(last_key)
 
     def clear(self) -> None:
@@ -124,47 +126,11 @@ class TieredBlocks:
         for part in parts:
             self._either.inserted(part)
         for part in parts:
-            name = self._lost.get(part)
-            if name is not None:
+            for name in self._lost.get(part, ()):
                 self._either.composed(*name)
 
     def _left(self, key: bytes) -> None:
         """One of the tiers has lost a copy of an engine block."""
         if self._either.copies[key] == 1:
-            self._lost[key] = self._either.composition(key)
+            self._lost[key] = self._either.compositions(key)
         self._either.removed(key)
-
-
-class _OnDevice:
-    """Journals the tree blocks that are whole on the accelerator.
-
-    `either` has the parent of each tree block that is whole in the two tiers together.
-    """
-
-    def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
-        self._device, self._host, self._either = device, host, either
-
-    def store(self, block: int, parent: int | None) -> None:
-        self._host.remove(block)
-        self._device.store(block, parent)
-
-    def remove(self, block: int) -> None:
-        self._device.remove(block)
-        if block in self._either:
-            self._host.store(block, self._either[block])
-
-
-class _InEither:
-    """Journals the tree blocks that are whole in the two tiers together, and not on the accelerator."""
-
-    def __init__(self, device: CacheJournal, host: CacheJournal, either: dict[int, int | None]) -> None:
-        self._device, self._host, self._either = device, host, either
-
-    def store(self, block: int, parent: int | None) -> None:
-        self._either[block] = parent
-        if block not in self._device.stored:
-            self._host.store(block, parent)
-
-    def remove(self, block: int) -> None:
-        del self._either[block]
-        self._host.remove(block)

@@ -1,41 +1,33 @@
 """Translates engine blocks, which vLLM names by chained keys, into blocks of the gateway's prefix tree.
 
-A run is the consecutive engine blocks that make up one tree block. Usually a tree block has one run. vLLM may have
+A run is the consecutive engine blocks that overlap one tree block. Usually a tree block has one run. vLLM may have
 several copies of an engine block; `inserted` and `removed` count copies. Tree blocks that branch in the middle share
-their first engine blocks. `composed` adds a run. Keys are chained, so the key of the last engine block identifies a
-run. A run is forgotten when its last engine block has no copy left. The journal has a tree block exactly while each
-engine block of one of the tree block's runs has a copy.
+their first engine blocks. `composed` adds a run. Keys are chained, so the key of the last engine block tells the run's
+tokens; a large engine block is the last of several runs. A run is forgotten when its last engine block has no copy
+left. The tier has a tree block exactly while each engine block of one of the tree block's runs has a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import chain
 
-
-class Journal(Protocol):
-    """The part of `CacheJournal` that `TreeBlocks` uses."""
-
-    def store(self, block: int, parent: int | None) -> None:
-        """All of `block`, which follows `parent`, is cached now."""
-
-    def remove(self, block: int) -> None:
-        """A part of `block` was evicted."""
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 
 
 class TreeBlocks:
-    def __init__(self, journal: Journal) -> None:
+    """Tells `tiers` which tree blocks the tier with this number has."""
+
+    def __init__(self, tiers: TreeBlockTiers, tier: int = 0) -> None:
         self.copies: dict[bytes, int] = {}
         """Copies of each engine block in the cache, by key."""
-        self._journal = journal
-        self._runs: dict[bytes, _Run] = {}
-        """By the key of a run's last block."""
+        self._tiers, self._tier = tiers, tier
+        self._runs: dict[bytes, tuple[_Run, ...]] = {}
+        """By the key of the last block of these runs, in the order of their tree blocks."""
         self._run_of_part: dict[bytes, _Run] = {}
         """A run in which the key is not the last. Most keys are in one run."""
         self._more_of_part: dict[bytes, dict[_Run, None]] = {}
         """By key: the runs in which it is not the last, but for the one in `_run_of_part`."""
-        self._whole: dict[int, int] = {}
-        """How many runs of a tree block have all their engine blocks in the cache."""
 
     def inserted(self, key: bytes) -> None:
         """The cache has one more copy of an engine block."""
@@ -56,9 +48,8 @@ class TreeBlocks:
             self.copies[key] = copies
             return
         del self.copies[key]
-        own = self._runs.pop(key, None)
-        if own is not None:
-            self._forget(own)
+        for run in self._runs.pop(key, ()):
+            self._forget(run)
         if key in self._run_of_part:
             for run in self._runs_with(key):
                 if run.missing == 0:
@@ -69,9 +60,11 @@ class TreeBlocks:
         """`tree_block`, which follows `parent`, has these engine blocks. No effect if the last one is not cached."""
         *parts, last = keys
         copies, run_of_part = self.copies, self._run_of_part
-        if last in self._runs or last not in copies:
+        runs = self._runs.get(last, ())
+        if last not in copies or any(run.tree_block == tree_block for run in runs):
             return
-        run = self._runs[last] = _Run(tree_block, parent, parts)
+        run = _Run(tree_block, parent, parts)
+        self._runs[last] = (run, *runs) if parts else (*runs, run)  # of several, only the first can have other parts
         for key in parts:
             if key not in copies:
                 run.missing += 1
@@ -81,19 +74,19 @@ class TreeBlocks:
             self._store(run)
 
     def tree_block(self, last_key: bytes) -> int | None:
-        """The tree block that ends with this engine block; None if there is none."""
-        run = self._runs.get(last_key)
-        return run.tree_block if run is not None else None
+        """The last tree block that ends with this engine block; None if there is none."""
+        runs = self._runs.get(last_key)
+        return runs[-1].tree_block if runs else None
 
-    def composition(self, last_key: bytes) -> tuple[int, int | None, list[bytes]] | None:
-        """The arguments of `composed` for the tree block that ends with this engine block; None if there is none."""
-        run = self._runs.get(last_key)
-        return (run.tree_block, run.parent, [*run.parts, last_key]) if run is not None else None
+    def compositions(self, last_key: bytes) -> list[tuple[int, int | None, list[bytes]]]:
+        """The arguments of `composed` for each tree block that ends with this engine block."""
+        return [(run.tree_block, run.parent, [*run.parts, last_key]) for run in self._runs.get(last_key, ())]
 
     def clear(self) -> None:
-        for tree_block in self._whole:
-            self._journal.remove(tree_block)
-        for known in (self.copies, self._runs, self._run_of_part, self._more_of_part, self._whole):
+        for run in chain.from_iterable(self._runs.values()):
+            if run.missing == 0:
+                self._remove(run)
+        for known in (self.copies, self._runs, self._run_of_part, self._more_of_part):
             known.clear()
 
     def _runs_with(self, key: bytes) -> tuple[_Run, ...]:
@@ -115,19 +108,10 @@ class TreeBlocks:
                 del self._more_of_part[key]
 
     def _store(self, run: _Run) -> None:
-        # Engine keys may differ where tree blocks do not, which then have several runs. The journal gets the first one.
-        whole = self._whole.get(run.tree_block, 0)
-        self._whole[run.tree_block] = whole + 1
-        if whole == 0:
-            self._journal.store(run.tree_block, run.parent)
+        self._tiers.add(run.tree_block, run.parent, self._tier)
 
     def _remove(self, run: _Run) -> None:
-        whole = self._whole[run.tree_block] - 1
-        if whole:
-            self._whole[run.tree_block] = whole
-        else:
-            del self._whole[run.tree_block]
-            self._journal.remove(run.tree_block)
+        self._tiers.remove(run.tree_block, run.parent, self._tier)
 
 
 class _Run:

@@ -16,7 +16,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter
 from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
-from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from plait.policy.types import Objective, Slo, TaskGroup
 
 NETWORK_S = 0.25
@@ -106,7 +106,7 @@ class Clients:
         return Prompt(
             len(tokens),
             HashChain(BLOCK_TOKENS, root, tokens),
-            HashChain(tree_block_tokens(BLOCK_TOKENS), root, tokens),
+            HashChain(TREE_BLOCK_TOKENS, root, tokens),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.filling.workloads import BLOCK_TOKENS, TREE_BLOCK_TOKENS
+from benchmarks.filling.workloads import BLOCK_TOKENS
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
@@ -104,10 +104,7 @@ def _fleet(fleet: FleetSize, policy: str | Policy) -> tuple[list[Router], dict[s
     """A router for each gateway, and their engines by id."""
     profile = load_profile(fleet.profile)
     costs, kv_tokens = profile.cost_model(), fleet.kv_tokens or profile.kv.tokens
-    routers = [
-        Router(policy, block_tokens=TREE_BLOCK_TOKENS, gateway_id=f"gateway-{number}")
-        for number in range(fleet.gateways)
-    ]
+    routers = [Router(policy, gateway_id=f"gateway-{number}") for number in range(fleet.gateways)]
     lower: tuple[TierSettings, ...] = ()
     if fleet.host:
         link = TierLink.of("host", profile.kv.bytes_per_token, fleet.host_gbps, link_of("host", ()).latency_s)

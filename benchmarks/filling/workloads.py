@@ -21,10 +21,9 @@ from benchmarks.mixed_prompts import LONG_FILE
 from plait.gateway.simulation.compare import MODEL
 from plait.gateway.simulation.simulate import Prompt, SimulatedCall
 from plait.gateway.simulation.workload import poisson_arrivals
-from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 
 BLOCK_TOKENS: Final = 16
-TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
 ZIPF: Final = 1.1
 """The popularity of documents and tool lists, as in `plait demo --compare`."""
 FIRST_UNIQUE_ID: Final = 1 << 24

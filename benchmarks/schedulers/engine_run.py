@@ -11,7 +11,7 @@ from benchmarks.mixed_prompts import MixedCall
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 
 MODEL = "opt-13b"
@@ -161,7 +161,7 @@ def run(
     total_blocks, queue, now_s, unfinished = kv_tokens // BLOCK_TOKENS, list(reversed(calls)), 0.0, len(calls)
     while unfinished:
         while queue and queue[-1].arrives_s <= now_s:
-            engine.add(embedded_call(queue.pop(), engine))
+            engine.add(embedded_call(queue.pop()))
         step = engine.step(now_s)
         for output in step.outputs:
             records[int(output.call.call_id)].token(now_s)
@@ -184,7 +184,7 @@ def run(
     return result
 
 
-def embedded_call(call: MixedCall, engine: Engine) -> EmbeddedCall:
+def embedded_call(call: MixedCall) -> EmbeddedCall:
     """The call as the engine takes it; its tokens are its own, so that nothing but its own blocks is found cached."""
     tokens = range(call.number * MAX_CALL_TOKENS, call.number * MAX_CALL_TOKENS + call.lengths.prompt_tokens)
     assert len(tokens) + call.lengths.output_tokens <= MAX_CALL_TOKENS
@@ -195,7 +195,7 @@ def embedded_call(call: MixedCall, engine: Engine) -> EmbeddedCall:
         call.lengths.prompt_tokens,
         slo=call.slo,
         chain=HashChain(BLOCK_TOKENS, root, tokens),
-        tree_chain=HashChain(engine.granularity_tokens, root, tokens),
+        tree_chain=HashChain(TREE_BLOCK_TOKENS, root, tokens),
         final_output_tokens=call.lengths.output_tokens,
         output=count(tokens.stop),
     )

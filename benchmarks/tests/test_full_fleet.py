@@ -24,7 +24,6 @@ from benchmarks.filling.workloads import (
     MAX_TRACE_OUTPUT_TOKENS,
     PERIOD_S,
     QUIET_SHARE,
-    TREE_BLOCK_TOKENS,
     VIDEO,
     burst,
     burst_time,
@@ -35,6 +34,7 @@ from benchmarks.filling.workloads import (
 )
 from benchmarks.mixed_prompts import LONG_FILE
 from plait.gateway.simulation.simulate import SimulatedCall
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 MADE = {"documents": documents, "video": video, "tools": tools, "burst": burst}
 MEAN_ANSWERS = {"documents": 64, "video": 40, "tools": 60, "burst": 120}

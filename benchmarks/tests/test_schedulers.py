@@ -11,7 +11,6 @@ from benchmarks.schedulers.baselines import ORCA_CALLS, FastGen, Orca, SmallerBu
 from benchmarks.schedulers.clairvoyant import Clairvoyant, Foresight, least_kv_time, shortest_remaining
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, CallRecord, embedded_call, run
 from benchmarks.schedulers.systems import Machine, systems
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, Plan
@@ -151,9 +150,8 @@ def test_a_call_that_can_be_kept_goes_before_a_lost_one() -> None:
 
 
 def test_the_peak_counts_who_still_holds_blocks_when_another_ends() -> None:
-    engine = Engine(EngineSettings(name="e", model="m", kv_tokens=KV_TOKENS, block_tokens=BLOCK_TOKENS), COSTS)
-    short = embedded_call(a_call(0, 0.0, 32, 32), engine)
-    long = embedded_call(a_call(1, 0.0, 64, 96), engine)
+    short = embedded_call(a_call(0, 0.0, 32, 32))
+    long = embedded_call(a_call(1, 0.0, 64, 96))
     # At the end of the short call: 64 and 96 tokens, 2 + 3 blocks; at the end of the long one 160 tokens, 5 blocks.
     assert foresight().peak_blocks([short, long]) == 5
     assert foresight().peak_blocks([short, short, long]) == 7

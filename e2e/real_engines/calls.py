@@ -13,7 +13,6 @@ import msgspec
 from openai import OpenAI
 
 from e2e.real_engines.engine import MODEL, DocumentSizes, EngineKind
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.sdk import sync_client
 from e2e.server_process import Server
 from plait.backends.protocol.openai import ChatRequest
@@ -25,6 +24,7 @@ from plait.gateway.simulation.workload import (
     generate_calls,
     select_working_set,
 )
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

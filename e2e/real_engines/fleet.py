@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.ports import free_port
-from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MODEL, RealEngine, started, stored_blocks
+from e2e.real_engines.engine import KV_TOKENS, MODEL, RealEngine, started, stored_blocks
 from e2e.server_process import Server, eventually
 from e2e.servers import PATIENCE, toml
-from plait.policy.prefix.block_hash import tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
-TREE_BLOCK_TOKENS: Final = tree_block_tokens(BLOCK_TOKENS)
 FILLER_TOKENS: Final = KV_TOKENS // 8 - 2
 
 _fillers = itertools.count(100)

@@ -11,7 +11,8 @@ from openai import OpenAI
 from e2e.real_engines.agents import TRACE, ask, load_trajectories, possible_tokens, repeated_tokens, run_agents
 from e2e.real_engines.engine import EngineKind
 from e2e.real_engines.findings import Findings
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
+from e2e.real_engines.fleet import EngineFleet
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 CONCURRENCY: Final = 8
 

@@ -14,8 +14,9 @@ import pytest
 from e2e.ports import free_port
 from e2e.real_engines.engine import MODEL
 from e2e.real_engines.findings import Findings
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
+from e2e.real_engines.fleet import EngineFleet
 from e2e.server_process import Server
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 STARTS: Final = 5
 

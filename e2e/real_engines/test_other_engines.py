@@ -17,12 +17,13 @@ import pytest
 from e2e.real_engines.calls import send_singly, workload
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, started
 from e2e.real_engines.environment import ROOT
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet, new_gateway
+from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.real_engines.reference import Reference
 from e2e.real_engines.tapped import Tapped, tapped
 from e2e.server_process import eventually
 from e2e.sglang.engines import unloadable_engine
 from e2e.vllm import engines as vllm
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 VLLM_PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 WHY: Final = "nonsense"

@@ -17,10 +17,11 @@ import pytest
 from e2e.real_engines import token_calls
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, started
 from e2e.real_engines.findings import Findings
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, new_gateway
+from e2e.real_engines.fleet import new_gateway
 from e2e.real_engines.token_calls import Placed, cached_share, near_share, predicted_share
 from e2e.server_process import Server, eventually
 from e2e.servers import PATIENT
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from tests.waiting import WITHIN_S
 
 pytestmark = pytest.mark.nightly

@@ -11,9 +11,10 @@ from openai import OpenAI
 from e2e.real_engines.calls import Answer, send_at_once, send_singly, workload
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, stored_blocks
 from e2e.real_engines.findings import Findings
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
+from e2e.real_engines.fleet import EngineFleet
 from e2e.server_process import eventually
 from plait.gateway.simulation.workload import WorkloadCall
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 CALLS: Final = 300
 EVICTING_SET_TOKENS: Final = 3 * KV_TOKENS

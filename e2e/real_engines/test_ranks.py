@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from e2e.real_engines.engine import MODEL, EngineKind, RealEngine, started, stored_blocks
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.server_process import eventually
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 RANKS: Final = 2
 WORDS: Final = 4 * TREE_BLOCK_TOKENS

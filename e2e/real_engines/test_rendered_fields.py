@@ -18,8 +18,9 @@ import pytest
 from e2e.real_engines.calls import fields_of
 from e2e.real_engines.engine import MODEL, EngineKind, RealEngine
 from e2e.real_engines.findings import Findings
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet, new_gateway
+from e2e.real_engines.fleet import EngineFleet, new_gateway
 from e2e.server_process import Server
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 _TURNS: Final = """\
 {% for message in messages %}<|im_start|>{{ message.role }}

@@ -18,11 +18,11 @@ from e2e.real_engines.engine import (
     RealEngine,
     stored_blocks,
 )
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS, EngineFleet
+from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import sync_client
 from e2e.server_process import eventually
 from plait.backends.protocol.cache_state import CacheState
-from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, root_hash
 from tests.waiting import WITHIN_S
 
 GAUGE_STEPS: Final = 48

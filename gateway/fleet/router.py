@@ -35,7 +35,7 @@ from plait.policy.costs.pace import EnginePace, FleetPace
 from plait.policy.costs.situation import NONE_OVERTAKEN, Demand, Overtaken
 from plait.policy.placement.hand_over import HandOver
 from plait.policy.placement.policies import POLICIES, Policy, continued
-from plait.policy.prefix.block_hash import MIN_TREE_BLOCK_TOKENS
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.programs.group_outputs import GroupOutputs
@@ -70,7 +70,7 @@ class Router:
         self,
         policy: str | Policy = "plait",
         *,
-        block_tokens: int = MIN_TREE_BLOCK_TOKENS,
+        block_tokens: int = TREE_BLOCK_TOKENS,
         window_s: float = DEFAULT_WINDOW_S,
         prior_output_tokens: float = DEFAULT_PRIOR_OUTPUT_TOKENS,
         names: ModelNames = _NO_NAMES,

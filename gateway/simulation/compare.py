@@ -42,7 +42,7 @@ from plait.gateway.simulation.workload import (
 )
 from plait.policy.costs.load import DEFAULT_WINDOW_S
 from plait.policy.placement.policies import Policy
-from plait.policy.prefix.block_hash import HashChain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 
 MODEL = "demo"
 OURS: Final = "plait"
@@ -161,7 +161,7 @@ class Outcome:
 
 def prepare(experiment: Experiment, progress: Progress) -> Workload:
     """Choose the working set, draw the calls and tokenize their prompts. Raises ValueError for unusable traces."""
-    encode = _Encoder(experiment.block_tokens)
+    encode = _Encoder()
     prefixes = [prefix for prefix in load_prefixes(experiment.traces) if prefix.kind in experiment.kinds]
     sizes = {prefix.name: len(encode(prefix.messages_for(""), prefix.tools)) for prefix in prefixes}
     kv_tokens = experiment.kv_tokens or min(
@@ -292,9 +292,8 @@ class _Fleet:
         """The router of a gateway. Blind gateways share one id, and a report leaves out calls of the asking id."""
         experiment, cost_model = self.experiment, load_profile(self.experiment.profile).cost_model()
         gateway_id = "gateway" if experiment.blind else f"gateway-{number}"
-        block_tokens = tree_block_tokens(experiment.block_tokens)
         policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
-        router = Router(policy, block_tokens=block_tokens, window_s=experiment.window_s, gateway_id=gateway_id)
+        router = Router(policy, window_s=experiment.window_s, gateway_id=gateway_id)
         for address, ranks in self._ranks().items():
             for engine_id in [address] if experiment.balanced else ranks:
                 router.add_engine(engine_id, cost_model, kv_tokens=self.workload.kv_tokens, address=address)
@@ -329,10 +328,10 @@ class _Fleet:
 class _Encoder:
     """Encodes chats, with a cache of encoded prefixes."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self) -> None:
         self._tokenizer = load_tokenizer("embedded")
         self._root = root_hash(MODEL)
-        self._encoder = PromptEncoder(self._tokenizer, tree_block_tokens(block_tokens), PartCache(CACHE_BYTES))
+        self._encoder = PromptEncoder(self._tokenizer, TREE_BLOCK_TOKENS, PartCache(CACHE_BYTES))
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> array[int]:
         text = self._tokenizer.render_chat(messages, tools=tools or None)
@@ -348,8 +347,7 @@ class _Encoder:
 def _prompt(tokens: Sequence[int], block_tokens: int) -> Prompt:
     root = root_hash(MODEL)
     chain = HashChain(block_tokens, root, tokens)
-    granularity = tree_block_tokens(block_tokens)
-    tree_chain = chain if granularity == block_tokens else HashChain(granularity, root, tokens)
+    tree_chain = chain if block_tokens == TREE_BLOCK_TOKENS else HashChain(TREE_BLOCK_TOKENS, root, tokens)
     return Prompt(len(tokens), chain, tree_chain)
 
 

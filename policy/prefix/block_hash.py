@@ -14,20 +14,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from sys import byteorder
+from typing import Final
 
 FORMAT_VERSION = 1
 """Part of h_0, so hashes of another format version never match."""
 
-MIN_TREE_BLOCK_TOKENS = 64
-"""Measures a shared prefix to 1 % of a typical prompt, which is hashed in 0.2 ms (docs/design/prefix-tree.md)."""
-
-
-def tree_block_tokens(engine_block_tokens: int) -> int:
-    """The tree's block length: the smallest multiple of the engine's KV block that is at least 64 tokens."""
-    if engine_block_tokens < 1:
-        raise ValueError(f"the engine's block size must be at least one token, not {engine_block_tokens}")
-    return -(-MIN_TREE_BLOCK_TOKENS // engine_block_tokens) * engine_block_tokens
-
+TREE_BLOCK_TOKENS: Final = 64
+"""The tree's block, whatever the engines' blocks are: measures a shared prefix to 1 % of a typical prompt, which is
+hashed in 0.2 ms (docs/design/prefix-tree.md).
+"""
 
 if array("I").itemsize != 4 or byteorder != "little":  # pragma: no cover - no such machine is supported
     raise RuntimeError("chained block hashes need a little-endian machine with 32-bit unsigned ints")

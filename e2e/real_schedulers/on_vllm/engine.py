@@ -28,7 +28,7 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.vllm.driver import VllmDriver
 from plait.backends.vllm.planner import VllmPlanner
 from plait.backends.vllm.scheduler import create_scheduler
-from plait.policy.prefix.block_hash import chain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, root_hash
 from plait.policy.scheduling.plan import LocalScheduler
 
 
@@ -181,35 +181,34 @@ class Engine:
 
     def held(self) -> dict[int, int | None]:
         """By vLLM's own hashes, in vLLM's own map."""
-        width, found = self.driver.observer.granularity_tokens // self.setup.block_tokens, {}
-        for request in self.requests.values():
-            for index, (tree_block, parent) in enumerate(self._tree_blocks(request)):
-                parts = request.block_hashes[index * width : (index + 1) * width]
-                if len(parts) == width and all(self.pool.get_cached_block(part, [0]) for part in parts):
-                    found[tree_block] = parent
-        return found
+        return {
+            tree_block: parent
+            for request in self.requests.values()
+            for tree_block, parent, parts in self._tree_blocks(request)
+            if all(self.pool.get_cached_block(part, [0]) for part in parts)
+        }
 
-    def _tree_blocks(self, request: Request) -> Iterable[tuple[int, int | None]]:
-        """A request's tree blocks, each with its parent."""
-        granularity, root = self.driver.observer.granularity_tokens, root_hash("tiny", request.cache_salt or "")
-        tree_blocks = chain(list(request.all_token_ids), granularity, root)
-        return zip(tree_blocks, [None, *tree_blocks], strict=False)
+    def _tree_blocks(self, request: Request) -> Iterable[tuple[int, int | None, list[bytes]]]:
+        """A request's tree blocks, each with its parent and the whole engine blocks that it overlaps."""
+        tree_blocks = chain(list(request.all_token_ids), TREE_BLOCK_TOKENS, root_hash("tiny", request.cache_salt or ""))
+        size, hashes = self.setup.block_tokens, request.block_hashes
+        for index, (tree_block, parent) in enumerate(zip(tree_blocks, [None, *tree_blocks], strict=False)):
+            start, end = (at * TREE_BLOCK_TOKENS for at in (index, index + 1))
+            if -(-end // size) <= len(hashes):
+                yield tree_block, parent, hashes[start // size : -(-end // size)]
 
     def held_below(self) -> dict[str, dict[int, int | None]]:
         """By the chunks of vLLM's own manager, and the blocks of its own map."""
         if not self.setup.host_chunks:
             return {}
-        chunks, width = self._offloaded(), self.driver.observer.granularity_tokens // self.setup.block_tokens
-        device, found = self.held(), {}
-        for request in self.requests.values():
-            hashes = request.block_hashes
-            for index, (tree_block, parent) in enumerate(self._tree_blocks(request)):
-                parts = hashes[index * width : (index + 1) * width]
-                if len(parts) < width or tree_block in device:
-                    continue
-                if all(part in chunks or self.pool.get_cached_block(part, [0]) for part in parts):
-                    found[tree_block] = parent
-        return {"host": found}
+        chunks, device = self._offloaded(), self.held()
+        found = {
+            tree_block: parent
+            for request in self.requests.values()
+            for tree_block, parent, parts in self._tree_blocks(request)
+            if all(part in chunks or self.pool.get_cached_block(part, [0]) for part in parts)
+        }
+        return {"host": {block: parent for block, parent in found.items() if block not in device}}
 
     def _offloaded(self) -> set[bytes]:
         """The blocks in host memory."""

@@ -43,7 +43,8 @@ def host_of(engine: Engine) -> LowerTier:
 
 
 @pytest.mark.parametrize(
-    ("block_tokens", "chunk_blocks"), [(16, 1), (16, 2), (16, 3), (16, 4), (16, 8), (32, 1), (64, 1), (64, 2)]
+    ("block_tokens", "chunk_blocks"),
+    [*((16, blocks) for blocks in (1, 2, 3, 4, 8)), (32, 1), (48, 2), (64, 1), (64, 2), (80, 1), (128, 1)],
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_tiers_equal_what_vllm_holds(build: Build, block_tokens: int, chunk_blocks: int, seed: int) -> None:

@@ -17,7 +17,7 @@ from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 
-@pytest.mark.parametrize("block_tokens", [16, 32, 64, 128])
+@pytest.mark.parametrize("block_tokens", [16, 32, 48, 64, 80, 128, 208])
 @pytest.mark.parametrize("seed", range(4))
 def test_reports_equal_the_pool_with_blocks_of_any_size(build: Build, block_tokens: int, seed: int) -> None:
     engine = build(blocks=1 + 2048 // block_tokens, block_tokens=block_tokens, max_batch_tokens=256)

@@ -27,7 +27,6 @@ def new_reporter() -> StateReporter:
         epoch="now",
         model="m",
         block_tokens=16,
-        granularity_tokens=64,
         policy="slo",
         journal=CacheJournal(),
         slots=16,

@@ -16,7 +16,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from tests.examples import examples
 from tests.invariants import check
 
@@ -64,7 +64,7 @@ SPECS = st.lists(
     max_size=12,
 )
 NO_ABORTS = SPECS.map(lambda specs: [Spec(s.gap_steps, s.family, s.shared, s.own, s.output) for s in specs])
-BLOCK_TOKENS = st.sampled_from((16, 64))
+BLOCK_TOKENS = st.sampled_from((1, 16, 48, 64, 80, 128))
 
 
 def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: int = 16, **more: Any) -> Engine:
@@ -79,8 +79,8 @@ def new_call(
     engine: Engine, tokens: Sequence[int], output: int, *, name: str = "c", now_s: float = 0.0
 ) -> EmbeddedCall:
     chain = HashChain(engine.settings.block_tokens, ROOT, tokens)
-    same = engine.granularity_tokens == engine.settings.block_tokens
-    tree_chain = chain if same else HashChain(engine.granularity_tokens, ROOT, tokens)
+    same = engine.settings.block_tokens == TREE_BLOCK_TOKENS
+    tree_chain = chain if same else HashChain(TREE_BLOCK_TOKENS, ROOT, tokens)
     return EmbeddedCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, final_output_tokens=output)
 
 
@@ -174,10 +174,9 @@ class Drive:
     def check_journal(self) -> None:
         """A tree block is reported exactly while all of its KV blocks are there."""
         engine = self.engine
-        per_tree_block = engine.granularity_tokens // engine.settings.block_tokens
         expected = set()
         for call in self.calls:
-            whole = engine._blocks.cache.match(call.chain.hashes) // per_tree_block
+            whole = engine._blocks.cache.match(call.chain.hashes) * engine.settings.block_tokens // TREE_BLOCK_TOKENS
             expected |= set(call.tree_chain.hashes[:whole])
         _, stored, _ = engine.journal.since(None)
         assert {block for run in stored for block in run.hashes} == expected

@@ -22,15 +22,14 @@ COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 1e-4), 0.0, 1e-6, 0.0, LongAtten
 HOST, DISK = TierLink("host", 1e-6, 0.001), TierLink("disk", 5e-6, 0.002)
 
 
-def new_engine(
-    kv_tokens: int, *lower: tuple[TierLink, int], scheduler: str = "slo", costs: CostModel = COSTS
-) -> Engine:
+def new_engine(kv_tokens: int, *lower: tuple[TierLink, int], scheduler: str = "slo", block_tokens: int = 16) -> Engine:
     tiers = tuple(TierSettings(link, tokens) for link, tokens in lower)
-    return Engine(EngineSettings(name="e", model="m", kv_tokens=kv_tokens, scheduler=scheduler, lower=tiers), COSTS)
+    sizes = {"kv_tokens": kv_tokens, "block_tokens": block_tokens}
+    return Engine(EngineSettings(name="e", model="m", scheduler=scheduler, lower=tiers, **sizes), COSTS)
 
 
-def new_call(tokens: Sequence[int], output: int, now_s: float = 0.0) -> EmbeddedCall:
-    prompt = HashChain(16, ROOT, tokens)
+def new_call(tokens: Sequence[int], output: int, now_s: float = 0.0, block_tokens: int = 16) -> EmbeddedCall:
+    prompt = HashChain(block_tokens, ROOT, tokens)
     tree = HashChain(64, ROOT, tokens)
     return EmbeddedCall("c", now_s, len(tokens), chain=prompt, tree_chain=tree, final_output_tokens=output)
 
@@ -156,9 +155,8 @@ def test_what_came_back_from_disk_and_fell_to_host_memory_is_told_until_it_is_go
 def check_tiers(engine: Engine) -> None:
     """Each tree block is told in the fastest tier that has its end, and the blocks add up."""
     blocks = engine._blocks
-    check(blocks.cache)
-    check(blocks.lower)
-    device = {named[0] for block, named in blocks._named.items() if block in blocks.cache}
+    check(blocks)
+    device = {one for block, named in blocks._named.items() if block in blocks.cache for one in named.tree_blocks}
     now = told(engine)
     assert now.pop("device") == device
     for tier in now.values():
@@ -177,16 +175,17 @@ Step = tuple[int, int, int, bool]
     st.sampled_from((0, 64, 512, 4096)),
     st.sampled_from((0, 256, 4096)),
     st.sampled_from(("slo", "fcfs", "hit_ratio")),
+    st.sampled_from((16, 48, 64, 128)),
 )
-def test_all_calls_end_and_each_block_is_where_it_is_told(
-    calls: list[Step], kv_tokens: int, host_tokens: int, disk_tokens: int, scheduler: str
+def test_all_calls_end_and_each_block_is_where_it_is_told(  # noqa: PLR0917 - drawn values
+    calls: list[Step], kv_tokens: int, host_tokens: int, disk_tokens: int, scheduler: str, block_tokens: int
 ) -> None:
     tiers = [(link, tokens) for link, tokens in ((HOST, host_tokens), (DISK, disk_tokens)) if tokens]
-    engine = new_engine(kv_tokens, *tiers, scheduler=scheduler)
+    engine = new_engine(kv_tokens, *tiers, scheduler=scheduler, block_tokens=block_tokens)
     ended: list[EmbeddedCall] = []
     aborted, now_s = 0, 0.0
     for family, tokens, output, is_aborted in calls:
-        call = new_call(prompt(family, tokens), output, now_s)
+        call = new_call([family] * (tokens - tokens // 9) + [9] * (tokens // 9), output, now_s, block_tokens)
         engine.add(call)
         for _ in range(2):
             now_s = one_step(engine, now_s, ended)

@@ -96,6 +96,67 @@ def test_each_tree_block_is_in_its_fastest_tier(data: st.DataObject) -> None:
         assert len(observer._pages) == len(device | host), "nothing is kept of what no tier has"
 
 
+class Radix:
+    """Prompts in pages of some size, on the accelerator and in host memory: pages by the tokens up to their ends."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self.page_tokens = page_tokens
+        self.observer = CacheObserver(page_tokens=page_tokens, model="m")
+        self.device: set[Path] = set()
+        self.host: set[Path] = set()
+        self.prompts: list[Path] = []
+
+    def store(self, prompt: Path, medium: str) -> None:
+        tier = self.host if medium == "CPU" else self.device
+        ends = [end for end in range(self.page_tokens, len(prompt) + 1, self.page_tokens) if prompt[:end] not in tier]
+        self.prompts.append(prompt)
+        if not ends:
+            return
+        start = ends[0] - self.page_tokens
+        tier.update(prompt[:end] for end in ends)
+        keys, parent = [hash(prompt[:end]) for end in ends], hash(prompt[:start]) if start else None
+        self.observer.observe([BlockStored(keys, parent, [*prompt[start : ends[-1]]], medium, self.page_tokens)])
+
+    def evict(self, page: Path, medium: str) -> None:
+        (self.host if medium == "CPU" else self.device).remove(page)
+        self.observer.observe([BlockRemoved([hash(page)], medium)])
+
+    def leaves(self, tier: set[Path]) -> list[Path]:
+        """The pages that may leave a tier: none behind them is there, or the accelerator's that host memory has."""
+        both = self.device | self.host
+        behind = {one[: -self.page_tokens] for one in both}
+        return sorted(one for one in tier if one not in behind)
+
+    def check(self) -> None:
+        device, host = dict[int, int | None](), dict[int, int | None]()
+        for prompt in self.prompts:
+            hashes = chain(prompt, 64, root_hash("m"))
+            for index, block in enumerate(hashes):
+                end = -(-64 * (index + 1) // self.page_tokens) * self.page_tokens
+                for tier, told in ((self.device, device), (self.host, host)):
+                    if end <= len(prompt) and prompt[:end] in tier:
+                        told[block] = hashes[index - 1] if index else None
+        assert named(self.observer.journal) == device
+        assert named(self.observer.host) == {block: host[block] for block in host.keys() - device.keys()}
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(page_tokens=st.sampled_from((1, 16, 24, 48, 64, 80, 128, 528)), data=st.data())
+def test_reports_are_what_the_cache_has_with_pages_of_any_size(page_tokens: int, data: st.DataObject) -> None:
+    cache = Radix(page_tokens)
+    for number in range(data.draw(st.integers(1, 12))):
+        act = data.draw(st.sampled_from(("GPU", "GPU", "CPU", "evict")))
+        tier, medium = (cache.host, "CPU") if data.draw(st.booleans()) else (cache.device, "GPU")
+        if act == "evict":
+            for _ in range(data.draw(st.integers(1, 400 // page_tokens + 1))):
+                if leaves := cache.leaves(tier):
+                    cache.evict(data.draw(st.sampled_from(leaves)), medium)
+        else:
+            shared, own = data.draw(st.integers(0, 600)), data.draw(st.integers(0, 100))
+            cache.store((data.draw(st.integers(0, 1)),) * shared + (100 + number,) * own, act)
+        cache.check()
+
+
 def test_a_copy_in_host_memory_changes_nothing_while_the_accelerator_has_one() -> None:
     observer = CacheObserver(page_tokens=PAGE_TOKENS, model="m")
     observer.observe([stored((1,), "GPU"), stored((1, 2), None)])

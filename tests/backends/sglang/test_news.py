@@ -33,7 +33,6 @@ class Scheduler(SchedulerAccess):
             epoch="now",
             model="m",
             block_tokens=32,
-            granularity_tokens=64,
             policy="slo",
             journal=self.journal,
         )

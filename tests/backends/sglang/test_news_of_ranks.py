@@ -35,7 +35,6 @@ class Rank:
             epoch=self.epoch,
             model="m",
             block_tokens=32,
-            granularity_tokens=64,
             policy="slo",
             journal=self.journal,
         )

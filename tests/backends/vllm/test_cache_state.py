@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.prefix.block_hash import HashChain, root_hash
-from tests.backends.vllm.fake_pool import Block, Pool, image_at, request
+from tests.backends.vllm.fake_pool import Block, Pool, Request, image_at, request
+from tests.examples import examples
 
 TOKENS = list(range(1000, 1300))
 
 
 def observed(blocks: int = 40, block_tokens: int = 16) -> tuple[Pool, PoolObserver]:
-    pool = Pool(blocks)
+    pool = Pool(blocks, block_tokens)
     return pool, PoolObserver(pool, group_id=0, block_tokens=block_tokens, model="tiny")
 
 
@@ -42,12 +46,71 @@ def stored(observer: PoolObserver) -> list[int]:
     return [block for run in runs for block in run.hashes]
 
 
-@pytest.mark.parametrize(("block_tokens", "granularity"), [(16, 64), (32, 64), (48, 96), (64, 64), (128, 128)])
-def test_blocks_are_named_by_our_own_chain(block_tokens: int, granularity: int) -> None:
+@pytest.mark.parametrize(
+    ("block_tokens", "tree_blocks"),
+    [(16, 4), (32, 4), (48, 4), (64, 4), (80, 3), (128, 4), (176, 2), (528, 0)],
+)
+def test_blocks_are_named_by_our_own_chain(block_tokens: int, tree_blocks: int) -> None:
     pool, observer = observed(block_tokens=block_tokens)
     run(pool, block_tokens, TOKENS)
-    assert observer.granularity_tokens == granularity
-    assert stored(observer) == list(HashChain(granularity, root_hash("tiny"), TOKENS).hashes)
+    assert stored(observer) == list(HashChain(64, root_hash("tiny"), TOKENS).hashes)[:tree_blocks]
+
+
+class Recomputed:
+    """A pool of blocks of some size, and what it has by looking at all of it."""
+
+    def __init__(self, block_tokens: int, blocks: int) -> None:
+        self.block_tokens = block_tokens
+        self.pool = Pool(blocks, block_tokens)
+        self.observer = PoolObserver(self.pool, group_id=0, block_tokens=block_tokens, model="tiny")
+        self.prompts: list[Request] = []
+
+    def send(self, prompt: Request, first_chunk: int) -> list[Block]:
+        """A request hits what is there and computes the rest in two chunks, as far as there is room."""
+        self.prompts.append(prompt)
+        keys = [block_hash + bytes(4) for block_hash in prompt.block_hashes]
+        cached = [self.pool.cached_block_hash_to_block.get_one_block(key) for key in keys]
+        blocks = [block for block in takewhile(lambda block: block is not None, cached) if block is not None]
+        hit = len(blocks)
+        self.pool.touch(blocks)
+        blocks += self.pool.take(min(len(keys) - hit, self.pool.get_num_free_blocks()))
+        middle = min(hit + first_chunk, len(blocks))
+        for first, end in ((hit, middle), (middle, len(blocks))):
+            self.pool.cache_full_blocks(prompt, blocks, first, end, self.block_tokens, 0)
+        return blocks
+
+    def check(self) -> None:
+        there, size, expected = self.pool.cached_block_hash_to_block.blocks, self.block_tokens, dict[int, int | None]()
+        for prompt in self.prompts:
+            hashes = HashChain(64, root_hash("tiny"), prompt.all_token_ids).hashes
+            for index, tree_block in enumerate(hashes):
+                overlapping = range(64 * index // size, -(-64 * (index + 1) // size))
+                keys = [block_hash + bytes(4) for block_hash in prompt.block_hashes]
+                if all(one < len(keys) and keys[one] in there for one in overlapping):
+                    expected[tree_block] = hashes[index - 1] if index else None
+        _, runs, _ = self.observer.journal.since(None)
+        told = {one: parent for run in runs for parent, one in zip([run.parent, *run.hashes], run.hashes, strict=False)}
+        assert told == expected
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(
+    block_tokens=st.sampled_from((1, 4, 16, 32, 48, 64, 80, 112, 128, 176, 192, 528)),
+    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 700), st.integers(0, 90)), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_reports_are_what_the_pool_has_with_blocks_of_any_size(
+    block_tokens: int, lengths: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Prompts leave others within a block, end within a block, and lose blocks in any order."""
+    engine, running = Recomputed(block_tokens, 1 + 1500 // block_tokens), list[list[Block]]()
+    for number, (family, length, own) in enumerate(lengths):
+        prompt = [family] * length + [100 + number] * own
+        running.append(engine.send(request(prompt, block_tokens), data.draw(st.integers(0, 20))))
+        engine.check()
+        while len(running) > 2 or (running and data.draw(st.booleans())):
+            engine.pool.free_blocks(reversed(running.pop(data.draw(st.integers(0, len(running) - 1)))))
+        engine.check()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +133,12 @@ def test_what_tokens_do_not_determine_is_left_out(fields: dict[str, Any], blocks
     pool, observer = observed()
     run(pool, 16, TOKENS, **fields)
     assert len(stored(observer)) == blocks
+
+
+def test_the_block_with_an_image_is_left_out_with_all_of_its_tree_blocks() -> None:
+    pool, observer = observed(block_tokens=128)
+    run(pool, 128, TOKENS, mm_features=[image_at(250)])
+    assert len(stored(observer)) == 2, "another prompt cannot hit the tokens before the image in the image's block"
 
 
 def test_other_groups_are_not_looked_at() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.vllm.tree_blocks import TreeBlocks
 from tests.examples import examples
 
@@ -29,7 +30,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.journal = CacheJournal()
-        self.tree_blocks = TreeBlocks(self.journal)
+        self.tree_blocks = TreeBlocks(TreeBlockTiers(self.journal))
         self.copies: Counter[bytes] = Counter()
         self.paths: set[tuple[int, ...]] = set()
 
@@ -106,7 +107,7 @@ def test_tree_blocks_that_branch_share_their_first_blocks() -> None:
 
 def test_one_tree_block_can_have_several_keys() -> None:
     journal = CacheJournal()
-    blocks = TreeBlocks(journal)
+    blocks = TreeBlocks(TreeBlockTiers(journal))
     for key in (b"seen from here", b"seen from there"):
         blocks.inserted(key)
         blocks.composed(5, None, [key])

@@ -124,7 +124,7 @@ def test_a_block_that_an_eviction_shows_to_be_in_two_places_resets_residency() -
         ({"kv": KvState(10, 11, 0)}, "add up"),
         ({"kv": KvState(10, -1, 0)}, "add up"),
         ({"kv": KvState(2**60, 0, 0)}, "add up"),
-        ({"kv": KvState(1, 1, 0), "stored": [StoredRun(None, [1, 2, 3])]}, "more than fits"),
+        ({"kv": KvState(1, 1, 0), "stored": [StoredRun(None, [1, 2, 3, 4, 5])]}, "more than fits"),
         ({"cursor": -1}, "a count"),
         ({"queue": QueueState(waiting=-3)}, "a count"),
         ({"scheduler": SchedulerState(slots=-1)}, "a count"),

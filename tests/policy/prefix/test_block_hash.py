@@ -7,11 +7,10 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.prefix.block_hash import HashChain, chain, extend_chain, root_hash, tree_block_tokens
+from plait.policy.prefix.block_hash import HashChain, chain, extend_chain, root_hash
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -85,15 +84,3 @@ def test_a_copy_grows_on_its_own() -> None:
 def test_the_parent_of_a_block_is_the_hash_before_it() -> None:
     grown = HashChain(1, 0, [5, 6])
     assert (grown.parent(0), grown.parent(1), grown.parent(2)) == (None, grown.hashes[0], grown.hashes[1])
-
-
-@pytest.mark.parametrize(
-    ("engine_block", "tree_block"), [(1, 64), (16, 64), (24, 72), (48, 96), (64, 64), (65, 65), (128, 128)]
-)
-def test_a_tree_block_is_the_smallest_multiple_from_64_tokens(engine_block: int, tree_block: int) -> None:
-    assert tree_block_tokens(engine_block) == tree_block
-
-
-def test_an_engine_block_holds_something() -> None:
-    with pytest.raises(ValueError, match="at least one token, not 0"):
-        tree_block_tokens(0)

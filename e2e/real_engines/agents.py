@@ -17,7 +17,7 @@ from typing import Final
 from openai import OpenAI
 
 from e2e.real_engines.calls import Answer
-from e2e.real_engines.engine import BLOCK_TOKENS, MODEL
+from e2e.real_engines.engine import MODEL
 from e2e.sdk import sync_client
 from e2e.server_process import Server
 from plait.backends.tokenization.loading import load_tokenizer
@@ -125,16 +125,16 @@ def ask(client: OpenAI, name: str, prompt: str | list[int], output_tokens: int) 
     return Turn(answer, prompt_ids, output_ids, sent_s), said
 
 
-def possible_tokens(turns: Sequence[Turn]) -> int:
+def possible_tokens(turns: Sequence[Turn], block_tokens: int) -> int:
     """Prompt tokens that one engine with an infinite cache would find, if it got the calls in this order."""
     found, cached = 0, set[int]()
     for turn in sorted(turns, key=lambda turn: turn.sent_s):
         # The last token of a prompt is computed in any case, and the KV of the last generated token never is.
-        for block in HashChain(BLOCK_TOKENS, 0, turn.prompt_ids[:-1]).hashes:
+        for block in HashChain(block_tokens, 0, turn.prompt_ids[:-1]).hashes:
             if block not in cached:
                 break
-            found += BLOCK_TOKENS
-        cached.update(HashChain(BLOCK_TOKENS, 0, [*turn.prompt_ids, *turn.output_ids[:-1]]).hashes)
+            found += block_tokens
+        cached.update(HashChain(block_tokens, 0, [*turn.prompt_ids, *turn.output_ids[:-1]]).hashes)
     return found
 
 

@@ -41,7 +41,10 @@ class Answer:
     @property
     def was_predicted(self) -> bool:
         """Whether prediction and finding agree to a tree block."""
-        return abs(self.predicted_tokens - self.cached_tokens) <= TREE_BLOCK_TOKENS
+        return self.was_predicted_to(TREE_BLOCK_TOKENS)
+
+    def was_predicted_to(self, tokens: int) -> bool:
+        return abs(self.predicted_tokens - self.cached_tokens) <= tokens
 
 
 def fields_of(kind: EngineKind, body: Mapping[str, Any]) -> RenderedFields:

@@ -23,10 +23,7 @@ from plait.backends.protocol.cache_state import CacheState
 from tests.waiting import WITHIN_S
 
 MODEL: Final = "tiny"
-BLOCK_TOKENS: Final = 32
-"""vLLM's attention on the CPU takes multiples of 32; SGLang takes any page."""
-KV_BLOCKS: Final = 512
-KV_TOKENS: Final = KV_BLOCKS * BLOCK_TOKENS
+KV_TOKENS: Final = 16_384
 BATCH_TOKENS: Final = 512
 MAX_RUNNING_CALLS: Final = 32
 OWN_SCHEDULERS: Final = Path(__file__).parents[1] / "own_schedulers"
@@ -241,6 +238,10 @@ class EngineKind:
     """How many recorded trajectories are continued."""
     agent_examples: int
     """How many more are in all prompts of agents, as ReAct's prompts have some."""
+    block_tokens: int
+    """The size of its KV blocks where no flag says otherwise, as users start it."""
+    block_flags: Callable[[int], Sequence[str]]
+    """The flags for blocks of some size, of which `KV_TOKENS` fit."""
     kept_blocks: int
     """KV blocks that it keeps for itself."""
     tells_cached: str

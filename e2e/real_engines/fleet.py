@@ -59,14 +59,14 @@ class EngineFleet:
                 assert response.status_code == 200, response.text
 
     def fill_with_single_blocks(self, engine: RealEngine) -> None:
-        """Make an engine evict whatever it has, and fill it with prompts of one tree block each.
+        """Make an engine evict whatever it has, and fill it with prompts of one block each, its own or the tree's.
 
         SGLang evicts whole prompts. It evicts little at a time if they are short.
         """
+        block_tokens = max(TREE_BLOCK_TOKENS, engine.cache_state().block_tokens)
         for _ in range(0, KV_TOKENS, FILLER_TOKENS):
             prompts = [
-                [next(_fillers), *range(10, 10 + TREE_BLOCK_TOKENS)]
-                for _ in range(FILLER_TOKENS // TREE_BLOCK_TOKENS + 1)
+                [next(_fillers), *range(10, 10 + block_tokens)] for _ in range(FILLER_TOKENS // block_tokens + 1)
             ]
             response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompts, "max_tokens": 1})
             assert response.status_code == 200, response.text

@@ -50,7 +50,7 @@ def test_agents_find_what_one_infinite_cache_would_have(
         "generated tokens in the next prompt": repeated / generated,
         "share predicted": predicted,
     }
-    possible = found / possible_tokens(turns)
+    possible = found / possible_tokens(turns, kind.block_tokens)
     assert findings.at_least(f"agents with {prompts}: hits / hits of one infinite cache", possible, 0.9)
     assert findings.at_least(f"share predicted of agents with {prompts}", predicted, 0.97)
 

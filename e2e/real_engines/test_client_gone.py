@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.real_engines.engine import BLOCK_TOKENS, KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
+from e2e.real_engines.engine import KV_TOKENS, MAX_RUNNING_CALLS, MODEL, EngineKind
 from e2e.real_engines.fleet import EngineFleet
 from e2e.sdk import async_client
 from e2e.server_process import eventually
@@ -81,7 +81,7 @@ async def test_a_call_that_waits_for_a_place_is_aborted(fleet: EngineFleet) -> N
 async def test_a_call_that_waits_for_kv_blocks_is_aborted(fleet: EngineFleet, kind: EngineKind) -> None:
     """Long calls fill an engine's KV cache, one more waits for it and gives up."""
     output_tokens = 280
-    others = output_tokens + 2 * BLOCK_TOKENS  # SGLang counts a page more
+    others = output_tokens + 2 * kind.block_tokens  # SGLang counts a page more
     n_fit = -(-KV_TOKENS // (kind.long_tokens + others))
     prompt_tokens = KV_TOKENS // n_fit - others
     engine = fleet.engines["engine-1"]

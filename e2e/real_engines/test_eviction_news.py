@@ -12,15 +12,16 @@ from typing import Final
 import httpx
 import msgspec
 
-from e2e.real_engines.engine import BLOCK_TOKENS, MODEL, RealEngine
+from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet
 from e2e.server_process import NO_TLS, Server
 from plait.backends.protocol.cache_state import CacheState
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from tests.waiting import WITHIN_S
 
 EVICTIONS: Final = 60
-PROMPT_TOKENS: Final = 2 * BLOCK_TOKENS - 1
+PROMPT_TOKENS: Final = TREE_BLOCK_TOKENS - 1
 """It stores no whole tree block, so the count of resident tokens falls if it evicts one. Every second one does."""
 
 

@@ -10,8 +10,7 @@ from typing import Final
 import pytest
 
 from e2e.real_engines.engine import (
-    BLOCK_TOKENS,
-    KV_BLOCKS,
+    KV_TOKENS,
     MAX_RUNNING_CALLS,
     MODEL,
     EngineKind,
@@ -66,12 +65,12 @@ def prompts() -> Iterator[list[int]]:
 def test_it_tells_what_it_is(engine: RealEngine, kind: EngineKind) -> None:
     state = engine.cache_state()
     assert (state.engine, state.kind, state.model) == ("engine-1", kind.name, MODEL)
-    assert (state.block_tokens, state.granularity_tokens) == (BLOCK_TOKENS, TREE_BLOCK_TOKENS)
-    assert state.kv.total_blocks == KV_BLOCKS - kind.kept_blocks
+    assert (state.block_tokens, state.granularity_tokens) == (kind.block_tokens, TREE_BLOCK_TOKENS)
+    assert state.kv.total_blocks == KV_TOKENS // kind.block_tokens - kind.kept_blocks
     assert state.scheduler.slots == MAX_RUNNING_CALLS
 
 
-def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:
+def test_kv_use_is_the_block_pools(engine: RealEngine, kind: EngineKind) -> None:
     """Compared with the engine's own gauge while a call runs, and at rest."""
 
     def used() -> int:
@@ -87,24 +86,25 @@ def test_kv_use_is_the_block_pools(engine: RealEngine) -> None:
             model=MODEL, prompt=[*range(10, 2010)], max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )
         assert len(list(islice(stream, GAUGE_STEPS))) == GAUGE_STEPS
-        eventually(lambda: used() >= 2000 // BLOCK_TOKENS and agrees())
+        eventually(lambda: used() >= 2000 // kind.block_tokens and agrees())
         assert engine.cache_state().queue.running == 1
         stream.close()
     eventually(lambda: used() == 0 and agrees())
 
 
-def test_a_report_foretells_what_the_engine_finds(engine: RealEngine) -> None:
+def test_a_report_foretells_what_the_engine_finds(engine: RealEngine, kind: EngineKind) -> None:
     """Of every prompt, while the cache keeps evicting."""
     evicted, state = 0, engine.settled_state()
     for prompt in prompts():
         expected = expected_of(engine.settled_state(), prompt)
-        assert expected <= cached_of(engine, prompt) < expected + TREE_BLOCK_TOKENS
+        whole_tokens = expected // kind.block_tokens * kind.block_tokens
+        assert whole_tokens <= cached_of(engine, prompt) < expected + TREE_BLOCK_TOKENS
         delta = engine.cache_state(since=state.cursor, epoch=state.epoch)
         evicted, state = evicted + len(delta.removed), delta
     assert evicted > 0
 
 
-def test_changes_add_up_to_the_snapshot(engine: RealEngine) -> None:
+def test_changes_add_up_to_the_snapshot(engine: RealEngine, kind: EngineKind) -> None:
     state = engine.settled_state()
     assert state.snapshot
     held = set(stored_blocks(state))
@@ -117,4 +117,4 @@ def test_changes_add_up_to_the_snapshot(engine: RealEngine) -> None:
     delta = engine.cache_state(since=state.cursor, epoch=state.epoch)
     held = held - set(delta.removed) | set(stored_blocks(delta))
     assert held == set(stored_blocks(snapshot))
-    assert len(held) * TREE_BLOCK_TOKENS <= snapshot.kv.cached_blocks * BLOCK_TOKENS
+    assert len(held) <= snapshot.kv.cached_blocks * -(-kind.block_tokens // TREE_BLOCK_TOKENS)

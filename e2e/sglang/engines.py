@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from e2e.real_engines.engine import (
     BATCH_TOKENS,
-    BLOCK_TOKENS,
     KV_TOKENS,
     MAX_RUNNING_CALLS,
     MODEL,
@@ -32,7 +31,6 @@ _FLAGS: Final = (
     *("--context-length", str(CONTEXT_TOKENS)),
     *("--chunked-prefill-size", str(BATCH_TOKENS)),
     *("--max-running-requests", str(MAX_RUNNING_CALLS)),
-    *("--page-size", str(BLOCK_TOKENS)),
     *("--max-total-tokens", str(KV_TOKENS)),
     *("--mem-fraction-static", "0.3"),
     *("--grammar-backend", "none"),
@@ -72,7 +70,7 @@ class SglangServer(RealEngine):
         return self.metric("sglang:cached_tokens_total")
 
     def used_blocks(self) -> int:
-        return round(self.metric("sglang:num_used_tokens") / BLOCK_TOKENS)
+        return round(self.metric("sglang:num_used_tokens"))
 
     def steps(self) -> list[Step]:
         found = (map(int, step.groups()) for step in _STEP.finditer(self.log()))
@@ -132,6 +130,8 @@ KIND: Final = EngineKind(
     placed_documents=DocumentSizes(characters=6_000, of_a_text=1, shared_tokens=2_500, output_tokens=2),
     agents=60,
     agent_examples=0,
+    block_tokens=1,
+    block_flags=lambda size: ("--page-size", str(size)),
     kept_blocks=0,
     tells_cached="--enable-cache-report",
     uncached="--disable-radix-cache",

@@ -11,8 +11,7 @@ from typing import Any, Final
 from e2e.ports import free_ports
 from e2e.real_engines.engine import (
     BATCH_TOKENS,
-    BLOCK_TOKENS,
-    KV_BLOCKS,
+    KV_TOKENS,
     MAX_RUNNING_CALLS,
     MODEL,
     OWN_SCHEDULERS,
@@ -23,6 +22,10 @@ from e2e.real_engines.engine import (
 )
 from e2e.tiny_model import CONTEXT_TOKENS
 
+BLOCK_TOKENS: Final = 128
+"""vLLM's default on a CPU."""
+KV_BLOCKS: Final = KV_TOKENS // BLOCK_TOKENS
+
 _FLAGS: Final = (
     *("--host", "127.0.0.1"),
     *("--served-model-name", MODEL),
@@ -31,7 +34,6 @@ _FLAGS: Final = (
     *("--max-model-len", str(CONTEXT_TOKENS)),
     *("--max-num-batched-tokens", str(BATCH_TOKENS)),
     *("--max-num-seqs", str(MAX_RUNNING_CALLS)),
-    *("--block-size", str(BLOCK_TOKENS)),
     *("--num-gpu-blocks-override", str(KV_BLOCKS)),
     "--enable-prefix-caching",
     "--enable-chunked-prefill",
@@ -141,6 +143,8 @@ KIND: Final = EngineKind(
     placed_documents=_DOCUMENTS,
     agents=98,
     agent_examples=2,
+    block_tokens=BLOCK_TOKENS,
+    block_flags=lambda size: ("--block-size", str(size), "--num-gpu-blocks-override", str(KV_TOKENS // size)),
     kept_blocks=1,
     tells_cached="--enable-prompt-tokens-details",
     uncached="--no-enable-prefix-caching",

@@ -114,7 +114,7 @@ class EngineProbe:
         if state is None:
             limits = Limits(model.max_model_len or FALLBACK_CONTEXT_TOKENS)
             return EngineIdentity(f"{model.owned_by or 'unnamed engine'} at {self._url}", model.id, limits)
-        kv_tokens = state.kv.total_blocks * state.block_tokens
+        kv_tokens = state.kv.tokens(state.kv.total_blocks, state.block_tokens, model.max_model_len or 0)
         limits = Limits(model.max_model_len or kv_tokens, state.iteration.budget_tokens or None, kv_tokens)
         return EngineIdentity(f"{state.kind or model.owned_by or 'engine'} {state.engine}", model.id, limits)
 

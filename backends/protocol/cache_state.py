@@ -11,6 +11,7 @@ whole state and replaces earlier reports. The engine sends a snapshot to the fir
 from __future__ import annotations
 
 import re
+from math import ceil, inf
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -103,6 +104,14 @@ class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
     """The prompt's tree blocks, from the first on. Empty once computed: the report then lists them as stored."""
 
 
+class KvGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Layers of one kind, which take blocks of their own for each call."""
+
+    block_tokens: int
+    most_blocks: int = 0
+    """The most blocks that a call holds, however long: a window, or a state. 0: no bound."""
+
+
 class KvState(msgspec.Struct, frozen=True):
     """The size of the KV cache, in engine blocks."""
 
@@ -111,6 +120,21 @@ class KvState(msgspec.Struct, frozen=True):
     """Empty blocks."""
     cached_blocks: int
     """Blocks with a cached prefix that no running call uses."""
+    groups: list[KvGroup] = []
+    """The groups of layers that share the blocks. Empty: a call takes a block for each `block_tokens`."""
+
+    def tokens(self, blocks: int, block_tokens: int, call_tokens: float) -> int:
+        """How many tokens of calls of some length fit into engine blocks.
+
+        The length matters only with `groups`. The blocks of a call grow ever slower with its length, so calls of
+        different lengths take at most the blocks of as many calls of the mean length.
+        """
+        if not self.groups:
+            return blocks * block_tokens
+        whole = max(group.block_tokens for group in self.groups)
+        tokens = whole * max(1, ceil(call_tokens / whole))  # as with one group, no block is partly filled
+        of_call = (min(-(-tokens // group.block_tokens), group.most_blocks or inf) for group in self.groups)
+        return int(blocks * tokens / sum(of_call))
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -200,7 +224,8 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         times_s = (queue.mean_queue_s, iteration.mean_s, iteration.max_s)
         problems = {
             "its names are longer than any": max(map(len, self._names)) > MAX_NAME,
-            "a block has no tokens": self.block_tokens < 1 or self.granularity_tokens < 1,
+            "a block has no tokens": min(self.block_tokens, self.granularity_tokens) < 1
+            or not all(0 < group.block_tokens <= MAX_TOKENS and group.most_blocks >= 0 for group in kv.groups),
             "the KV cache's blocks do not add up": not (
                 0 <= kv.free_blocks <= kv.total_blocks <= MAX_BLOCKS and 0 <= kv.cached_blocks <= kv.total_blocks
             ),
@@ -248,7 +273,3 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
         chats = () if self.chats is None else (self.chats.version, self.chats.requested)
         return (self.engine, self.epoch, self.model, self.scheduler.tier, *tokenizer, *chats)
-
-    @property
-    def kv_free_tokens(self) -> int:
-        return self.kv.free_blocks * self.block_tokens

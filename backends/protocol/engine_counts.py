@@ -69,7 +69,7 @@ NO_SIZES: Final = EngineSizes()
 """The sizes of an engine that has reported none."""
 
 _VALUE: Final = rb"[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?"
-_BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d{1,12})"')
+_BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size|kv_cache_size_tokens)="(\d{1,12})"')
 
 
 @cache
@@ -117,7 +117,10 @@ def _by_rank(dialect: Dialect, text: Body) -> dict[int, defaultdict[Figure, floa
         of_rank = totals[-1 if named is None else int(named[1])]
         if figure is Figure.BLOCKS_IN_LABELS:
             blocks = {name: int(number) for name, number in _BLOCKS.findall(labels)}
-            of_rank[figure] = blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
+            if b"kv_cache_size_tokens" in blocks:  # of the rank; blocks of several groups are no tokens
+                of_rank[Figure.KV_TOKENS] = blocks[b"kv_cache_size_tokens"]
+            else:
+                of_rank[figure] = blocks.get(b"num_gpu_blocks", 0) * blocks.get(b"block_size", 0)
         elif figure is Figure.BLOCK_TOKENS:  # the same in all samples
             of_rank[figure] = value
         else:

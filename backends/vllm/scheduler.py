@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import parse_settings
-from plait.backends.protocol.cache_state import Tier
+from plait.backends.protocol.cache_state import KvGroup, Tier
 from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import RANKS, REQUIRED, limiting
@@ -145,10 +145,27 @@ def _driver(scheduler: Any) -> VllmDriver:
         block_tokens=manager.coordinator.single_type_managers[group_id].block_size,
         model=served_model(config),
         chunk_blocks=0 if offloading is None else offloading.chunk_blocks,
+        groups=kv_groups(scheduler),
     )
     lower = () if offloading is None else (offloading.follow(observer),)
     statuses = load("vllm.v1.request.RequestStatus")
     return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier, lower=lower)
+
+
+def kv_groups(scheduler: Any) -> list[KvGroup]:
+    """The KV cache groups of a model with several, or with one that bounds a call's blocks; else none.
+
+    vLLM sizes its pool by what the longest call takes, which is the bound of a group without full attention.
+    """
+    config, full = scheduler.vllm_config, load("vllm.v1.kv_cache_interface.FullAttentionSpec")
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    groups = []
+    for group, manager in zip(scheduler.kv_cache_config.kv_cache_groups, managers, strict=True):
+        spec = group.kv_cache_spec
+        is_bounded = not isinstance(spec, full) and hasattr(spec, "max_memory_usage_bytes")
+        most_blocks = -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes) if is_bounded else 0
+        groups.append(KvGroup(manager.block_size, most_blocks))
+    return groups if len(groups) > 1 or groups[0].most_blocks else []
 
 
 def _observed_group(groups: Any) -> int:

@@ -65,6 +65,8 @@ class EngineCache:
     """The size if `profile_tokens` is None, too; used for nothing else."""
     host_tokens: int | None = None
     """The size of an estimated tier in host memory."""
+    call_tokens: float = 0.0
+    """The mean length of the calls here, which a cache's size in tokens depends on if the model has several groups."""
     evictions: list[ExpectedEvictions] = field(init=False)
     """What the prompts in `waiting` are expected to evict from each tier."""
     learned: LearnedCache = field(default_factory=LearnedCache)
@@ -82,7 +84,13 @@ class EngineCache:
     def told_tokens(self) -> int | None:
         """The size of the cache by the engine or the configuration; None: neither gives it."""
         report = self.last_report
-        return self.kv_tokens if report is None else report.kv.total_blocks * report.block_tokens
+        return self.kv_tokens if report is None else self._tokens(report, report.kv.total_blocks)
+
+    @property
+    def free_tokens(self) -> int | None:
+        """The tokens that fit into the cache's empty blocks; None without a report."""
+        report = self.last_report
+        return None if report is None else self._tokens(report, report.kv.free_blocks)
 
     @property
     def estimated_tokens(self) -> int | None:
@@ -195,6 +203,10 @@ class EngineCache:
         for evictions in self.evictions:
             evictions.given_up(booking)
 
+    def _tokens(self, state: CacheState, blocks: int) -> int:
+        """How many tokens fit into engine blocks, with calls of the mean length here."""
+        return state.kv.tokens(blocks, state.block_tokens, self.call_tokens)
+
     def _use_tiers(self, names: Sequence[str]) -> None:
         tiers = self.view.tiers
         if (names or tiers.views) and names != tiers.names:
@@ -211,6 +223,8 @@ class EngineCache:
                 f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"
             )
         last, was_estimated = self.last_report, self.kind is not None and not self.reports
+        if state.kv.groups:
+            self.call_tokens = self.view.ledger.mean_call_tokens or self.call_tokens
         if state.epoch != self.epoch:
             self.others.clear()
         if agreement.problem is not None:
@@ -246,14 +260,14 @@ class EngineCache:
         else:
             residency.resident.apply(state.removed, runs)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
-        self.view.free_tokens = float(state.kv_free_tokens)
+        self.view.free_tokens = free_tokens = float(self._tokens(state, state.kv.free_blocks))
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
             residency.unbook(self.unconfirmed.popleft()[1])
         prompts: dict[object, Prompt] = {
             booking: (booking.leaf, booking.call.prompt_tokens) for booking in self.waiting
         }
         lower = (inf if tier.free_tokens is None else tier.free_tokens for tier in self.view.tiers.views)
-        rooms = (float(state.kv_free_tokens), *lower)
+        rooms = (free_tokens, *lower)
         for evictions, free_tokens in zip(self.evictions, rooms, strict=True):
             evictions.update(free_tokens, prompts)
 
@@ -263,7 +277,8 @@ class EngineCache:
         A tier's residency includes the faster tiers. So a block that moves to a lower tier stays resident below, and
         `left` collects the blocks that a faster tier no longer has: they moved, or are gone.
         """
-        left, free_tokens, above = set[int](), float(state.kv_free_tokens), self.view.residency.resident
+        free_tokens = float(self._tokens(state, state.kv.free_blocks))
+        left, above = set[int](), self.view.residency.resident
         ends = above.apply(state.removed, runs, left)
         removed, stored = set(state.removed), {block for _, hashes in runs for block in hashes}
         for view, tier in zip(self.view.tiers.views, state.tiers, strict=True):
@@ -274,8 +289,8 @@ class EngineCache:
             fresh = [part for run in tier.stored for part in _without(run, left)]
             ends += resident.apply(removed - stored, _parents_first(fresh), left)
             above = resident
-            view.total_tokens = tier.total_blocks * state.block_tokens
-            free_tokens += inf if tier.free_blocks is None else tier.free_blocks * state.block_tokens
+            view.total_tokens = self._tokens(state, tier.total_blocks)
+            free_tokens += inf if tier.free_blocks is None else self._tokens(state, tier.free_blocks)
             view.free_tokens = None if free_tokens == inf else free_tokens
             view.took(tier.loaded_tokens, tier.loading_s)
 

@@ -82,11 +82,11 @@ ENGINE_GAUGES: dict[str, tuple[str, Reading]] = {
     ),
     "kv_tokens": (
         "Size of the engine's KV cache in tokens, as it reports",
-        _reported(lambda report: report.kv.total_blocks * report.block_tokens),
+        lambda engine: None if engine.cache.last_report is None else engine.cache.told_tokens,
     ),
     "kv_free_tokens": (
         "Empty part of the engine's KV cache in tokens, as it reports",
-        _reported(lambda report: report.kv_free_tokens),
+        lambda engine: engine.cache.free_tokens,
     ),
     "preemptions": (
         "Preemptions since the engine's start, as it reports",

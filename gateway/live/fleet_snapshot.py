@@ -105,16 +105,16 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
 
 def _engine(engine: FleetEngine, block_tokens: int) -> EngineState:
     view, report, counts = engine.view, engine.cache.last_report, engine.counts
-    queued = view.queue.unsent
+    queued, kv_tokens = view.queue.unsent, engine.cache.told_tokens
     if report is not None:
         waiting, running = report.queue.waiting, report.queue.running
-        kv_tokens: int | None = report.kv.total_blocks * report.block_tokens
-        used = None if kv_tokens is None else max(0, kv_tokens - report.kv_free_tokens)
+        free_tokens = engine.cache.free_tokens
+        used = None if kv_tokens is None or free_tokens is None else max(0, kv_tokens - free_tokens)
     else:
         sent = max(0, view.outstanding - queued)
         running = sent if counts is None else counts.running
         waiting = max(0, sent - running) if counts is None or counts.waiting is None else counts.waiting
-        kv_tokens, used = engine.cache.told_tokens, None
+        used = None
     return EngineState(
         name=view.engine_id,
         health=engine.health.state.value,

@@ -70,6 +70,11 @@ class LoadLedger:
     def __repr__(self) -> str:
         return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self.decode_s():.3f})"
 
+    @property
+    def mean_call_tokens(self) -> float:
+        """The mean prompt of the calls in the window and the mean output; 0 without calls."""
+        return self._prompt_tokens / len(self._entries) + self.mean_output_tokens if self._entries else 0.0
+
     def window_cost_s(self) -> float:
         """L: the prefills of all calls in the window, plus a decode of mean output length for each call."""
         return self._prefill_s + self.decode_s()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from plait.backends.adapter.required_names import UnsupportedEngineError
 from plait.backends.adapter.scheduler_settings import SettingsError
+from plait.backends.protocol.cache_state import KvGroup
 from plait.backends.vllm import plugin
 from plait.backends.vllm.driver import VllmDriver
+from plait.backends.vllm.scheduler import kv_groups
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from plait.policy.types import Slo
 from tests.backends.vllm import fake_package
@@ -136,6 +139,16 @@ def test_without_a_name_of_order_the_engine_schedules(
     assert step(scheduler) == {"a": 90, "b": 10}
     report = driver.report(None, None)
     assert (report.queue.running, report.iteration.budget_tokens) == (2, BUDGET_TOKENS)
+
+
+def test_groups_of_layers_are_reported_with_the_most_blocks_of_a_call() -> None:
+    scheduler = build()
+    assert scheduler.plait.report(None, None).kv.groups == []
+    window = SimpleNamespace(max_memory_usage_bytes=lambda _: 33 * 100, page_size_bytes=100)
+    scheduler.kv_cache_config.kv_cache_groups.append(SimpleNamespace(kv_cache_spec=window))
+    coordinator = scheduler.kv_cache_manager.coordinator
+    coordinator.single_type_managers += (SimpleNamespace(block_size=32),)
+    assert kv_groups(scheduler) == [KvGroup(fake_package.BLOCK_TOKENS), KvGroup(32, 33)]
 
 
 def test_what_the_cache_has_is_exact_in_the_lowest_tier(monkeypatch: pytest.MonkeyPatch) -> None:

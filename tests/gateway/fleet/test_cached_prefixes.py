@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import ceil
+
+import msgspec
 import pytest
 
+from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.gateway.fleet.booking import CallUsage
 from tests.gateway.fleet.lettered_prompts import cached, call, new_router, report
 
@@ -63,6 +67,21 @@ def test_a_report_in_other_blocks_is_refused_and_the_cache_estimated() -> None:
     assert (cached(router, "abcd"), cached(router, "zz")) == (4, 0)
     router.report("a", report("ab", snapshot=True), 4.0)
     assert (engine.cache.reports, cached(router, "abcd")) == (True, 2)
+
+
+def test_sizes_in_tokens_are_those_of_calls_as_long_as_they_are_here() -> None:
+    """With a group of full attention and two windows: a block of each for the first tokens, then of the first only."""
+    router, engine_kv = new_router("a"), KvState(300, 30, 0, [KvGroup(16), KvGroup(16, 20), KvGroup(16, 20)])
+    cache = router.engines["a"].cache
+    router.report("a", msgspec.structs.replace(report("ab", snapshot=True), kv=engine_kv), 0.0)
+    assert (cache.told_tokens, cache.free_tokens) == (100 * 16, 10 * 16)
+    booking = router.book(call("a" * 25), router.select(call("a" * 25), 1.0), 1.0)
+    mean_tokens = 25 * 64 + 1 + cache.view.ledger.mean_output_tokens
+    router.report("a", msgspec.structs.replace(report(), kv=engine_kv), 2.0)
+    blocks = ceil(mean_tokens / 16)
+    assert cache.told_tokens == 300 * 16 * blocks // (blocks + 40)
+    assert cache.view.free_tokens == cache.free_tokens == 30 * 16 * blocks // (blocks + 40)
+    router.settle(booking, CallUsage(1601, 1), 3.0)
 
 
 def test_an_engine_without_reports_is_taken_to_keep_what_fits_least_lately_used_first_out() -> None:

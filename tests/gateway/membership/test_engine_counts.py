@@ -89,6 +89,16 @@ def test_each_rank_of_vllm_has_its_part_of_the_cache(ranks: int) -> None:
     assert in_all(counted.values()).kv_tokens == 128_000
 
 
+@pytest.mark.parametrize(("told", "kv_tokens"), [("9943", 9_943), ("None", 16_384)])
+def test_the_size_in_tokens_of_a_rank_of_vllm_comes_before_its_blocks(told: str, kv_tokens: int) -> None:
+    """Layers of several groups take blocks of their own, so a block is less than its tokens."""
+    line = (
+        'vllm:cache_config_info{{block_size="32",engine="{0}",kv_cache_size_tokens="{1}",num_gpu_blocks="1024"}} 1.0\n'
+    )
+    text = "".join(line.format(rank, told) for rank in range(2)) + 'vllm:num_requests_running{engine="0"} 3\n'
+    assert [one.kv_tokens for one in read_counts(DIALECTS["vllm"], text.encode()).values()] == [kv_tokens] * 2
+
+
 def test_ranks_of_sglang_are_found_by_their_label() -> None:
     """The counters of tokens are not a rank's, and a rank without a call may be missing."""
     lines = [b'sglang:prompt_tokens_total{model_name="m"} 9.0']

@@ -21,8 +21,6 @@ from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from tests.waiting import WITHIN_S
 
 EVICTIONS: Final = 60
-PROMPT_TOKENS: Final = TREE_BLOCK_TOKENS - 1
-"""It stores no whole tree block, so the count of resident tokens falls if it evicts one. Every second one does."""
 
 
 def test_an_eviction_is_known_within_50_ms(fleet: EngineFleet, findings: Findings) -> None:
@@ -70,7 +68,7 @@ def _news_s(fleet: EngineFleet, engine: RealEngine, number: int) -> float | None
         evicted = pool.submit(_evicted_s, engine, state, is_over)
         known = pool.submit(_known_s, fleet.gateway, engine.name, held_tokens, is_over)
         time.sleep(0.05)  # so that both look when it happens
-        prompt = [number + 100] * PROMPT_TOKENS
+        prompt = _prompt(number, state.block_tokens)
         response = engine.post("/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 1})
         assert response.status_code == 200, response.text
         if engine.cache_state(since=state.cursor, epoch=state.epoch).removed:
@@ -78,6 +76,16 @@ def _news_s(fleet: EngineFleet, engine: RealEngine, number: int) -> float | None
         is_over.set()
         evicted_s, known_s = evicted.result(), known.result()
     return None if evicted_s is None or known_s is None else known_s - evicted_s
+
+
+def _prompt(number: int, block_tokens: int) -> list[int]:
+    """A prompt that stores fewer tree blocks than it evicts, so that the count of resident tokens falls.
+
+    It fills no tree block, or an engine block of several, the first of which all of these prompts share.
+    """
+    if block_tokens <= TREE_BLOCK_TOKENS:
+        return [number + 100] * (TREE_BLOCK_TOKENS - 1)
+    return [50] * TREE_BLOCK_TOKENS + [number + 100] * (block_tokens - TREE_BLOCK_TOKENS)
 
 
 def _evicted_s(engine: RealEngine, state: CacheState, is_over: Event) -> float | None:

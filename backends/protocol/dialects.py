@@ -30,9 +30,8 @@ class Figure(StrEnum):
     KV_BLOCKS = "kv_blocks"
     BLOCK_TOKENS = "block_tokens"
     BLOCKS_IN_LABELS = "blocks_in_labels"
-    """The labels `num_gpu_blocks` and `block_size` have the size of the KV cache; that of all ranks, for each rank.
-
-    If there is `kv_cache_size_tokens`, it is a rank's own: what fits of calls that fill the model's context.
+    """The labels `num_gpu_blocks` and `block_size` have the size of the KV cache; that of all ranks, for each rank. Or
+    `kv_cache_size_tokens` has a rank's own: what fits of calls that fill the model's context.
     """
 
     SLOTS = "slots"

@@ -32,24 +32,16 @@ class PoolObserver:
     the caller reports chunks to `tiered`.
     """
 
-    def __init__(
-        self,
-        pool: Any,
-        *,
-        group_id: int,
-        block_tokens: int,
-        model: str,
-        chunk_blocks: int = 0,
-        groups: Sequence[KvGroup] = (),
-    ) -> None:
+    def __init__(self, pool: Any, *, group_id: int, block_tokens: int, model: str, chunk_blocks: int = 0) -> None:
         self.journal = CacheJournal()
         self.tiered = TieredBlocks(self.journal, chunk_blocks) if chunk_blocks else None
         self.blocks = self.tiered or TreeBlocks(TreeBlockTiers(self.journal))
         self.block_tokens = block_tokens
         self.group_suffix = group_id.to_bytes(4, "big")
         """vLLM appends this to a block's hash to name the block within a KV cache group."""
+        self.groups: list[KvGroup] = []
+        """The groups that share the pool, for the reports (see `KvState`)."""
         self._pool = pool
-        self._groups = [*groups]
         self._group_id = group_id
         self._model = model
         self._idle: set[int] = set()  # ids of cached blocks that no request uses
@@ -62,7 +54,7 @@ class PoolObserver:
     def kv_state(self) -> KvState:
         """The pool's current counts of blocks. vLLM keeps one block for itself."""
         cached = len(self._idle)
-        return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached, self._groups)
+        return KvState(self._pool.num_gpu_blocks - 1, self._pool.get_num_free_blocks() - cached, cached, self.groups)
 
     def prompt_blocks(self, request: Any) -> Sequence[int]:
         """The hashes of a prompt's tree blocks, up to the first token whose KV depends on more than tokens."""

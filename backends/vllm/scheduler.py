@@ -145,8 +145,8 @@ def _driver(scheduler: Any) -> VllmDriver:
         block_tokens=manager.coordinator.single_type_managers[group_id].block_size,
         model=served_model(config),
         chunk_blocks=0 if offloading is None else offloading.chunk_blocks,
-        groups=kv_groups(scheduler),
     )
+    observer.groups = kv_groups(scheduler)
     lower = () if offloading is None else (offloading.follow(observer),)
     statuses = load("vllm.v1.request.RequestStatus")
     return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier, lower=lower)

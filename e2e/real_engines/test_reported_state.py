@@ -71,7 +71,8 @@ def test_it_tells_what_it_is(engine: RealEngine, kind: EngineKind) -> None:
 
 
 def test_kv_use_is_the_block_pools(engine: RealEngine, kind: EngineKind) -> None:
-    """Compared with the engine's own gauge while a call runs, and at rest."""
+    """Compared with the engine's own gauge, which may be late, while a call runs, and at rest."""
+    late_blocks = GAUGE_STEPS // kind.block_tokens
 
     def used() -> int:
         kv = engine.cache_state().kv
@@ -79,7 +80,7 @@ def test_kv_use_is_the_block_pools(engine: RealEngine, kind: EngineKind) -> None
 
     def agrees() -> bool:
         before, gauge, after = used(), engine.used_blocks(), used()
-        return before == gauge == after
+        return before - late_blocks <= gauge <= after
 
     with sync_client(engine, timeout=WITHIN_S) as client:
         stream = client.completions.create(

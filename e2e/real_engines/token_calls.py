@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from e2e.real_engines.engine import MODEL
-from e2e.real_engines.fleet import TREE_BLOCK_TOKENS
 from e2e.server_process import Server
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from tests.waiting import WITHIN_S
 
 

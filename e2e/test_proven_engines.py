@@ -52,17 +52,14 @@ def degraded(gateway: Server) -> str | None:
 
 
 @pytest.mark.parametrize("stock", [(), ("--stock",)], ids=["adapter", "stock"])
-@pytest.mark.parametrize("wrong", ["tokenizer", "template", "block size"])
+@pytest.mark.parametrize("wrong", ["tokenizer", "template"])
 def test_what_differs_is_named_until_it_does_not(
     launch: Launcher, tmp_path: Path, wrong: str, stock: Sequence[str]
 ) -> None:
-    if wrong == "block size" and stock:
-        pytest.skip("an engine without the adapter does not tell: its cache is estimated in any case")
     template = with_other(tmp_path / "other", lambda text: text.replace("<|im_start|>", "<|im_start|> "))
     options = {
         "tokenizer": ("--tokenizer", "bytes"),
         "template": ("--tokenizer", str(template)),
-        "block size": ("--block-tokens", "48"),
     }
     engine = ready(launch.engine("demo-1", options=(*options[wrong], *stock)))
     gateway = launch.gateway([engine])

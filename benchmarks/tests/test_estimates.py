@@ -21,7 +21,7 @@ def load() -> Load:
         replace(whole, calls=whole.calls[which], prompts=whole.prompts[which])
         for which in (slice(120), slice(120, None))
     )
-    return Load(ASKED, first, second, rate_per_s=6.0)
+    return Load(ASKED, first, second, rate_per_s=12.0)
 
 
 def cached(records: list[CallRecord]) -> tuple[int, int]:

@@ -68,7 +68,7 @@ class EngineSizes:
 NO_SIZES: Final = EngineSizes()
 """The sizes of an engine that has reported none."""
 
-_VALUE: Final = rb"[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-]0[0-9])?"
+_VALUE: Final = rb"[0-9]{1,12}(?:\.[0-9]{1,20})?(?:e[+-][01][0-9])?"
 _BLOCKS: Final = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size|kv_cache_size_tokens)="(\d{1,12})"')
 
 

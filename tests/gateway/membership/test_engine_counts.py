@@ -71,6 +71,12 @@ def test_the_sums_of_cached_tokens_are_read(kind: str, text: str, looked_up: int
     assert (counts.looked_up, counts.found) == (looked_up, found)
 
 
+def test_sums_are_read_beyond_ten_billion_tokens() -> None:
+    """A busy engine has looked up as many within days."""
+    text = VLLM_SUMS.format("1.2345678901e+10")
+    assert in_all(read_counts(DIALECTS["vllm"], text.encode()).values()).looked_up == 12_345_678_901
+
+
 VLLM_RANKS = """
 vllm:prompt_tokens_total{{engine="{0}",model_name="m"}} {0}.0
 vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="8000"}} 1.0

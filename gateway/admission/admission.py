@@ -406,7 +406,7 @@ def caches(router: Router, model: str, part: float = 1.0) -> Caches | None:
     None if the size of some engine's cache is not known.
     """
     views = router.models.able(model)
-    sizes = [router.engines[view.engine_id].cache.estimated_tokens for view in views]
+    sizes = [router.engines[view.engine_id].cache.likely_tokens for view in views]
     if not views or not all(sizes):
         return None
     slowness = sum(view.slowness for view in views) / len(views)

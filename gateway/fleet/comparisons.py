@@ -19,11 +19,11 @@ TELLING_TOKENS: Final = 256
 """Fewer cached tokens do not show whether an engine's cache uses the reported blocks."""
 CONTRADICTIONS: Final = 3
 SMALL: Final = 0.5
-"""From this part of its size on, an estimated cache is told to be small."""
+"""Up to this part of what it is taken for, an estimated cache is small, or its prompts are found in part."""
 HINTS: Final[Mapping[str, str]] = {
     "tokenizer": "set tokenizer and chat_template of [[models]] to what the engine loads, and restart the gateway",
     "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
-    "cache": "a cache salt that does not reach the engine, a LoRA adapter behind the same name, layers with windows",
+    "cache": "a cache salt that does not reach the engine, a LoRA adapter behind the same name, or windows in layers",
     "estimate": "the gateway predicts by what it has seen; with Plait's adapter, the engine reports its cache",
     "process": "remove one of the two from [[engines]], or from the name of [[services]]",
     "count": "the gateway's chat template or tokenizer is not the engine's: see tokenizer in [[models]]",
@@ -61,7 +61,8 @@ class Comparisons:
     def estimates(self) -> None:
         """Compare each estimated cache with what answers have told. Called about once a second."""
         for engine in self._engines.values():
-            note(engine, "estimate", estimate_problem(engine.cache))
+            if engine.health.takes_calls:
+                note(engine, "estimate", estimate_problem(engine.cache))
 
     def anew(self) -> None:
         """The gateway has another tokenizer: no engine gets token ids before it has reported its own again."""
@@ -101,7 +102,7 @@ def context_mismatch(models: Mapping[str, int | None], configured: Mapping[str, 
 def estimate_problem(cache: EngineCache) -> str | None:
     """How an estimated cache seems to differ from what it is taken for."""
     learned, size = cache.learned, cache.estimated_tokens or cache.assumed_tokens or 0
-    if cache.reports or (learned.is_sure and learned.fraction > SMALL):
+    if cache.reports or min(*learned.shares, learned.fraction) > SMALL:
         return None
     if learned.finds_nothing:
         return "the engine finds nothing in its cache of prompts that it has had before: caching seems to be off"

@@ -280,7 +280,8 @@ class FleetEngine:
         if booking.first_token_s is not None and usage.output_tokens > 1:  # the first token ends the prefill
             time_s = now_s - booking.first_token_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
-            view.queue.computed_tokens += booking.placement.cached_tokens - cached  # the pace of calls beside it
+            if not self.cache.reports:  # the prefill was not as predicted, for the calls beside it
+                view.queue.computed_tokens += booking.placement.cached_tokens - cached
         view.end(booking.context_tokens, booking.prefill, now_s)
 
     def fail(self, booking: Booking, now_s: float) -> None:
@@ -332,12 +333,12 @@ class FleetEngine:
         """
         view, before, self.counts = self.view, self.counts, counts
         slots = 0 if self.stock is None else self.stock.sizes.slots or 0
+        self.cache.counted(counts, before, asked_s)
         if counts is None:
             view.use_report(slots=slots)
             return
         if before is not None and counts.work != before.work:
             self.progress.byte(asked_s)
-        self.cache.counted(counts, before, asked_s)
         if counts.waiting is not None:
             self._has(counts.running + counts.waiting, asked_s)
         others = max(0, counts.running + (counts.waiting or 0) - sent_calls(view) - SKEW)

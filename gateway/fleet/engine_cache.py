@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -97,6 +98,12 @@ class EngineCache:
         """The size of the cache by the engine, the configuration, or the configured profile; None: not known."""
         return self.told_tokens or self.profile_tokens
 
+    @property
+    def likely_tokens(self) -> int | None:
+        """`estimated_tokens`, or less by what answers have told."""
+        size = self.estimated_tokens
+        return size if size is None or self.reports else int(min(1.0, self.learned.fraction) * size)
+
     def use_size(self, kv_tokens: int) -> None:
         """The engine has given the size of its cache, without a report."""
         self.kv_tokens = kv_tokens
@@ -138,9 +145,9 @@ class EngineCache:
         self.view.residency.clear()
         while self.unconfirmed:
             self.view.residency.unbook(self.unconfirmed.popleft()[1])
+        self.tells, self.sums, self.learned = False, None, LearnedCache()
         self.no_reports()
-        self.reports, self.tells, self.sums, self.learned = None, False, None, LearnedCache()
-        self._bound()
+        self.reports = None
 
     def ended(self, booking: Booking, usage: CallUsage | None, now_s: float) -> None:
         """A call has ended, so its prefix is stored. If the engine reports, a later report has to confirm this.
@@ -155,18 +162,26 @@ class EngineCache:
             call = booking.call  # if the engine counts the prompt differently, the answer's place is not known
             if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
+            if usage is not None:
+                self.tells = usage.cached_tokens is not None
             if usage is not None and usage.cached_tokens is not None:
-                self.tells, self.sums = True, None
+                self.sums = None
                 difference = usage.cached_tokens - booking.placement.cached_tokens
                 if self.learned.is_sure and abs(difference) < TELLING * self.block_tokens:
                     self.learned.agreed += booking.placement.cached_tokens > 0  # the usual case: no function call
                 else:
                     self._found(booking, usage.cached_tokens * call.prompt_tokens / max(1, usage.prompt_tokens), now_s)
             self.view.residency.assume_stored(booking.leaf, is_booked=True)
+            lowest, views = self.view.tiers.lowest, self.view.tiers.views
+            if lowest.most_blocks is not None:
+                blocks, room = lowest.resident.blocks, views[-1] if views else self.view
+                is_half_full = 2 * blocks >= lowest.most_blocks
+                room.free_tokens = float((lowest.most_blocks - blocks) * self.block_tokens) if is_half_full else None
 
-    def counted(self, counts: EngineCounts, before: EngineCounts | None, now_s: float) -> None:
-        """An engine without reports has counted again, after the counts of `before`."""
-        if self.tells or counts.looked_up is None or before is None or before.looked_up is None:
+    def counted(self, counts: EngineCounts | None, before: EngineCounts | None, now_s: float) -> None:
+        """An engine without reports has counted again, after the counts of `before`; None: it does not count."""
+        if self.tells or counts is None or counts.looked_up is None or before is None or before.looked_up is None:
+            self.sums = None
             return
         looked_up, found = counts.looked_up - before.looked_up, counts.found - before.found
         if self.sums is None or min(looked_up, found) < 0:  # it has restarted
@@ -180,7 +195,8 @@ class EngineCache:
         size = self.estimated_tokens or self.assumed_tokens
         if self.reports or size is None:
             return
-        blocks, predicted = tokens / self.block_tokens, booking.placement.cached_tokens // self.block_tokens
+        blocks = min(tokens / self.block_tokens, booking.call.cacheable_blocks)
+        predicted = booking.placement.cached_tokens // self.block_tokens
         reach, is_bound = booking.reach or Reach(predicted, 0, 0, predicted), self.told_tokens is not None
         self.learned.saw(reach, blocks, size // self.block_tokens, booking.booked_s, now_s, is_bound=is_bound)
         self.view.tiers.lowest.mark(booking.leaf, ceil(blocks), 2, reach.found)
@@ -195,8 +211,9 @@ class EngineCache:
         """A call will not be computed, or not to its end: expect none of its blocks."""
         if self.reports:
             self._given_up(booking)
-        elif self.sums is not None and booking in self.sums.open:
-            self.sums.open.remove(booking)
+        elif self.sums is not None:
+            with suppress(ValueError):
+                self.sums.open.remove(booking)
         self.view.residency.unbook(booking.leaf, waits=booking.sent_s == inf)
 
     def _given_up(self, booking: Booking) -> None:
@@ -233,6 +250,7 @@ class EngineCache:
             self.cursor = self.epoch = None  # earlier changes were not applied, so ask for a snapshot next
         else:
             self._take_blocks(state, requested_s)
+        self.sums = None
         self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
         scheduler = state.scheduler
         self.view.use_report(
@@ -313,8 +331,10 @@ class EngineCache:
 
     def _bound(self) -> None:
         """Update the sizes of the residencies."""
-        tokens, fraction = self.estimated_tokens or self.assumed_tokens, self.learned.fraction
-        residency = self.view.residency
+        tokens, residency = self.estimated_tokens or self.assumed_tokens, self.view.residency
+        fraction = 0.0 if self.learned.finds_nothing else self.learned.fraction
+        if self.told_tokens is not None:
+            fraction = min(1.0, fraction)  # it may have been learned before the size was told
         residency.most_blocks = None if tokens is None else int(fraction * tokens) // self.block_tokens
         if not self.reports and self.host_tokens is not None and tokens is not None:
             self._use_tiers(["host"])
@@ -323,8 +343,6 @@ class EngineCache:
             tier.residency.most_blocks = int(fraction * (tokens + self.host_tokens)) // self.block_tokens
         elif not self.reports:
             self._use_tiers([])
-        for one in (residency, *residency.tiers):
-            one.finds_nothing = not self.reports and self.learned.finds_nothing
 
 
 def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:

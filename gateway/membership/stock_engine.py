@@ -109,7 +109,7 @@ class StockEngine:
         if self._dialect is not None:
             self._dialect, self._lists_slots = None, False
             self._router.recognised(self._name, None)
-        self._sizes_due_s = self._counts_due_s = 0.0
+        self._sizes_due_s = self._counts_due_s = self._rests_until_s = 0.0
 
     async def _read(self, engine: FleetEngine, now_s: float) -> float:
         """Raises `EngineError` or TimeoutError if the engine does not answer."""

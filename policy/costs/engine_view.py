@@ -90,8 +90,8 @@ class EngineView:
     residency: Residency
 
     free_tokens: float | None = None
-    """The unused tokens of the KV cache: as reported, less the tokens booked since. None (no report): no call is
-    expected to evict anything.
+    """The unused tokens of the KV cache, less the tokens booked since: as reported, or by the estimate from half of its
+    size on. None: no call is expected to evict anything.
     """
 
     outstanding: int = 0
@@ -249,7 +249,7 @@ class EngineView:
         engine computed in this time. The pace compares `time_s` with this prediction.
         """
         decode_s = iterations * (begun_iteration_s + self.sent_iteration_s) / 2
-        self.pace.observe(time_s, decode_s + self.computed_s(now_s) - begun_computed_s, now_s)
+        self.pace.observe(time_s, decode_s + max(0.0, self.computed_s(now_s) - begun_computed_s), now_s)
 
     # What policies read.
 

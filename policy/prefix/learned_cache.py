@@ -23,6 +23,9 @@ TELLING: Final = 4
 LATEST: Final = 0.1
 """The least weight of the latest answer in a share that is found. The first ones weigh more."""
 
+FORGOTTEN: Final = 0.01
+"""By this part, an answer that found all makes up for misses of a kind that does not occur any more."""
+
 ALL: Final = 0.9
 """A larger share counts as all, because single exceptions occur on any engine, and a smaller one as its part of this:
 hits that the estimate does not reach make up for it.
@@ -94,6 +97,8 @@ class LearnedCache:
                 weight = max(LATEST, 1 / (2 + self.agreed + self._seen[seam]))
                 self.shares[seam] += weight * (share - self.shares[seam])
                 self._seen[seam] += 1
+            elif reach.anywhere >= TELLING and found >= reach.anywhere - TELLING:
+                self.shares[seam] += FORGOTTEN * (1.0 - self.shares[seam])
             surer = reach[seam]
         self.is_sure = min(self.shares) >= ALL
         if found >= TELLING:

@@ -33,9 +33,8 @@ Victim = tuple[Node, int]
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `finds_nothing` says
-    that its caching seems to be off. `lower` is the residency of the next tier. `engine_id` names the holdings in the
-    tree; a lower tier's has the tier's name appended.
+    `most_blocks` is the cache's size for an engine that does not report; None: not known. `lower` is the residency of
+    the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended.
     """
 
     def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
@@ -43,7 +42,6 @@ class Residency:
         self.tier = tier
         self.lower: Residency | None = None
         self.most_blocks: int | None = None
-        self.finds_nothing = False
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
@@ -101,8 +99,6 @@ class Residency:
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
         """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
-        if self.finds_nothing:
-            return 0
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first
@@ -133,16 +129,16 @@ class Residency:
                 at_seam[: ends + 1] = [total] * (ends + 1)
         return Reach(at_seam[0], at_seam[1], at_seam[2], known)
 
-    def mark(self, leaf: Node, blocks: int, seam: int, most_blocks: int) -> None:
+    def mark(self, leaf: Node, blocks: int, seam: int, end_blocks: int) -> None:
         """Set the `Holding.seam` of the nodes up to `leaf` that end in the first `blocks`, which were in the cache.
 
-        Those up to `most_blocks` were not.
+        Those up to `end_blocks` were not.
         """
         for node in leaf.path():
             holding = node.holding_of(self.engine_id)
             if holding is not None and node.end_blocks <= blocks:
                 holding.seam = max(holding.seam, seam)
-            elif holding is not None and node.end_blocks <= most_blocks:
+            elif holding is not None and node.end_blocks <= end_blocks:
                 holding.seam = 0
 
     def book(self, leaf: Node, *, waits: bool = False) -> None:

@@ -57,6 +57,12 @@ class Traffic:
         self.cache = cache
         self.prompts, self.predicted, self.found = list[int](), list[int](), list[int]()
         self._sums = sums
+        self.counted_part = 1.0
+        """How many tokens the engine counts for each of the gateway's."""
+        self.others_factor = 1
+        """The prompts in the sums for each of the gateway's; the others find the same."""
+        self.tells_once = False
+        """The next answer tells its cached tokens, although the engine sums."""
         self._looked_up = self._hits = 0
         self._open: list[tuple[Booking, int]] = []
         self._times = count()
@@ -75,11 +81,14 @@ class Traffic:
         self.found.append(found)
         self._looked_up, self._hits = self._looked_up + len(tokens), self._hits + found
         if self._sums:
-            self.router.counted("a", EngineCounts(1, 0, None, 0.0, None, self._looked_up, self._hits), now_s)
+            factor = self.others_factor * self.counted_part
+            counts = EngineCounts(1, 0, None, 0.0, None, factor * self._looked_up, factor * self._hits)
+            self.router.counted("a", counts, now_s)
         if len(self._open) > 1:
             answered, was_found = self._open.pop(0)
             self.router.first_token(answered, now_s)
-            usage = CallUsage(answered.call.prompt_tokens, 8, None if self._sums else was_found)
+            usage = CallUsage(answered.call.prompt_tokens, 8, was_found if self.tells_once or not self._sums else None)
+            self.tells_once = False
             self.router.settle(answered, usage, now_s)
 
     def share_off(self, first: int = 100) -> float:

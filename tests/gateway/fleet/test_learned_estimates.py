@@ -135,3 +135,58 @@ def test_the_status_says_what_is_seen() -> None:
     assert "windows or states" in (said(windows) or "")
     small.router.no_reports("a", is_new=True)
     assert said(small) is None, "another process may answer next"
+
+
+def test_calls_are_not_kept_while_an_engine_sums_nothing() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD, sums=True)
+    run(traffic, questions(4, 20, seed=11))
+    cache = traffic.router.engines["a"].cache
+    assert cache.sums is not None
+    traffic.router.counted("a", None, 1_000.0)
+    assert cache.sums is None
+
+
+def test_sums_of_an_engine_that_counts_fewer_tokens_keep_up() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD, sums=True)
+    traffic.counted_part = 0.93
+    run(traffic, questions(6, 300, seed=12))
+    sums = traffic.router.engines["a"].cache.sums
+    assert sums is not None
+    assert len(sums.open) <= 2
+
+
+def test_other_clients_lookups_in_the_sums_are_not_the_gateways() -> None:
+    traffic = Traffic(EmulatedCache(TOLD // 2), TOLD, sums=True)
+    traffic.others_factor = 2
+    run(traffic, questions(8, 300, seed=13))
+    predicted, found = traffic.shares()
+    assert predicted == pytest.approx(found, abs=0.08)
+
+
+def test_answers_that_tell_once_do_not_silence_the_sums() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD, sums=True)
+    prompts = list(questions(4, 40, seed=14))
+    run(traffic, iter(prompts[:20]))
+    traffic.tells_once = True
+    run(traffic, iter(prompts[20:]))
+    assert traffic.router.engines["a"].cache.sums is not None
+
+
+def test_what_fails_no_more_is_forgotten() -> None:
+    traffic = Traffic(EmulatedCache(TOLD), TOLD)
+
+    def restart(number: int) -> None:
+        if number == 60:
+            traffic.cache.clear()
+
+    run(traffic, questions(6, 500, seed=15), restart)
+    assert said(traffic) is None
+
+
+def test_sessions_get_the_room_that_the_cache_seems_to_have() -> None:
+    traffic = Traffic(EmulatedCache(60), TOLD)
+    run(traffic, questions(3, 200, seed=16))
+    cache = traffic.router.engines["a"].cache
+    assert cache.likely_tokens is not None
+    assert cache.likely_tokens < TOLD * BLOCK / 2
+    assert cache.estimated_tokens == TOLD * BLOCK

@@ -55,6 +55,8 @@ WARM_UP: Final = 0.5
 SYSTEMS: Final[tuple[System, ...]] = ("oracle", "answers", "not told", "least outstanding")
 MOST: Final = 1.10
 """Mean E2E of a gateway that learns from answers, over that of the oracle."""
+MOST_OF_RIVAL: Final = 0.85
+"""The same over least outstanding calls, which need no estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +178,22 @@ def report(found: Mapping[Task, Found]) -> Report:
 
 
 def claims(found: Mapping[Task, Found]) -> Iterator[Claim]:
-    """The bound, for each workload and case."""
-    for (workload, case), runs in _rows(found):
-        ratio = _mean(runs, "answers", "e2e_s") / _mean(runs, "oracle", "e2e_s")
-        yield Claim("mean E2E, estimated / each hit known beforehand", ratio, most=MOST, where=f"{workload}, {case}")
+    """For each workload, where nothing is wrong, and over all cases in which something is.
+
+    A case scatters by a fifth from seed to seed, so the bound against the oracle is claimed of all seeds only. The
+    table has each case.
+    """
+    bounds: Sequence[tuple[System, float, int]] = (
+        ("least outstanding", MOST_OF_RIVAL, 1), ("oracle", MOST, len(SEEDS))
+    )  # fmt: skip
+    for system, most, least_seeds in bounds:
+        ratios: dict[str, list[float]] = {}
+        for (workload, case), runs in _rows(found):
+            if len(runs) >= least_seeds:
+                where = workload if CASES[case] == Wrong() else f"{workload}, wrong"
+                ratios.setdefault(where, []).append(_mean(runs, "answers", "e2e_s") / _mean(runs, system, "e2e_s"))
+        for where, each in ratios.items():
+            yield Claim(f"mean E2E, estimated / {system}", geometric_mean(each), most=most, where=where)
 
 
 def markdown(found: Mapping[Task, Found]) -> Iterator[str]:

@@ -108,12 +108,14 @@ def test_a_call_goes_to_the_rank_that_it_names(engine: RealEngine, route: str, r
     body_of, cached_of = ROUTES[route]
     body, other = body_of(new_prompt()), 1 - rank
     before = cached_blocks(engine)
-    assert not cached_of(sent(engine, route, body, rank)["usage"])
+    assert (cached_of(sent(engine, route, body, rank)["usage"]) or 0) < TREE_BLOCK_TOKENS, (
+        "the template's begin at most"
+    )
     after = cached_blocks(engine)
     assert len(after[rank] - before[rank]) >= WORDS // TREE_BLOCK_TOKENS
     assert after[other] == before[other]
     assert (cached_of(sent(engine, route, body, rank)["usage"]) or 0) >= WORDS // 2
-    assert not cached_of(sent(engine, route, body, other)["usage"])
+    assert (cached_of(sent(engine, route, body, other)["usage"]) or 0) < TREE_BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("route", VECTORS)

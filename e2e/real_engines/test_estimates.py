@@ -137,8 +137,9 @@ def learned(engine: RealEngine, prefixes: int, folder: Path, findings: Findings)
     return calls
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", [GEMMA], ids=named, indirect=True)
-@pytest.mark.parametrize("prefixes", [8, *(pytest.param(n, marks=pytest.mark.nightly) for n in (4, 12))])
+@pytest.mark.parametrize("prefixes", [4, 8, 12])
 def test_an_engine_that_keeps_less_than_its_blocks_suggest(learned: list[Placed], findings: Findings) -> None:
     error = abs(predicted_share(learned) - cached_share(learned))
     far = findings.at_most("Gemma, small cache: predictions off by more than half", far_share(learned), 0.1)
@@ -146,9 +147,8 @@ def test_an_engine_that_keeps_less_than_its_blocks_suggest(learned: list[Placed]
     assert far
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("engine", [LARGE_GEMMA], ids=named, indirect=True)
-@pytest.mark.parametrize("prefixes", [4, 8, 16])
+@pytest.mark.parametrize("prefixes", [8, *(pytest.param(n, marks=pytest.mark.nightly) for n in (4, 16))])
 def test_an_engine_that_finds_a_prefix_from_its_third_call_on(learned: list[Placed], findings: Findings) -> None:
     """The second call shows the engine where prompts part, and from then on windows are kept there."""
     assert findings.at_least("Gemma, large cache: share predicted", near_share(learned), 0.85)

@@ -81,7 +81,7 @@ def _news_s(fleet: EngineFleet, engine: RealEngine, number: int) -> float | None
 def _prompt(number: int, block_tokens: int) -> list[int]:
     """A prompt that stores fewer tree blocks than it evicts, so that the count of resident tokens falls.
 
-    It fills no tree block, or an engine block of several, the first of which all of these prompts share.
+    The prompt fills no tree block, or an engine block of several, the first of which all of these prompts share.
     """
     if block_tokens <= TREE_BLOCK_TOKENS:
         return [number + 100] * (TREE_BLOCK_TOKENS - 1)

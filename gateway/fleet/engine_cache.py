@@ -332,7 +332,7 @@ class EngineCache:
     def _bound(self) -> None:
         """Update the sizes of the residencies."""
         tokens, residency = self.estimated_tokens or self.assumed_tokens, self.view.residency
-        fraction = 0.0 if self.learned.finds_nothing else self.learned.fraction
+        fraction = self.learned.fraction
         if self.told_tokens is not None:
             fraction = min(1.0, fraction)  # it may have been learned before the size was told
         residency.most_blocks = None if tokens is None else int(fraction * tokens) // self.block_tokens
@@ -343,6 +343,8 @@ class EngineCache:
             tier.residency.most_blocks = int(fraction * (tokens + self.host_tokens)) // self.block_tokens
         elif not self.reports:
             self._use_tiers([])
+        for one in (residency, *residency.tiers):
+            one.finds_nothing = not self.reports and self.learned.finds_nothing
 
 
 def _without(run: StoredRun, blocks: Container[int]) -> Iterator[Run]:

@@ -33,7 +33,8 @@ Victim = tuple[Node, int]
 class Residency:
     """One engine's part of the shared prefix tree: its `resident` blocks, and the blocks of booked calls.
 
-    `most_blocks` is the cache's size for an engine that does not report; None: not known. `lower` is the residency of
+    For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `finds_nothing` says
+    that its caching seems to be off, so that blocks of calls under way do not count either. `lower` is the residency of
     the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended.
     """
 
@@ -42,6 +43,7 @@ class Residency:
         self.tier = tier
         self.lower: Residency | None = None
         self.most_blocks: int | None = None
+        self.finds_nothing = False
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
@@ -99,6 +101,8 @@ class Residency:
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
         """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
+        if self.finds_nothing:
+            return 0
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first

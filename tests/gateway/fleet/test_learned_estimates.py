@@ -7,6 +7,7 @@ import random
 import pytest
 
 from plait.gateway.fleet.engine import degradation
+from plait.policy.prefix.block_hash import chain, root_hash
 from tests.gateway.fleet.emulated_cache import BLOCK, EmulatedCache, Traffic, questions, run
 
 TOLD = 256
@@ -190,3 +191,12 @@ def test_sessions_get_the_room_that_the_cache_seems_to_have() -> None:
     assert cache.likely_tokens is not None
     assert cache.likely_tokens < TOLD * BLOCK / 2
     assert cache.estimated_tokens == TOLD * BLOCK
+
+
+def test_a_prompt_under_way_is_no_reason_for_an_engine_without_caching() -> None:
+    traffic = Traffic(EmulatedCache(0), TOLD)
+    run(traffic, questions(4, 40, seed=17))
+    (prompt,) = questions(1, 1, seed=18)
+    traffic.send(prompt)  # still open
+    view = traffic.router.engines["a"].view
+    assert view.residency.cached_blocks(traffic.router.tree.match(chain(prompt, BLOCK, root_hash("m")))) == 0

@@ -139,7 +139,7 @@ class Completion:
         usage = ResponseUsage()
         prompts: set[str] = set()
         for call in (generation.call for generation in self._generations):
-            usage.completion_tokens += call.output_tokens
+            usage.completion_tokens += call.sent_tokens
             if call.call_id not in prompts:
                 prompts.add(call.call_id)
                 usage.prompt_tokens += call.prompt_tokens

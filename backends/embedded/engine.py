@@ -1,13 +1,19 @@
 """The embedded engine's core: an iteration loop over a block cache, with time as an argument.
 
 Calls come by `add` and leave with their last token, or by `remove` or `abort`. `step(now)` ends the iteration in
-flight, returns its tokens and begins the next one: the local scheduler plans it from the engine's facts, blocks are
-found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps for
-that time (`backends/embedded/clock.py`); the simulator advances its virtual clock. At most one iteration is in flight.
+flight, returns its tokens and begins the next one. The local scheduler plans an iteration from the engine's facts,
+blocks are found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps
+for that time (`backends/embedded/clock.py`); the simulator advances its virtual clock. At most one iteration is in
+flight.
+
+As vLLM and SGLang do on a GPU, the engine plans the next iteration when one begins (`EngineSettings.ahead`). So the
+plan does not know the tokens that are being computed. A call that ends with one of them, other than by its limit, has
+a place in the next iteration that is computed for nothing.
 """
 
 from __future__ import annotations
 
+import random
 from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,7 +29,7 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
-from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.plan import InFlight, IterationWork, LocalCall, LocalScheduler, Plan
 from plait.policy.scheduling.preemption import WATERMARK_BLOCKS
 
 
@@ -34,7 +40,9 @@ class EmbeddedFacts:
         self.max_batch_tokens = max_batch_tokens
         """The most new tokens one iteration may compute."""
         self.max_running_calls = max_running_calls
-        """The most calls that may run at once."""
+        """The most calls of a plan that may run at once."""
+        self.in_flight: InFlight | None = None
+        """The iteration that is computed now."""
         self.shares_in_iteration = True
         """Other calls can hit a block once its computation is scheduled."""
         self.loading: dict[LocalCall, Load] = {}
@@ -101,8 +109,13 @@ class EngineSettings:
     max_batch_tokens: int = 2048
     """The most new tokens of an iteration."""
     max_running_calls: int = 256
+    ahead: int = 0
+    """1: an iteration is planned while the one before is computed; 0: when that has ended."""
     scheduler: str = "slo"
     """A name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`."""
+    jitter: float = 0.0
+    """An iteration's time is off by up to this share of it, either way, drawn by `seed`."""
+    seed: int = 0
     lower: tuple[TierSettings, ...] = ()
     """The tiers below the KV cache, the fastest first."""
 
@@ -113,6 +126,15 @@ class Step:
 
     outputs: tuple[Output, ...]
     ends_s: float | None
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """A planned iteration: (new tokens, context tokens) of each call, and the calls that get an output token."""
+
+    calls: list[tuple[int, int]]
+    emits: list[EmbeddedCall]
+    ends_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -163,10 +185,9 @@ class Engine:
         self.facts = EmbeddedFacts(
             self._blocks, max_batch_tokens=settings.max_batch_tokens, max_running_calls=settings.max_running_calls
         )
-        self._in_flight: list[EmbeddedCall] = []
-        self._ends_s: float | None = None
-        self._computes = False
-        self._work = IterationWork()
+        self._current: _Iteration | None = None
+        self._planned: _Iteration | None = None
+        self._noise = random.Random(settings.seed)  # noqa: S311 - not for security
         self._reporter = StateReporter(
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens,
@@ -181,7 +202,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no iteration is in flight, so that a new call needs a `step`."""
-        return not self._computes
+        return self._current is None
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether a call's KV fits into an otherwise empty cache."""
@@ -215,30 +236,36 @@ class Engine:
                 self._blocks.give_up(call, load)
         else:
             return False
-        if call in self._in_flight:
-            self._in_flight.remove(call)
+        for iteration in (self._current, self._planned):
+            if iteration is not None and call in iteration.emits:
+                iteration.emits.remove(call)
         self._reporter.ended(call, self._stepped_s)
         return True
 
     def step(self, now_s: float) -> Step:
         """End the iteration in flight and begin the next. No effect before the end of an iteration in flight."""
-        if self._computes and self._ends_s is not None and now_s < self._ends_s:
-            return Step((), self._ends_s)
-        if self._measuring is not None and self._work.new_tokens:
-            self._measuring.observe(self._iterations.last_s, self._work)
+        ended = self._current
+        if ended is not None and now_s < ended.ends_s:
+            return Step((), ended.ends_s)
         self._stepped_s = now_s
         if self.facts.loading:
             self._end_loads(now_s)
-        outputs = tuple(self._emit(call) for call in self._in_flight)
-        self._in_flight = []
-        self._ends_s = self._begin(now_s)
-        return Step(outputs, self._ends_s)
+        if self._measuring is not None and self.facts.in_flight is not None:
+            self._measuring.observe(self._iterations.last_s, self.facts.in_flight.work)
+        self._current = self.facts.in_flight = None
+        outputs = () if ended is None else tuple([self._emit(call) for call in ended.emits])
+        begun = self._current = self._planned or self._plan_next(now_s)
+        if begun is None:
+            return Step(outputs, min((load.ends_s for load in self.facts.loading.values()), default=None))
+        self._begin(begun, now_s)
+        self._planned = self._plan_next(now_s) if self.settings.ahead else None
+        return Step(outputs, begun.ends_s)
 
     def extend(self, ends_s: float) -> None:
         """Let the iteration in flight, if any, end at `ends_s`, which is not before its own end."""
-        if self._computes and self._ends_s is not None:
-            self._iterations.extend(ends_s - self._ends_s)
-            self._ends_s = ends_s
+        if self._current is not None:
+            self._iterations.extend(ends_s - self._current.ends_s)
+            self._current.ends_s = ends_s
 
     def has_news(self, since: int, gateway: str | None = None) -> bool:
         """Whether cached blocks or other gateways' calls changed since the report with cursor `since`."""
@@ -257,32 +284,36 @@ class Engine:
             gateway=gateway,
         )
 
-    def _begin(self, now_s: float) -> float | None:
-        """Plan and start the next iteration. Returns its end, or the end of the next load; None if there is neither."""
+    def _plan_next(self, now_s: float) -> _Iteration | None:
+        """Plan an iteration, with the blocks of its calls. None if there is nothing to compute."""
         plan = self._plan(now_s)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
             self._preempt(call)
-        computed = []
+        planned = _Iteration([], [])
         for call, planned_tokens in plan.picks:
             tokens = planned_tokens
             assert isinstance(call, EmbeddedCall)
             if not call.blocks:
                 self._admit(call, now_s)
                 tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may have cached more of the prompt
-            computed.append((tokens, call.computed_tokens))
-            self._schedule(call, tokens)
-        self._work = IterationWork.of([tokens for tokens, _ in computed], [context for _, context in computed])
+            planned.calls.append((tokens, call.computed_tokens))
+            self._schedule(call, tokens, planned)
         self._load_ahead(plan, now_s)
-        self._computes = bool(computed)
-        if not computed:
-            return min((load.ends_s for load in self.facts.loading.values()), default=None)
-        duration_s = self.cost_model.iteration_time_s(computed)
+        return planned if planned.calls else None
+
+    def _begin(self, iteration: _Iteration, now_s: float) -> None:
+        calls = iteration.calls
+        duration_s = self.cost_model.iteration_time_s(calls)
+        if self.settings.jitter:
+            duration_s *= 1 + self.settings.jitter * self._noise.uniform(-1, 1)
+        work = IterationWork.of([tokens for tokens, _ in calls], [context for _, context in calls])
+        iteration.ends_s = now_s + duration_s
+        self.facts.in_flight = InFlight(work, now_s)
         self.counters.iterations += 1
         self.counters.busy_s += duration_s
-        self._iterations.computes(self._work.chunks)
+        self._iterations.computes([tokens for tokens, _ in work.chunks])
         self._iterations.took(duration_s)
-        return now_s + duration_s
 
     def _plan(self, now_s: float) -> Plan:
         """The next iteration's plan.
@@ -290,17 +321,29 @@ class Engine:
         If loading a picked call's blocks from a lower tier takes less time than computing them, the load begins, and
         the plan is made again without the call.
         """
-        waiting, running, facts = self.waiting, self.running, self.facts
+        waiting, running, facts = self.waiting, self._to_run(), self.facts
         plan = self._scheduler.plan(now_s, waiting, running, facts)
         if not self._blocks.lower:
             return plan
         while self._load_picked(plan, now_s):
             plan = self._scheduler.plan(now_s, waiting, running, facts)
-        if not plan.picks and not facts.loading and any(call.kept for call in waiting):
+        if not plan.picks and not facts.loading and self.idle and any(call.kept for call in waiting):
             for call in waiting:  # a deadlock: the blocks kept for each call leave no room for any
                 self._blocks.let_go(call)
             plan = self._scheduler.plan(now_s, waiting, running, facts)
         return plan
+
+    def _to_run(self) -> list[EmbeddedCall]:
+        """The running calls without those whose last token, by their limit, is in flight."""
+        if self.idle:
+            return self.running
+        running = [
+            call
+            for call in self.running
+            if call.max_output_tokens is None or call.output_tokens < call.max_output_tokens
+        ]
+        self.facts.max_running_calls = self.settings.max_running_calls - len(self.running) + len(running)
+        return running
 
     def _load_picked(self, plan: Plan, now_s: float) -> bool:
         """Begin loads for the calls that a plan starts. Returns whether a load has begun."""
@@ -349,25 +392,27 @@ class Engine:
         self.waiting.remove(call)
         self.running.append(call)
 
-    def _schedule(self, call: EmbeddedCall, tokens: int) -> None:
+    def _schedule(self, call: EmbeddedCall, tokens: int, iteration: _Iteration) -> None:
         self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
         self._blocks.extend(call, tokens)
         if call.uncomputed_tokens == 0:
-            self._in_flight.append(call)
+            iteration.emits.append(call)
+            call.output_tokens += 1
 
     def _emit(self, call: EmbeddedCall) -> Output:
         token = next(call.output)
-        call.output_tokens += 1
+        call.sent_tokens += 1
         call.chain.extend((token,))
         if call.tree_chain is not call.chain:
             call.tree_chain.extend((token,))
         self.counters.output_tokens += 1
         self._reporter.produced(call, 1, self._stepped_s)
-        finished = call.output_tokens >= call.final_output_tokens
+        finished = call.sent_tokens >= call.final_output_tokens
         if finished:
-            self._reporter.ended(call, self._stepped_s)
-            self.running.remove(call)
-            self._blocks.release(call)
+            call.output_tokens = call.sent_tokens
+            self.remove(call)
+        elif self._planned is not None:
+            self._blocks.register(call)
         return Output(call, token, finished)
 
     def _preempt(self, call: EmbeddedCall) -> None:

@@ -241,15 +241,19 @@ class KvBlocks:
 
     def extend(self, call: EmbeddedCall, tokens: int) -> None:
         """Give the call the blocks for `tokens` more. Other calls can hit those that are full then."""
-        cache, blocks = self.cache, call.blocks
         call.computed_tokens += tokens
-        whole, rest_tokens = divmod(call.computed_tokens, self.block_tokens)
-        more = whole + (rest_tokens > 0) - len(blocks)
+        more = -(-call.computed_tokens // self.block_tokens) - len(call.blocks)
         if more > 0:  # most decodes need none
-            blocks += cache.allocate(more)
+            call.blocks += self.cache.allocate(more)
+        self.register(call)
+
+    def register(self, call: EmbeddedCall) -> None:
+        """Let other calls hit the call's full blocks, except one with a token that is still being computed."""
+        whole, hashes, blocks = call.computed_tokens // self.block_tokens, call.chain.hashes, call.blocks
         if whole > call.registered_blocks:
+            whole = min(whole, len(hashes))
             for index in range(call.registered_blocks, whole):
-                blocks[index] = cache.register(blocks[index], call.chain.hashes[index])
+                blocks[index] = self.cache.register(blocks[index], hashes[index])
                 self._stored(call, index)
             call.registered_blocks = whole
 

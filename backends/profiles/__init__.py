@@ -104,6 +104,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forward: Forward
     attention: Attention
     kv: Kv
+    with_prompts: Forward | None = None
+    """The time of a forward pass with prompts; None: as `forward`, which is else of decodes alone."""
     long_prefill: LongPrefill = LongPrefill()
     efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     pivot: Pivot | None = None
@@ -122,6 +124,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 self.long_prefill.product_ms / 1e3,
             ),
             efficiency=self.efficiency,
+            with_prompts=None if self.with_prompts is None else self.with_prompts.in_seconds(),
             links=tuple(
                 TierLink.of(link.tier, self.kv.bytes_per_token, link.gbytes_per_s, link.latency_ms / 1e3)
                 for link in self.kv.links

@@ -17,7 +17,7 @@ from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
 from plait.backends.sglang.compatibility import namespace, next_output_ends, prefix_tokens
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain
-from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.plan import InFlight, LocalCall
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +131,8 @@ class SglangFacts:
         limit = scheduler.max_prefill_tokens
         self.max_batch_tokens: int = min(scheduler.chunked_prefill_size or limit, limit)
         self.max_running_calls: int = scheduler.max_running_requests
+        self.in_flight: InFlight | None = None
+        """The batch that is computed now, with SGLang's overlap."""
         self._scheduler = scheduler
         self._stored = observer.journal.stored
         self._page_tokens: int = scheduler.page_size

@@ -27,7 +27,7 @@ from plait.backends.sglang.compatibility import rank_of
 from plait.backends.sglang.levers import NO_LIMITS, PrefillPass
 from plait.backends.sglang.planner import SglangPlanner
 from plait.backends.sglang.step_clock import StepClock, Tick
-from plait.policy.scheduling.plan import IterationWork, LocalScheduler
+from plait.policy.scheduling.plan import InFlight, IterationWork, LocalScheduler
 
 
 class SglangDriver:
@@ -119,7 +119,10 @@ class SglangDriver:
         """Schedule a prefill pass by a plan, beside the decodes of `running_batch`. `schedule` is SGLang's own."""
         self._events.drain()
         assert self.planner is not None
-        return self.planner.step(self.clock.now_s, running_batch, schedule)
+        now_s = self.clock.now_s
+        # All ranks must plan alike, so its beginning is the tick's: the tick follows the end of the batch before.
+        self.planner.facts.in_flight = InFlight(self._begun[-1][1], now_s) if self._begun else None
+        return self.planner.step(now_s, running_batch, schedule)
 
     def begins(self, batch: Any) -> None:
         """A batch begins to run. Evictions that made room for the batch are reported before its forward pass."""
@@ -127,7 +130,7 @@ class SglangDriver:
         work, number = _work(batch), next(self._batches)
         self._begun.append((number, work))
         self._iterations.begin(number, self.clock.present_s)
-        self._iterations.computes(work.chunks)
+        self._iterations.computes([new for new, _ in work.chunks])
         if batch.forward_mode.is_decode():
             return
         for call in [request.plait_call for request in batch.reqs]:

@@ -10,7 +10,7 @@ from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import CompatibleScheduler
-from plait.policy.scheduling.plan import LocalCall
+from plait.policy.scheduling.plan import InFlight, LocalCall
 
 _UNKNOWN = b""
 """A key that no block has. As a call's `last_hit`, it makes the next look-up search."""
@@ -82,6 +82,8 @@ class VllmFacts:
 
     def __init__(self, scheduler: Any, compatible: CompatibleScheduler, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
+        self.in_flight: InFlight | None = None
+        """The iteration that is computed now, under asynchronous scheduling."""
         self.silent_calls = 0
         """Running calls that have nothing to compute now. No plan has them."""
         self.ending_blocks = 0

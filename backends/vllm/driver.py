@@ -96,7 +96,7 @@ class VllmDriver:
         now_s, reporter = self._clock(), self._reporter
         duration_s = self._iterations.end(id(output), now_s)
         if self.planner is not None:
-            self.planner.ended(output, duration_s)
+            self.planner.ended(output, now_s, duration_s)
         for of_client in results.values():
             for one in of_client.outputs:
                 reporter.produced(one.request_id, len(one.new_token_ids), now_s)

@@ -16,7 +16,7 @@ from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.calls import VllmCall, VllmFacts
 from plait.backends.vllm.compatibility import CompatibleScheduler
 from plait.backends.vllm.levers import VllmLevers
-from plait.policy.scheduling.plan import IterationWork, LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.plan import InFlight, IterationWork, LocalCall, LocalScheduler, Plan
 
 _ORDER = attrgetter("order")
 
@@ -49,21 +49,31 @@ class VllmPlanner:
         self._preempts = limits is not None
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._measuring = measuring(self.policy, cost_model(settings, WHERE))
-        self._work: dict[int, IterationWork] = {}
+        self._in_flight: dict[int, InFlight] = {}
+        self._ended_s = 0.0
 
     def step(self, now_s: float, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by a plan, and return vLLM's output. `schedule` is vLLM's own method."""
+        self.facts.in_flight = self._latest(now_s)
         paused = self._scheduler.pause_state.value  # in part or in full: vLLM decides what runs
         output = schedule() if paused else self._planned(now_s, schedule)
         if output.num_scheduled_tokens and self._measuring is not None:
-            self._work[id(output)] = self._computed(output.num_scheduled_tokens)
+            self._in_flight[id(output)] = InFlight(self._computed(output.num_scheduled_tokens), now_s)
         return output
 
-    def ended(self, output: Any, duration_s: float | None) -> None:
+    def ended(self, output: Any, now_s: float, duration_s: float | None) -> None:
         """An iteration's output was processed. The iteration took `duration_s`; None: not known."""
-        work = self._work.pop(id(output), None)
-        if self._measuring is not None and duration_s is not None and work is not None:
-            self._measuring.observe(duration_s, work)
+        self._ended_s = now_s
+        ended = self._in_flight.pop(id(output), None)
+        if self._measuring is not None and duration_s is not None and ended is not None:
+            self._measuring.observe(duration_s, ended.work)
+
+    def _latest(self, now_s: float) -> InFlight | None:
+        """The iteration that was planned last, if it is still computed. It began when the one before had ended."""
+        if not self._in_flight:
+            return None
+        work, planned_s = next(reversed(self._in_flight.values()))
+        return InFlight(work, min(now_s, max(planned_s, self._ended_s)))
 
     def _planned(self, now_s: float, schedule: Callable[[], Any]) -> Any:
         running, waiting, blocked = self._calls()

@@ -33,6 +33,7 @@ class _Budgeted:
     def __init__(self, facts: EngineFacts, budget_tokens: int) -> None:
         self.max_batch_tokens = min(budget_tokens, facts.max_batch_tokens)
         self.max_running_calls = facts.max_running_calls
+        self.in_flight = facts.in_flight
         self.free_blocks = facts.free_blocks
         self.cached_tokens = facts.cached_tokens
         self.blocks_needed = facts.blocks_needed

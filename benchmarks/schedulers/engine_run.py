@@ -103,41 +103,36 @@ class Run:
 
 
 class Timed:
-    """`scheduler`, with the CPU time of each of its decisions, and with the work of its last plan.
+    """`scheduler`, with the CPU time of each of its decisions, which includes what it learns of iterations."""
 
-    What a `MeasuringScheduler` wants to know of iterations it learns here, and its time for that counts too.
-    """
-
-    def __init__(self, scheduler: LocalScheduler, cost_model: CostModel) -> None:
+    def __init__(self, scheduler: LocalScheduler) -> None:
         self.decisions_ns: list[int] = []
-        self.work: list[tuple[int, int]] = []
-        """(new tokens, context tokens) of each call in the iteration in flight."""
         self._scheduler = scheduler
-        self._duration_s = 0.0
-        if isinstance(scheduler, MeasuringScheduler):
-            scheduler.expect(cost_model)
+        self._measuring = scheduler if isinstance(scheduler, MeasuringScheduler) else None
+        self._observed_ns = 0
+
+    def expect(self, costs: CostModel) -> None:
+        """Pass the engine's model on."""
+        if self._measuring is not None:
+            self._measuring.expect(costs)
+
+    def observe(self, duration_s: float, work: IterationWork) -> None:
+        """Pass an iteration's time on."""
+        started_ns = thread_time_ns()
+        if self._measuring is not None:
+            self._measuring.observe(duration_s, work)
+        self._observed_ns += thread_time_ns() - started_ns
 
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
         """The scheduler's own plan."""
         started_ns = thread_time_ns()
-        if self.work and isinstance(self._scheduler, MeasuringScheduler):
-            self._scheduler.observe(self._duration_s, IterationWork.of(*zip(*self.work, strict=True)))
         plan = self._scheduler.plan(now_s, waiting, running, facts)
         if waiting or running:  # an idle engine asks too
-            self.decisions_ns.append(thread_time_ns() - started_ns)
-        self.work = [_work(call, tokens, facts) for call, tokens in plan.picks]
+            self.decisions_ns.append(thread_time_ns() - started_ns + self._observed_ns)
+            self._observed_ns = 0
         return plan
-
-    def lasts(self, duration_s: float) -> None:
-        """The iteration that was planned last takes so long."""
-        self._duration_s = duration_s
-
-
-def _work(call: LocalCall, tokens: int, facts: EngineFacts) -> tuple[int, int]:
-    context = call.computed_tokens or facts.cached_tokens(call)
-    return min(tokens, call.prompt_tokens + call.output_tokens - context), context
 
 
 def run(
@@ -149,7 +144,7 @@ def run(
     max_batch_tokens: int,
 ) -> Run:
     """Serve `calls` (in the order of arrival) to the last one. RuntimeError if the scheduler leaves calls waiting."""
-    timed = Timed(scheduler, cost_model)
+    timed = Timed(scheduler)
     settings = EngineSettings(
         name="engine", model=MODEL, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_batch_tokens=max_batch_tokens
     )
@@ -170,10 +165,10 @@ def run(
                 records[int(output.call.call_id)].finished_s = now_s
                 unfinished -= 1
         if step.ends_s is not None:
-            timed.lasts(step.ends_s - now_s)
-            forward = sum(tokens for tokens, _ in timed.work)
+            in_flight = engine.facts.in_flight
+            assert in_flight is not None
             used = 1 - engine.facts.free_blocks / total_blocks
-            _account(result.iterations, step.ends_s - now_s, forward, pivot.tokens, used)
+            _account(result.iterations, step.ends_s - now_s, in_flight.work.new_tokens, pivot.tokens, used)
             now_s = step.ends_s
         elif queue:
             now_s = queue[-1].arrives_s

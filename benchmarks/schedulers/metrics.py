@@ -97,7 +97,7 @@ def goodput_bound(calls: Sequence[MixedCall], cost_model: CostModel, kv_tokens: 
         return 0.0
     last_ttft_s = max(call.slo.ttft_s or 0.0 for call in feasible)
     available_s = ends_s - starts_s + last_ttft_s
-    token_s = cost_model.forward.slope_s / cost_model.efficiency
+    token_s = cost_model.prompts.slope_s / cost_model.efficiency
     compute = most_items((call.lengths.prompt_tokens * token_s for call in feasible), available_s)
     kv = most_items((_kv_token_s(call, cost_model) for call in feasible), kv_tokens * available_s)
     held = most_items((call.lengths.prompt_tokens for call in feasible), kv_tokens)

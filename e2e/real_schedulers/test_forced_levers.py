@@ -13,6 +13,7 @@ class Facts:
     """Nothing is cached, shared or short."""
 
     max_batch_tokens, max_running_calls, free_blocks = 100, 10, 1000
+    in_flight = None
     loading = ()
     shares_in_iteration = True
 
@@ -102,7 +103,7 @@ def test_a_scheduler_that_measures_is_told_what_there_is_to_measure() -> None:
     levers.observe(0.1, IterationWork.of([25], [0]))
     assert inner.told == [
         costs,
-        (0.1, IterationWork(new_tokens=25, sequence_tokens=25, chunks=(25,), chunk_products=625)),
+        (0.1, IterationWork(new_tokens=25, sequence_tokens=25, chunks=((25, 0),))),
     ]
 
 

@@ -348,7 +348,7 @@ class Simulation:
             return
         sent = self._in_engine[output.call]
         record, router = sent.record, sent.gateway.router
-        if output.call.output_tokens == 1:
+        if output.call.sent_tokens == 1:
             record.first_token_s = now_s
             self._tell(sent, partial(router.first_token, _booking(sent)), now_s)
         if output.finished:

@@ -91,7 +91,7 @@ class CostModel:
     """
 
     forward: PiecewiseLinear
-    """Seconds by the new tokens of the batch."""
+    """Seconds by the new tokens of the batch, if all its calls decode."""
     context_constant_s: float
     context_s: float
     context_floor_s: float
@@ -99,6 +99,13 @@ class CostModel:
     efficiency: float = 1.0
     links: tuple[TierLink, ...] = ()
     """The links to the lower tiers of the cache that the profile knows."""
+    with_prompts: PiecewiseLinear | None = None
+    """Seconds by the new tokens of a batch with prompts; None: as in `forward`.
+
+    Engines run decodes alone as recorded CUDA graphs, and many run any batch with a prompt without.
+    """
+    prompts: PiecewiseLinear = field(init=False, repr=False, compare=False)
+    """`with_prompts`, or `forward`."""
     tokens_per_s: float = field(init=False, repr=False, compare=False)
     """The speed of the prefill of `USUAL_TOKENS` in large iterations; 1 if the prefill takes no time."""
     _one_s: float = field(init=False, repr=False, compare=False)
@@ -107,6 +114,7 @@ class CostModel:
     def __post_init__(self) -> None:
         if min(self.context_s, self.context_floor_s) < 0 or self.efficiency <= 0:
             raise ValueError("attention times must be 0 or more, and efficiency must be above 0")
+        object.__setattr__(self, "prompts", self.with_prompts or self.forward)
         usual_s = self.added_s(USUAL_TOKENS, 0)[0]
         object.__setattr__(self, "tokens_per_s", USUAL_TOKENS / usual_s if usual_s else 1.0)
         object.__setattr__(self, "_one_s", self.forward.at(1))
@@ -118,16 +126,17 @@ class CostModel:
         sequence tokens. Each prefill adds its own `new x sequence` term. A call with one new token is a decode.
         """
         new_total = sequence_total = 0
-        long_s = 0.0
+        long_s, forward = 0.0, self.forward
         for new_tokens, context_tokens in work:
             new_total += new_tokens
             sequence_total += new_tokens + context_tokens
             if new_tokens > 1:
+                forward = self.prompts
                 long_s += self.long_attention(new_tokens, new_tokens + context_tokens)
         if new_total <= 0:
             return 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_total
-        return (self.forward.at(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
+        return (forward.at(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
 
     def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
         """The time to compute `new_tokens` of a prompt after `context_tokens` that are cached, alone in one pass."""
@@ -138,7 +147,8 @@ class CostModel:
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
         context_s = attention_s if attention_s > floor_s else floor_s  # a call of `max` costs more than all the rest
-        return (self.forward.at(new_tokens) + context_s + long_s) / self.efficiency
+        forward = self.prompts if new_tokens > 1 else self.forward
+        return (forward.at(new_tokens) + context_s + long_s) / self.efficiency
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.
@@ -156,11 +166,11 @@ class CostModel:
         is_long = new_tokens * sequence_tokens > self.long_attention.threshold
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         attention_s = (self.context_s * sequence_tokens + long_s) / self.efficiency
-        return self.forward.slope_s * new_tokens / self.efficiency + attention_s, attention_s
+        return self.prompts.slope_s * new_tokens / self.efficiency + attention_s, attention_s
 
     def marginal_s(self, new_tokens: float) -> float:
         """The seconds that `new_tokens` add to an iteration beyond the last knot, without attention."""
-        return self.forward.slope_s * new_tokens / self.efficiency
+        return self.prompts.slope_s * new_tokens / self.efficiency
 
     def deepens(self, context_tokens: float) -> bool:
         """Whether one more token of context makes an iteration longer, because attention is above its minimum."""
@@ -175,16 +185,16 @@ class CostModel:
     def pivot(self) -> Pivot | None:
         """The fewest new tokens from which throughput stays at 90 % of its asymptote; None without an asymptote.
 
-        The throughput of an iteration of n tokens is n / forward(n). It approaches 1 / slope as n grows. It is at least
-        the share p of 1 / slope where g(n) = slope n - p forward(n) >= 0. g is linear between knots. After the last
+        The throughput of an iteration of n tokens is n / prompts(n). It approaches 1 / slope as n grows. It is at least
+        the share p of 1 / slope where g(n) = slope n - p prompts(n) >= 0. g is linear between knots. After the last
         knot it rises at (1 - p) slope. So the pivot is the last zero of g. This throughput leaves attention out.
         Attention depends on the context, not on the size of the iteration, and a quadratic term has no asymptote. The
         pivot's time includes the attention of one prompt without context.
         """
-        slope_s = self.forward.slope_s
+        slope_s = self.prompts.slope_s
         if slope_s <= 0:
             return None  # time does not grow with the tokens, so throughput grows without bound
-        knots = self.forward.knots
+        knots = self.prompts.knots
         right_tokens, right_lead = knots[-1][0], slope_s * knots[-1][0] - PIVOT_SHARE * knots[-1][1]
         if right_lead < 0:
             return self._pivot_at(right_tokens - right_lead / ((1 - PIVOT_SHARE) * slope_s))

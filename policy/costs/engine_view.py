@@ -344,11 +344,11 @@ class EngineView:
         decodes = self.calls - queue.unsent - queue.sent
         per_iteration = self.batch_tokens - decodes
         if 0 < tokens < per_iteration:
-            return costs.forward.at(tokens + decodes) / costs.efficiency
+            return costs.prompts.at(tokens + decodes) / costs.efficiency
         full, rest = divmod(tokens, max(1, per_iteration))
-        seconds = full * costs.forward.at(self.batch_tokens)
+        seconds = full * costs.prompts.at(self.batch_tokens)
         if rest:
-            seconds += costs.forward.at(rest + decodes)
+            seconds += costs.prompts.at(rest + decodes)
         return seconds / costs.efficiency
 
 

@@ -398,7 +398,7 @@ def _least_prefill(asked: CallToPlace, models: Collection[CostModel], cached_blo
     own_s = added_s = later = inf
     for costs in models:
         prefill_s, attention_s = costs.added_s(missed_tokens, cached_tokens)
-        own_s = min(own_s, costs.forward.at(missed_tokens) / costs.efficiency + attention_s)
+        own_s = min(own_s, costs.prompts.at(missed_tokens) / costs.efficiency + attention_s)
         added_s = min(added_s, prefill_s)
         later = min(later, FIRST_TOKEN_WEIGHT * LATER * asked.rate * costs.tokens_per_s * prefill_s)
     return _Prefill(FIRST_TOKEN_WEIGHT * own_s, own_s / 2, added_s, later)

@@ -74,17 +74,20 @@ class ModelBudget:
         self._costs = costs
         self._sequence_tokens = 0
         self._long_s = 0.0
+        self._prompts = 0
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
         """How long the iteration takes with one more call; the same as `CostModel.iteration_time_s`."""
         costs, tokens, long_s = self._costs, self.tokens + new_tokens, self._long_s
         if tokens <= 0:
             return 0.0
+        forward = costs.prompts if self._prompts else costs.forward
         sequence_tokens = self._sequence_tokens + new_tokens + context_tokens
         if new_tokens > 1:
+            forward = costs.prompts
             long_s += costs.long_attention(new_tokens, new_tokens + context_tokens)
         attention_s = max(costs.context_floor_s, costs.context_constant_s + costs.context_s * sequence_tokens)
-        return (costs.forward.at(tokens) + attention_s + long_s) / costs.efficiency
+        return (forward.at(tokens) + attention_s + long_s) / costs.efficiency
 
     def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
         """How many of a call's `wanted_tokens` fit."""
@@ -119,12 +122,14 @@ class ModelBudget:
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
         if new_tokens > 1:
+            self._prompts += 1
             self._long_s += self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
         self.tokens -= new_tokens
         self._sequence_tokens -= new_tokens + context_tokens
         if new_tokens > 1:
+            self._prompts -= 1
             self._long_s -= self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:

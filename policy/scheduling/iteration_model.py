@@ -70,7 +70,8 @@ class _Fit:
             count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
             self._decodes = (count + 1, sequences + work.sequence_tokens, total_s + seconds)
             return
-        row = (1.0, work.new_tokens, work.sequence_tokens, work.chunk_products, seconds)
+        products = sum(new * (new + context) for new, context in work.chunks)
+        row = (1.0, work.new_tokens, work.sequence_tokens, products, seconds)
         for sums, left in zip(self._sums, row, strict=False):
             for column, right in enumerate(row):
                 sums[column] = sums[column] * FIT_DECAY + left * right

@@ -164,7 +164,7 @@ class RecentIterations:
 
     def on_iteration(self, duration_s: float, work: IterationWork) -> None:
         self._durations_s.append(duration_s)
-        for chunk in work.chunks:
+        for chunk, _ in work.chunks:
             if len(self._chunks) == RECENT_ITERATIONS:
                 self._chunk_tokens -= self._chunks[0]
             self._chunks.append(chunk)

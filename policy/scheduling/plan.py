@@ -20,23 +20,27 @@ class IterationWork(NamedTuple):
     sequence_tokens: int = 0
     """New and context tokens."""
     decodes: int = 0
-    chunks: tuple[int, ...] = ()
-    """The new tokens of each chunk."""
-    chunk_products: int = 0
-    """The sum over chunks of new tokens times sequence tokens."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """The new and context tokens of each chunk."""
 
     @classmethod
     def of(cls, new_tokens: Collection[int], context_tokens: Collection[int]) -> IterationWork:
         """The work of calls, given as the new tokens and the context tokens of each."""
-        chunks = [(new, context) for new, context in zip(new_tokens, context_tokens, strict=True) if new > 1]
+        chunks = tuple((new, context) for new, context in zip(new_tokens, context_tokens, strict=True) if new > 1)
         total = sum(new_tokens)
         return cls(
             new_tokens=total,
             sequence_tokens=total + sum(context_tokens),
             decodes=len(new_tokens) - len(chunks),
-            chunks=tuple(new for new, _ in chunks),
-            chunk_products=sum(new * (new + context) for new, context in chunks),
+            chunks=chunks,
         )
+
+
+class InFlight(NamedTuple):
+    """An iteration that the engine computes while the next one is planned."""
+
+    work: IterationWork
+    began_s: float
 
 
 RECENT_ITERATIONS = 128
@@ -56,6 +60,7 @@ class LocalCall:
     computed_tokens: int = 0
     """The leading tokens, prompt then output, whose KV is in the cache."""
     output_tokens: int = 0
+    """Tokens that the iteration in flight computes count."""
     slo: Slo | None = None
     objective: Objective | None = None
     priority: int = 0
@@ -79,6 +84,13 @@ class EngineFacts(Protocol):
     @property
     def max_running_calls(self) -> int:
         """The most calls that may run at once."""
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The iteration that is computed now, after which the planned one begins; None: the planned one begins at once.
+
+        Engines that do not plan ahead never have one.
+        """
 
     @property
     def free_blocks(self) -> int:

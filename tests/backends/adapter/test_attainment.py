@@ -127,7 +127,7 @@ def test_the_embedded_engine_counts_a_call_that_is_ended_early() -> None:
     first = engine.step(0.0)
     assert first.ends_s is not None
     engine.step(first.ends_s)
-    assert call.output_tokens == 1
+    assert call.sent_tokens == 1
     engine.remove(call)
     engine.add(unserved)
     engine.abort(unserved)

@@ -87,7 +87,7 @@ async def test_ending_a_call_early_is_no_abort(clock: EngineClock, engine: Engin
     call = new_call(clock, output=1_000)
     clock.add(engine, call, lambda _: clock.end(engine, call))
     await run(clock, engine, new_call(clock))
-    assert call.output_tokens == 1
+    assert call.sent_tokens == 1
     assert engine.counters.aborted_calls == 0
 
 

@@ -97,7 +97,7 @@ def test_text_ends_before_the_first_stop_string_wherever_the_tokens_cut_it(texts
     text, tokens, reason = expected(texts, stop)
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [reason]
-    assert call.output_tokens == tokens
+    assert call.sent_tokens == tokens
     assert [token for piece in pieces for token in piece.tokens] == list(enumerate(texts))[:tokens]
 
 
@@ -117,7 +117,7 @@ def test_a_stop_string_over_several_tokens_is_not_sent_in_part() -> None:
         ("go", None, None),
         (" ", "stop", "END"),
     ]
-    assert call.output_tokens == 3
+    assert call.sent_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_stop_string_over_several_tokens_is_not_sent_in_part() -> None:
 )
 def test_it_ends_by_itself_or_at_the_limit(natural: int | None, limit: int, tokens: int, reason: str) -> None:
     pieces, call = generate(["a"] * 9, natural=natural, limit=limit)
-    assert (call.output_tokens, pieces[-1].finish_reason) == (tokens, reason)
+    assert (call.sent_tokens, pieces[-1].finish_reason) == (tokens, reason)
 
 
 def test_the_call_has_the_prompts_chains_in_both_block_lengths() -> None:

@@ -16,7 +16,7 @@ from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment, SloSettings
 from plait.policy.scheduling.outputs import RecentOutputs
 from plait.policy.scheduling.pace import Pace, PreemptionHistory, RecentIterations
-from plait.policy.scheduling.plan import LocalCall, LocalScheduler, Plan
+from plait.policy.scheduling.plan import InFlight, LocalCall, LocalScheduler, Plan
 from plait.policy.scheduling.slo import Objectives
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
@@ -44,6 +44,7 @@ class FakeEngine:
     shares_in_iteration: bool = True
     contents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
+    in_flight: InFlight | None = None
 
     def cached_tokens(self, call: LocalCall) -> int:
         self.looked_up += 1

@@ -31,8 +31,9 @@ class PrefixEngine:
     computed_tokens: int = 0
     now_s: float = 0.0
     stored: set[Key] = field(default_factory=set)
-    in_flight: deque[list[Key]] = field(default_factory=deque)
+    computing: deque[list[Key]] = field(default_factory=deque)
 
+    in_flight = None
     loading: tuple[LocalCall, ...] = ()
 
     @property
@@ -50,7 +51,7 @@ class PrefixEngine:
         """Plan and compute an iteration. A call ends with its second output token."""
         plan = self.scheduler.plan(self.now_s, self.waiting, self.running, self)
         computed: list[Key] = []
-        self.in_flight.append(computed)
+        self.computing.append(computed)
         for call in plan.preempt:
             self.running.remove(call)
             self.waiting.insert(0, call)
@@ -63,8 +64,8 @@ class PrefixEngine:
                 self.waiting.remove(call)
                 self.running.append(call)
             self._compute(call, tokens, computed)
-        while len(self.in_flight) > max(0, self.lag - 1):
-            self.stored.update(self.in_flight.popleft())
+        while len(self.computing) > max(0, self.lag - 1):
+            self.stored.update(self.computing.popleft())
         self.now_s += 0.05
         return plan
 

@@ -32,6 +32,7 @@ class Engine(UnsharedBlocks):
     cached: dict[str, int] = field(default_factory=dict)
     waiting: list[LocalCall] = field(default_factory=list)
     running: list[LocalCall] = field(default_factory=list)
+    in_flight = None
 
     def cached_tokens(self, call: LocalCall) -> int:
         return self.cached.get(call.call_id, 0)

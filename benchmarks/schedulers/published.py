@@ -25,14 +25,14 @@ class PivotBudget:
         del context_tokens
         return (self.tokens + new_tokens) * self._token_s
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
+    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
         """How many of a call's tokens it has room for."""
         del context_tokens
-        most = min(wanted_tokens, self._max_tokens - self.tokens)
+        room = most = min(wanted_tokens, self._max_tokens - self.tokens)
         if self._token_s and self.limit_s < inf:
             # Rounding may not lose the last token of a budget that comes out whole.
-            most = min(most, int(self.limit_s / self._token_s + 1e-9) - self.tokens)
-        return max(0, most)
+            room = min(most, int(self.limit_s / self._token_s + 1e-9) - self.tokens)
+        return max(0, room, min(floor_tokens, most))
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
         """Compute so many of a call's tokens in it."""

@@ -8,7 +8,7 @@ Profiles have the coefficients.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
@@ -53,6 +53,11 @@ class PiecewiseLinear:
     def at(self, tokens: int) -> float:
         left_tokens, left_s, rise_s, width = self._lines[bisect_right(self._tokens, tokens)]
         return left_s + rise_s * (tokens - left_tokens) / width
+
+    def scaled(self, factor: float) -> PiecewiseLinear:
+        """The curve with all its times multiplied."""
+        knots = tuple((tokens, factor * seconds) for tokens, seconds in self.knots)
+        return PiecewiseLinear(knots, factor * self.slope_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ class CostModel:
 
     Engines run decodes alone as recorded CUDA graphs, and many run any batch with a prompt without.
     """
+    step_s: float = 0.0
+    """No iteration with prompts takes less, attention included: launching its kernels one by one takes this long."""
     prompts: PiecewiseLinear = field(init=False, repr=False, compare=False)
     """`with_prompts`, or `forward`."""
     tokens_per_s: float = field(init=False, repr=False, compare=False)
@@ -126,17 +133,23 @@ class CostModel:
         sequence tokens. Each prefill adds its own `new x sequence` term. A call with one new token is a decode.
         """
         new_total = sequence_total = 0
-        long_s, forward = 0.0, self.forward
+        chunks = []
         for new_tokens, context_tokens in work:
             new_total += new_tokens
             sequence_total += new_tokens + context_tokens
             if new_tokens > 1:
-                forward = self.prompts
-                long_s += self.long_attention(new_tokens, new_tokens + context_tokens)
-        if new_total <= 0:
+                chunks.append((new_tokens, context_tokens))
+        return self.batch_time_s(new_total, sequence_total, chunks)
+
+    def batch_time_s(self, new_tokens: int, sequence_tokens: int, chunks: Collection[tuple[int, int]]) -> float:
+        """As `iteration_time_s`, from the batch's totals and its `chunks` of more than one new token."""
+        if new_tokens <= 0:
             return 0.0
-        floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_total
-        return (forward.at(new_total) + max(floor_s, attention_s) + long_s) / self.efficiency
+        attention_s = max(self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens)
+        if not chunks:
+            return (self.forward.at(new_tokens) + attention_s) / self.efficiency
+        long_s = sum([self.long_attention(new, new + context) for new, context in chunks])
+        return max(self.step_s, (self.prompts.at(new_tokens) + attention_s + long_s) / self.efficiency)
 
     def prefill_time_s(self, new_tokens: int, context_tokens: int = 0) -> float:
         """The time to compute `new_tokens` of a prompt after `context_tokens` that are cached, alone in one pass."""
@@ -147,8 +160,10 @@ class CostModel:
         long_s = self.long_attention(new_tokens, sequence_tokens) if is_long else 0.0
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * sequence_tokens
         context_s = attention_s if attention_s > floor_s else floor_s  # a call of `max` costs more than all the rest
-        forward = self.prompts if new_tokens > 1 else self.forward
-        return (forward.at(new_tokens) + context_s + long_s) / self.efficiency
+        if new_tokens == 1:
+            return (self._one_s + context_s) / self.efficiency
+        seconds = (self.prompts.at(new_tokens) + context_s + long_s) / self.efficiency
+        return seconds if seconds > self.step_s else self.step_s
 
     def decode_time_s(self, output_tokens: float, context_tokens: float = 0) -> float:
         """The time to generate `output_tokens` one by one after `context_tokens`, alone on the engine.

@@ -176,11 +176,7 @@ class Batch:
             self.limit(candidate.due_s)
 
     def _room(self, wanted_tokens: int, context_tokens: int) -> int:
-        room = self.budget.room(wanted_tokens, context_tokens)
-        if room < self.floor_tokens and room < wanted_tokens:
-            most = self._facts.max_batch_tokens - self.budget.tokens
-            room = max(room, min(self.floor_tokens, wanted_tokens, most))
-        return room
+        return self.budget.room(wanted_tokens, context_tokens, self.floor_tokens)
 
     def _most_for_blocks(self, call: LocalCall, tokens: int) -> int:
         """The most tokens whose blocks are free, after keeping one block for the next decode of each call picked."""

@@ -17,8 +17,10 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.shared_prefixes import hold_follower, startable
 from plait.policy.scheduling.waiting import Ranked, Sorted
 
-SLACK_SHARE = 0.5
-"""Ours: an iteration may take this share of the arrivals' TTFT slack."""
+SLACK_SHARE, AHEAD_SHARE = 0.55, 0.35
+"""Ours: an iteration may take this share of the arrivals' TTFT slack. On an engine that plans ahead, the second: an
+arrival waits there for the rest of an iteration and for the whole of the next.
+"""
 
 LEAST_ITERATIONS = 2.0
 """Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most half of it."""
@@ -27,18 +29,17 @@ LEAST_ITERATIONS = 2.0
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    The limit is infinite if no arrivals are expected. If the share is under `LEAST_ITERATIONS` shortest iterations, a
-    short iteration would not help arrivals. In that case the limit is the iteration's time with one more chunk of
-    `pace.pivot_tokens` (AccelGen's pivot forward size) after the longest context of the running prefills. So each of
-    these prefills can make progress. `batch` has only the running decodes.
+    The limit is infinite if no arrivals are expected. An iteration may always last `LEAST_ITERATIONS` shortest ones, as
+    a shorter iteration would not help arrivals, and as long as the shortest iteration with a prompt. `batch` has only
+    the running decodes.
     """
-    slack_s, pace = moment.arrivals_slack_s, moment.pace
+    slack_s = moment.arrivals_slack_s
     if slack_s is None:
         return inf
-    if SLACK_SHARE * slack_s >= LEAST_ITERATIONS * pace.shortest_s:
-        return SLACK_SHARE * slack_s
     context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
-    return batch.budget.time_s(pace.pivot_tokens, context_tokens)
+    step_s = batch.budget.time_s(2, context_tokens)
+    share = SLACK_SHARE if moment.facts.in_flight is None else AHEAD_SHARE
+    return max(share * slack_s, LEAST_ITERATIONS * moment.pace.shortest_s, step_s)
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:

@@ -21,8 +21,11 @@ class Budget(Protocol):
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
         """How long the iteration takes with one more call of `new_tokens` after `context_tokens`."""
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
-        """How many of a call's `wanted_tokens` fit."""
+    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
+        """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
+
+        What takes no longer than the floor, or than the iteration does already, fits too.
+        """
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
         """Add `new_tokens` of a call."""
@@ -47,9 +50,9 @@ class EngineBudget:
         del new_tokens, context_tokens
         return 0.0
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
+    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
         """How many of a call's `wanted_tokens` fit."""
-        del context_tokens
+        del context_tokens, floor_tokens
         return max(0, min(wanted_tokens, self._max_tokens - self.tokens))
 
     def take(self, new_tokens: int, context_tokens: int = 0) -> None:
@@ -81,27 +84,33 @@ class ModelBudget:
         costs, tokens, long_s = self._costs, self.tokens + new_tokens, self._long_s
         if tokens <= 0:
             return 0.0
-        forward = costs.prompts if self._prompts else costs.forward
+        forward, step_s = (costs.prompts, costs.step_s) if self._prompts else (costs.forward, 0.0)
         sequence_tokens = self._sequence_tokens + new_tokens + context_tokens
         if new_tokens > 1:
-            forward = costs.prompts
+            forward, step_s = costs.prompts, costs.step_s
             long_s += costs.long_attention(new_tokens, new_tokens + context_tokens)
         attention_s = max(costs.context_floor_s, costs.context_constant_s + costs.context_s * sequence_tokens)
-        return (forward.at(tokens) + attention_s + long_s) / costs.efficiency
+        return max(step_s, (forward.at(tokens) + attention_s + long_s) / costs.efficiency)
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0) -> int:
-        """How many of a call's `wanted_tokens` fit."""
+    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
+        """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
+
+        What takes no longer than the floor, or than the iteration does already, fits too. So the first tokens of a
+        prompt never make an iteration much longer, and leave the rest of what that time computes.
+        """
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
         limit_s = self.limit_s
+        if limit_s < inf and (self._prompts or floor_tokens):
+            limit_s = max(limit_s, self.time_s(min(high, floor_tokens), context_tokens))
         high_s = self.time_s(high, context_tokens) if limit_s < inf else 0.0
         if high_s <= limit_s:
             return high
-        low_s = self.time_s(1, context_tokens)
+        low = 2  # one token would run as a decode, which may be much faster
+        low_s = self.time_s(low, context_tokens)
         if low_s > limit_s:  # usual once the iteration is full
             return 0
-        low = 1
         # Time is mostly linear in tokens. First try the point at which a line meets the limit, then bisect the rest.
         guess = low + int((high - low) * (limit_s - low_s) / (high_s - low_s))
         for middle in (guess, guess + 1):

@@ -1,34 +1,67 @@
-"""A model of how long an engine's iterations take: given, or fitted to the observed iterations."""
+"""A model of how long an engine's iterations take: a profile, and three numbers that are learned beside it.
+
+The engine may be another than the profile's, slower or faster, and may take a while for any iteration with a prompt. So
+the observed iterations tell a factor on the times of decodes alone, one on the times of iterations with prompts, and a
+step: the least time of an iteration with prompts. The sizes of calls stay the profile's part, so few iterations of any
+size are enough.
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from statistics import median
+from typing import Final
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear, Pivot
 from plait.policy.scheduling.plan import IterationWork
 
-FIT_DECAY = 1 - 1 / 256
-"""Ours: each new iteration multiplies the weights of the older ones by this. The memory is 256 iterations."""
+USUAL: Final = CostModel(
+    PiecewiseLinear(((1, 4.9e-3), (160, 6.7e-3)), 2.27e-5),
+    context_constant_s=0.0,
+    context_s=2.9e-8,
+    context_floor_s=0.0,
+    long_attention=LongAttention(product_s=8.7e-10),
+)
+"""The model of an engine without a profile: a dense model of 8 billion parameters on an H200 (`h200-llama-8b`). Other
+models and accelerators have other times, in about the same proportions.
+"""
 
-MIN_ITERATIONS = 8
-"""Ours: a model is fitted to at least this many iterations with prompts."""
+MEMORY: Final = 64
+"""Ours: so many of the latest iterations count, both of decodes alone and with prompts."""
+
+MIN_ITERATIONS: Final = 8
+"""Ours: an engine without a profile is known after so many iterations with prompts. After so many iterations of any
+kind, the numbers are learned anew.
+"""
+
+CLEAR: Final = 1.1
+"""Ours: times that differ by less than this factor may be equal, because iterations vary."""
+
+Observed = tuple[IterationWork, float]
+"""An iteration's work, and its seconds."""
 
 
 class IterationModel:
-    """The engine's cost model and its pivot, once they are known. A given model is never fitted again."""
+    """The engine's cost model and its pivot. Both are None until they are known."""
 
     def __init__(self) -> None:
-        self._fit = _Fit()
-        self._given = False
+        self._profile = USUAL
+        self._is_given = False
+        self._decodes: deque[Observed] = deque(maxlen=MEMORY)
+        self._prompts: deque[Observed] = deque(maxlen=MEMORY)
         self._costs: CostModel | None = None
         self._pivot: Pivot | None = None
-        self._solved = True
-        """Whether costs and pivot are up to date. The fit is solved only when a plan needs it."""
+        self._prompts_factor = 1.0
+        self._unlearned = 0
+        """Iterations that the numbers do not know. They are learned only when a plan needs them."""
 
     @property
     def costs(self) -> CostModel | None:
-        if not self._solved:
-            self._costs = self._fit.costs()
-            self._pivot = self._costs.pivot() if self._costs else None
-            self._solved = True
+        if self._unlearned >= MIN_ITERATIONS and (self._is_given or len(self._prompts) >= MIN_ITERATIONS):
+            self._unlearned = 0
+            self._costs = self._learned()
+            self._pivot = self._costs.pivot()
         return self._costs
 
     @property
@@ -37,80 +70,50 @@ class IterationModel:
         return self._pivot if self.costs else None
 
     def expect(self, costs: CostModel) -> None:
-        """Use this model instead of a fitted one."""
-        self._costs, self._given, self._pivot, self._solved = costs, True, costs.pivot(), True
+        """Start from this model."""
+        self._profile, self._is_given = replace(costs, step_s=0.0), True
+        self._costs, self._pivot = costs, costs.pivot()
 
     def on_iteration(self, duration_s: float, work: IterationWork) -> None:
-        if not self._given:
-            self._fit.add(work, duration_s)
-            self._solved = False
+        (self._prompts if work.chunks else self._decodes).append((work, duration_s))
+        self._unlearned += 1
+
+    def _learned(self) -> CostModel:
+        profile = self._profile
+        decodes = [duration_s / time_s(profile, work) for work, duration_s in self._decodes]
+        by_size = sorted((time_s(profile, work), duration_s) for work, duration_s in self._prompts)
+        factor = median(decodes) if decodes else 1.0
+        step_s = self._costs.step_s if self._costs else 0.0
+        if len(by_size) >= MIN_ITERATIONS:
+            small, large = by_size[: len(by_size) // 8], by_size[-(len(by_size) // 4) :]
+            prompts_factor = median(duration_s / profile_s for profile_s, duration_s in large)
+            step_s = median(duration_s for _, duration_s in small)
+            if median(duration_s for _, duration_s in large) < CLEAR * step_s and small[0][0] * CLEAR < large[-1][0]:
+                # All lasted as long, whatever their size: none of them can show how size counts.
+                prompts_factor = min(prompts_factor, self._prompts_factor)
+            elif step_s < CLEAR * prompts_factor * median(profile_s for profile_s, _ in small):
+                step_s = 0.0
+            self._prompts_factor = prompts_factor
+        return scaled(profile, factor, self._prompts_factor, step_s)
 
 
-TERMS = ((0, 1, 2, 3), (0, 1, 3), (0, 1, 2), (0, 1))
-"""Models to try in this order, as the indices of their terms (see `_Fit`). A negative coefficient rules a model out,
-because more work cannot take less time.
-"""
+def time_s(costs: CostModel, work: IterationWork) -> float:
+    """How long an iteration takes."""
+    return costs.batch_time_s(work.new_tokens, work.sequence_tokens, work.chunks)
 
 
-class _Fit:
-    """Iteration time as a constant plus three linear terms: new tokens, sequence tokens, and their product in prompts.
-
-    The fit is least squares over all iterations with prompts; older ones weigh less. A small iteration takes as long
-    as an iteration of decodes alone, because every iteration reads the model's weights.
-    """
-
-    def __init__(self) -> None:
-        self._sums = [[0.0] * 5 for _ in range(4)]
-        """The normal equations: their matrix, with the right side as the last column."""
-        self._decodes = (0.0, 0.0, 0.0)
-        """Iterations of decodes alone: their number, and the sums of their sequence tokens and of their seconds."""
-
-    def add(self, work: IterationWork, seconds: float) -> None:
-        if not work.chunks:
-            count, sequences, total_s = (total * FIT_DECAY for total in self._decodes)
-            self._decodes = (count + 1, sequences + work.sequence_tokens, total_s + seconds)
-            return
-        products = sum(new * (new + context) for new, context in work.chunks)
-        row = (1.0, work.new_tokens, work.sequence_tokens, products, seconds)
-        for sums, left in zip(self._sums, row, strict=False):
-            for column, right in enumerate(row):
-                sums[column] = sums[column] * FIT_DECAY + left * right
-
-    def costs(self) -> CostModel | None:
-        """The fitted model; None until iteration sizes differ clearly and larger iterations take longer."""
-        count, new, squares = self._sums[0][0], self._sums[0][1], self._sums[1][1]
-        if count < MIN_ITERATIONS or count * squares - new * new < 0.01 * new * new:  # spread: a tenth of the mean
-            return None
-        for terms in TERMS:
-            found = _solved([[self._sums[i][j] for j in (*terms, 4)] for i in terms])
-            if found is not None and found[1] > 0 and min(found[1:]) >= 0:
-                by_term = dict(zip(terms, found, strict=True))
-                forward = self._forward(by_term[0], by_term[1], by_term.get(2, 0.0))
-                return CostModel(forward, 0.0, by_term.get(2, 0.0), 0.0, LongAttention(product_s=by_term.get(3, 0.0)))
-        return None
-
-    def _forward(self, constant_s: float, token_s: float, context_s: float) -> PiecewiseLinear:
-        count, sequences, total_s = self._decodes
-        constant_s = max(0.0, constant_s)
-        least_s = (total_s - context_s * sequences) / count if count else 0.0
-        if least_s <= constant_s:
-            return PiecewiseLinear(((0, constant_s),), token_s)
-        crossing = max(1, round((least_s - constant_s) / token_s))
-        return PiecewiseLinear(((0, least_s), (crossing, max(least_s, constant_s + crossing * token_s))), token_s)
-
-
-def _solved(equations: list[list[float]]) -> list[float] | None:
-    """Solve symmetric equations, as many as unknowns, by elimination; None if they are nearly dependent."""
-    rows = [list(row) for row in equations]
-    for i, pivot in enumerate(rows):
-        if pivot[i] <= 1e-6 * equations[i][i]:
-            return None
-        for other in rows[i + 1 :]:
-            share = other[i] / pivot[i]
-            for j in range(i, len(pivot)):
-                other[j] -= share * pivot[j]
-    unknowns: list[float] = []
-    for i in range(len(rows) - 1, -1, -1):
-        known = sum(coefficient * value for coefficient, value in zip(rows[i][i + 1 : -1], unknowns, strict=True))
-        unknowns.insert(0, (rows[i][-1] - known) / rows[i][i])
-    return unknowns
+def scaled(costs: CostModel, decodes: float, prompts: float, step_s: float) -> CostModel:
+    """The model with its times multiplied, and with this step."""
+    long = costs.long_attention
+    return replace(
+        costs,
+        forward=costs.forward.scaled(decodes),
+        context_constant_s=costs.context_constant_s * decodes,
+        context_s=costs.context_s * decodes,
+        context_floor_s=costs.context_floor_s * decodes,
+        long_attention=LongAttention(
+            long.threshold, long.new_s * prompts, long.sequence_s * prompts, long.product_s * prompts
+        ),
+        with_prompts=costs.prompts.scaled(prompts),
+        step_s=step_s,
+    )

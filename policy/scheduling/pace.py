@@ -103,8 +103,6 @@ class Pace:
     """S_pf / T_pf: the throughput at the pivot; None: not known."""
     outputs: Mapping[CallClass, Outputs] = field(default_factory=dict)
     """The outputs of recent calls by class; their mean is S_g."""
-    pivot_tokens: int = 0
-    """S_pf, at most the engine's own maximum."""
 
     @classmethod
     def of(
@@ -120,15 +118,14 @@ class Pace:
         While no pivot is known, S_pf is `max_batch_tokens` and T_pf is 0.
         """
         costs, pivot = model.costs, model.pivot
-        pivot_tokens = min(pivot.tokens, max_batch_tokens) if pivot else max_batch_tokens
+        default_tokens = min(pivot.tokens, max_batch_tokens) if pivot else max_batch_tokens
         return cls(
             longest_s=iterations.longest_s(pivot.time_s if pivot else 0.0),
             shortest_s=costs.iteration_time_s(((1, 0),)) if costs else 0.0,
-            chunk_tokens=iterations.mean_chunk_tokens(float(pivot_tokens)),
+            chunk_tokens=iterations.mean_chunk_tokens(float(default_tokens)),
             preemption_rate=preemptions.rate,
             longest_preemption_s=preemptions.longest_s,
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
-            pivot_tokens=pivot_tokens,
             outputs=outputs.by_class,
         )
 

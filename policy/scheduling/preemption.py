@@ -85,12 +85,13 @@ def _add_some(moment: Moment, batch: Batch) -> None:
 
 
 def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
-    """Limit the iteration to the decodes' tightest iteration SLO.
+    """Limit the iteration to its decodes' tightest iteration SLO.
 
     If the decodes alone take longer than that, prompts get `FLOOR_SHARE` all the same.
     """
     base_s = batch.budget.time_s()
-    tightest_s = moment.objectives.tightest_s([call for call, _, _ in moment.decodes], moment.now_s, moment.pace)
+    decodes = [call for call, _, _ in moment.decodes if call in batch.picks]
+    tightest_s = moment.objectives.tightest_s(decodes, moment.now_s, moment.pace)
     if tightest_s < base_s:
         batch.floor_tokens = max(1, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
     batch.limit(max(tightest_s, base_s))

@@ -32,7 +32,7 @@ from plait.policy.scheduling.best_effort import (
 )
 from plait.policy.scheduling.chunking import Budget, model_budget
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
-from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_model import IterationModel, time_s
 from plait.policy.scheduling.leaders import Leaders
 from plait.policy.scheduling.moment import Moment, SloSettings, split_running, time_prefills
 from plait.policy.scheduling.outputs import RecentOutputs
@@ -109,6 +109,7 @@ class SloScheduler:
     def plan(
         self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
     ) -> Plan:
+        now_s = self._begins_s(now_s, facts)
         self._follow(now_s, waiting, running)
         waiting = ready(waiting, facts)
         slack_s = self._phases.arrivals_slack_s(self._ttft_slack, now_s)
@@ -123,6 +124,13 @@ class SloScheduler:
             return plan_in_order(waiting, running, facts, self._hit_ratio.turns)  # all calls block each other
         self._remember(moment, batch)
         return plan
+
+    def _begins_s(self, now_s: float, facts: EngineFacts) -> float:
+        """When the planned iteration is going to begin: after the one in flight, whose tokens have come then."""
+        flying, costs = facts.in_flight, self.model.costs
+        if flying is None or costs is None:
+            return now_s
+        return max(now_s, flying.began_s + time_s(costs, flying.work))
 
     def _fill(self, moment: Moment, batch: Batch) -> Plan:
         """The steps of docs/local_scheduler.md. Each step uses the tokens, blocks and slots that earlier steps left."""

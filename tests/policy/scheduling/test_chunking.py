@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,21 +40,30 @@ work = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000)), max_size=6
 
 
 @settings(deadline=None, max_examples=examples(200))
-@given(work=work, wanted=st.integers(1, 700), context=st.integers(0, 9000), limit_s=st.floats(0.0, 0.4))
+@given(
+    work=work,
+    wanted=st.integers(1, 700),
+    context=st.integers(0, 9000),
+    limit_s=st.floats(0.0, 0.4),
+    step_s=st.floats(0.0, 0.1),
+)
 def test_room_is_the_most_that_stays_within_the_limit(
-    work: list[tuple[int, int]], wanted: int, context: int, limit_s: float
+    work: list[tuple[int, int]], wanted: int, context: int, limit_s: float, step_s: float
 ) -> None:
-    costs = load_profile("a6000-mistral-7b").cost_model()
+    costs = replace(load_profile("a6000-mistral-7b").cost_model(), step_s=step_s)
     budget = ModelBudget(2048, costs)
     for new, behind in work:
         budget.take(new, behind)
     assert budget.time_s() == pytest.approx(costs.iteration_time_s(work))
     budget.limit_s = limit_s
-    room = budget.room(wanted, context)
-    assert 0 <= room <= max(0, min(wanted, 2048 - sum(new for new, _ in work)))
+    if any(new > 1 for new, _ in work):
+        limit_s = max(limit_s, costs.iteration_time_s(work))  # what takes no longer than that is for nothing
+    room, most = budget.room(wanted, context), max(0, min(wanted, 2048 - sum(new for new, _ in work)))
+    assert 0 <= room <= most
     assert room == 0 or costs.iteration_time_s([*work, (room, context)]) <= limit_s + 1e-9
-    if room < min(wanted, 2048 - sum(new for new, _ in work)):
-        assert costs.iteration_time_s([*work, (room + 1, context)]) > limit_s - 1e-9
+    if room < most:
+        more = max(2, room + 1)  # a single token of a longer prompt would cost a step
+        assert costs.iteration_time_s([*work, (more, context)]) > limit_s - 1e-9
 
 
 @pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), EngineBudget(2048)])

@@ -235,9 +235,9 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
         started.computed_tokens, started.output_tokens = 100, 1
         return dict(names(engine.plan(scheduler, 1.0)))["lost"]
 
-    assert longest(0.4) == 1899, "half of 0.4 s, the decode beside it"
-    assert longest(0.1) == 399
-    assert longest(0.03) == 900, "15 ms, when 10 ms is the least: too short to be worth it, so the pivot"
+    assert longest(0.4) == 2099, "0.55 of 0.4 s, the decode beside it"
+    assert longest(0.1) == 449
+    assert longest(0.03) == 100, "16 ms, when an iteration takes at least 10 ms: two of those"
     assert longest(9.0) == 3999
 
 
@@ -249,7 +249,7 @@ def test_an_iteration_stays_short_while_calls_with_a_ttft_have_come_lately() -> 
     started.computed_tokens, started.output_tokens = 100, 1
     engine.plan(scheduler, 1.0)
     engine.running = []
-    assert names(engine.plan(scheduler, 30.0)) == [("plain", 1900)]
+    assert names(engine.plan(scheduler, 30.0)) == [("plain", 2100)]
     assert names(engine.plan(scheduler, 90.0)) == [("plain", 4000)]
 
 

@@ -109,7 +109,7 @@ class EngineSettings:
     max_batch_tokens: int = 2048
     """The most new tokens of an iteration."""
     max_running_calls: int = 256
-    ahead: int = 0
+    ahead: int = 1
     """1: an iteration is planned while the one before is computed; 0: when that has ended."""
     scheduler: str = "slo"
     """A name in `plait.policy.scheduling.local_scheduler.SCHEDULERS`."""
@@ -335,13 +335,11 @@ class Engine:
 
     def _to_run(self) -> list[EmbeddedCall]:
         """The running calls without those whose last token, by their limit, is in flight."""
-        if self.idle:
-            return self.running
-        running = [
-            call
-            for call in self.running
-            if call.max_output_tokens is None or call.output_tokens < call.max_output_tokens
-        ]
+        running = self.running
+        if not self.idle:
+            running = [
+                call for call in running if call.max_output_tokens is None or call.output_tokens < call.max_output_tokens
+            ]
         self.facts.max_running_calls = self.settings.max_running_calls - len(self.running) + len(running)
         return running
 

@@ -11,6 +11,7 @@ from math import ceil
 
 from plait.backends.embedded.call import EmbeddedCall
 from plait.policy.costs.cost_model import CostModel
+from plait.policy.scheduling.iteration_model import time_s
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 
 MOST_MISFITS = 8
@@ -145,6 +146,10 @@ class Clairvoyant:
     ) -> Plan:
         """Lost calls give up their KV where a call that can be kept needs it; what stays always fits to its end."""
         foresight = self._foresight
+        if facts.in_flight is not None:
+            now_s = facts.in_flight.began_s + time_s(foresight.cost_model, facts.in_flight.work)
+        # The last tokens of some calls are in flight.
+        waiting, running = ([call for call in some if foresight.remaining_tokens(call)] for some in (waiting, running))
         foresight.note(now_s, running)
         kept, lost = self._sorted_out(now_s, waiting, running)
         chosen = self._fitting(kept, lost, facts)

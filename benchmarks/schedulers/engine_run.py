@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from time import thread_time_ns
 
 from benchmarks.mixed_prompts import MixedCall
@@ -13,6 +14,7 @@ from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.types import NO_SLO
 
 MODEL = "opt-13b"
 BLOCK_TOKENS = 32
@@ -49,30 +51,31 @@ class CallRecord:
     @property
     def met(self) -> bool:
         """Both objectives."""
-        ttft_s, tpot_s = self.call.slo.ttft_s, self.call.slo.tpot_s
-        assert ttft_s is not None
-        assert tpot_s is not None
+        ttft_s, tpot_s = _limits_s(self.call)
         return self.ttft_s <= ttft_s + ROUNDING_S and self.tpot_s <= tpot_s + ROUNDING_S
 
     @property
     def jct_met(self) -> bool:
         """The job as a whole in the time that both objectives leave it."""
-        ttft_s, tpot_s = self.call.slo.ttft_s, self.call.slo.tpot_s
-        assert ttft_s is not None
-        assert tpot_s is not None
+        ttft_s, tpot_s = _limits_s(self.call)
         return self.jct_s <= ttft_s + tpot_s * (self.call.lengths.output_tokens - 1) + ROUNDING_S
 
     def token(self, now_s: float) -> None:
         """One more output token."""
-        slo = self.call.slo
+        ttft_s, tpot_s = _limits_s(self.call)
         if not self.first_token_s:
             self.first_token_s = now_s
-            limit_s, since_s = slo.ttft_s, self.call.arrives_s
+            limit_s, since_s = ttft_s, self.call.arrives_s
         else:
-            limit_s, since_s = slo.tpot_s, self.last_token_s
-        assert limit_s is not None
+            limit_s, since_s = tpot_s, self.last_token_s
         self.iterations_met += now_s - since_s <= limit_s + ROUNDING_S
         self.last_token_s = now_s
+
+
+def _limits_s(call: MixedCall) -> tuple[float, float]:
+    """TTFT and TPOT; infinite if they are not promised."""
+    slo = call.slo
+    return inf if slo.ttft_s is None else slo.ttft_s, inf if slo.tpot_s is None else slo.tpot_s
 
 
 ROUNDING_S = 1e-9
@@ -142,12 +145,19 @@ def run(
     *,
     kv_tokens: int,
     max_batch_tokens: int,
+    ahead: int = 1,
+    jitter: float = 0.0,
+    seed: int = 0,
 ) -> Run:
-    """Serve `calls` (in the order of arrival) to the last one. RuntimeError if the scheduler leaves calls waiting."""
+    """Serve `calls` (in the order of arrival) to the last one. RuntimeError if the scheduler leaves calls waiting.
+
+    `ahead`, `jitter` and its `seed` are the engine's settings.
+    """
     timed = Timed(scheduler)
     settings = EngineSettings(
-        name="engine", model=MODEL, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_batch_tokens=max_batch_tokens
-    )
+        name="engine", model=MODEL, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_batch_tokens=max_batch_tokens,
+        ahead=ahead, jitter=jitter, seed=seed,
+    )  # fmt: skip
     engine = Engine(settings, cost_model, scheduler=timed)
     pivot = cost_model.pivot()
     assert pivot is not None
@@ -188,7 +198,7 @@ def embedded_call(call: MixedCall) -> EmbeddedCall:
         str(call.number),
         call.arrives_s,
         call.lengths.prompt_tokens,
-        slo=call.slo,
+        slo=call.slo if call.slo != NO_SLO else None,
         chain=HashChain(BLOCK_TOKENS, root, tokens),
         tree_chain=HashChain(TREE_BLOCK_TOKENS, root, tokens),
         final_output_tokens=call.lengths.output_tokens,

@@ -75,7 +75,7 @@ def test_the_window_leaves_out_the_warm_up_and_the_draining() -> None:
 
 def test_a_lone_call_takes_what_the_cost_model_says() -> None:
     call = MixedCall(0, 2.0, Lengths(1_001, 3), False, Slo(ttft_s=1.0, tpot_s=0.5), feasible=True)
-    finished = run(Fcfs(), [call], COSTS, kv_tokens=3_200, max_batch_tokens=2_048)
+    finished = run(Fcfs(), [call], COSTS, kv_tokens=3_200, max_batch_tokens=2_048, ahead=0)
     assert finished.records[0].ttft_s == pytest.approx(0.11)
     assert finished.records[0].jct_s == pytest.approx(0.11 + 2 * 0.01)
     assert finished.iterations.count == 3

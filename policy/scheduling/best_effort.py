@@ -17,11 +17,6 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.shared_prefixes import hold_follower, startable
 from plait.policy.scheduling.waiting import Ranked, Sorted
 
-SLACK_SHARE, AHEAD_SHARE = 0.55, 0.35
-"""Ours: an iteration may take this share of the arrivals' TTFT slack. On an engine that plans ahead, the second: an
-arrival waits there for the rest of an iteration and for the whole of the next.
-"""
-
 LEAST_ITERATIONS = 2.0
 """Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most half of it."""
 
@@ -38,7 +33,7 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
         return inf
     context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
     step_s = batch.budget.time_s(2, context_tokens)
-    share = SLACK_SHARE if moment.facts.in_flight is None else AHEAD_SHARE
+    share = moment.settings.slack_shares[moment.facts.in_flight is not None]
     return max(share * slack_s, LEAST_ITERATIONS * moment.pace.shortest_s, step_s)
 
 

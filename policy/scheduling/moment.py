@@ -25,12 +25,15 @@ class SloSettings:
     default_slo: the SLO of calls without one, except throughput calls (AccelGen: a TPOT of 0.1875 s, reading speed).
     long_tokens: prompts with at least this many uncached tokens are long. Long prompts start one at a time.
     best_effort_share: this share of the tokens left is reserved for best-effort calls.
+    slack_shares: beside best-effort calls, an iteration may take this share of the arrivals' TTFT slack. On an engine
+    that plans ahead, the second: an arrival waits there for the rest of an iteration and for the whole of the next.
     max_preemptions: a call that was preempted this often is not preempted again for an urgent call.
     """
 
     default_slo: Slo | None = None
     long_tokens: int = LONG_TOKENS
     best_effort_share: float = 0.1
+    slack_shares: tuple[float, float] = (0.55, 0.35)
     max_preemptions: int = 8
 
 

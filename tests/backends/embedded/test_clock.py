@@ -35,7 +35,13 @@ async def clock(engine: Engine) -> AsyncIterator[EngineClock]:
 
 def new_call(clock: EngineClock, tokens: int = 64, output: int = 3) -> EmbeddedCall:
     chain, tree_chain = (HashChain(size, root_hash("m"), range(tokens)) for size in (16, 64))
-    return EmbeddedCall("c", clock.now_s(), tokens, chain=chain, tree_chain=tree_chain, final_output_tokens=output)
+    return EmbeddedCall(
+        *("c", clock.now_s(), tokens),
+        chain=chain,
+        tree_chain=tree_chain,
+        max_output_tokens=output,
+        final_output_tokens=output,
+    )
 
 
 async def run(clock: EngineClock, engine: Engine, call: EmbeddedCall) -> list[Output]:

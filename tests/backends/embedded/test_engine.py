@@ -17,6 +17,7 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from tests.examples import examples
 from tests.invariants import check
 
@@ -33,6 +34,16 @@ class Recorder:
     def iteration_time_s(self, work: Iterable[tuple[int, int]]) -> float:
         self.batches.append(list(work))
         return COSTS.iteration_time_s(self.batches[-1])
+
+
+class PreemptsAll:
+    """Starts whatever waits, and preempts whatever runs."""
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        del now_s, facts
+        return Plan(tuple(running), tuple((call, call.uncomputed_tokens) for call in waiting))
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,7 @@ SPECS = st.lists(
 )
 NO_ABORTS = SPECS.map(lambda specs: [Spec(s.gap_steps, s.family, s.shared, s.own, s.output) for s in specs])
 BLOCK_TOKENS = st.sampled_from((1, 16, 48, 64, 80, 128))
+AHEAD = st.sampled_from((0, 1))
 
 
 def new_engine(*, costs: Any = COSTS, kv_tokens: int = 100_000, block_tokens: int = 16, **more: Any) -> Engine:
@@ -81,7 +93,13 @@ def new_call(
     chain = HashChain(engine.settings.block_tokens, ROOT, tokens)
     same = engine.settings.block_tokens == TREE_BLOCK_TOKENS
     tree_chain = chain if same else HashChain(TREE_BLOCK_TOKENS, ROOT, tokens)
-    return EmbeddedCall(name, now_s, len(tokens), chain=chain, tree_chain=tree_chain, final_output_tokens=output)
+    return EmbeddedCall(
+        *(name, now_s, len(tokens)),
+        chain=chain,
+        tree_chain=tree_chain,
+        max_output_tokens=output,
+        final_output_tokens=output,
+    )
 
 
 @dataclass
@@ -156,7 +174,7 @@ class Drive:
         assert ends_s == self.now_s + COSTS.iteration_time_s(batch)
         assert 0 < sum(new for new, _ in batch) <= settings.max_batch_tokens
         assert all(new > 0 for new, _ in batch)
-        assert len(batch) <= len(self.engine.running) <= settings.max_running_calls
+        assert max(len(batch), len(self.engine.running)) <= settings.max_running_calls
         order = [self.calls.index(call) for call in self.engine.running]
         assert order == sorted(order), "first come, first served"
         waiting = [self.calls.index(call) for call in self.engine.waiting]
@@ -197,6 +215,7 @@ def drive(specs: Sequence[Spec], **options: int) -> Drive:
     kv_tokens=st.sampled_from((384, 448, 640, 1_280, 100_000)),
     max_batch_tokens=st.sampled_from((1, 16, 50, 2_048)),
     max_running_calls=st.sampled_from((1, 3, 256)),
+    ahead=AHEAD,
 )
 def test_every_call_ends_with_its_tokens_and_leaves_nothing_behind(specs: list[Spec], **options: int) -> None:
     run = drive(specs, **options)
@@ -213,7 +232,7 @@ def test_every_call_ends_with_its_tokens_and_leaves_nothing_behind(specs: list[S
 
 
 @pytest.mark.no_cover
-@given(specs=NO_ABORTS, block_tokens=BLOCK_TOKENS, max_batch_tokens=st.sampled_from((16, 100, 2_048)))
+@given(specs=NO_ABORTS, block_tokens=BLOCK_TOKENS, max_batch_tokens=st.sampled_from((16, 100, 2_048)), ahead=AHEAD)
 def test_without_preemption_every_token_is_computed_once(specs: list[Spec], **options: int) -> None:
     run = drive(specs, **options)
     assert run.engine.counters.preemptions == 0
@@ -225,11 +244,11 @@ def test_without_preemption_every_token_is_computed_once(specs: list[Spec], **op
     assert run.engine.counters.cached_prompt_tokens == sum(cached.values())
 
 
-@given(specs=NO_ABORTS, block_tokens=BLOCK_TOKENS)
+@given(specs=NO_ABORTS, block_tokens=BLOCK_TOKENS, ahead=AHEAD)
 def test_one_call_after_another_finds_all_whole_blocks_that_earlier_ones_computed(
-    specs: list[Spec], block_tokens: int
+    specs: list[Spec], block_tokens: int, ahead: int
 ) -> None:
-    engine = new_engine(block_tokens=block_tokens)
+    engine = new_engine(block_tokens=block_tokens, ahead=ahead)
     seen: list[list[int]] = []
     for number, spec in enumerate(specs):
         tokens = spec.prompt(number)
@@ -277,8 +296,41 @@ def test_the_first_token_of_an_idle_engine_takes_the_models_prefill_time() -> No
 
 
 def test_a_prompt_beyond_the_budget_is_computed_in_chunks_and_decodes_go_first() -> None:
-    run = drive([Spec(0, 0, 0, 1, 5), Spec(1, 0, 192, 8, 1)], max_batch_tokens=101)
+    run = drive([Spec(0, 0, 0, 1, 5), Spec(1, 0, 192, 8, 1)], max_batch_tokens=101, ahead=0)
     assert run.recorder.batches == [[(1, 0)], [(1, 1), (100, 0)], [(1, 2), (100, 100)], [(1, 3)], [(1, 4)]]
+
+
+def test_a_call_that_comes_during_an_iteration_waits_for_the_next_one_too() -> None:
+    """The next iteration was planned when the one in flight began."""
+    run = drive([Spec(0, 0, 0, 1, 5), Spec(1, 0, 192, 8, 1)], max_batch_tokens=101)
+    assert run.recorder.batches == [[(1, 0)], [(1, 1)], [(1, 2), (100, 0)], [(1, 3), (100, 100)], [(1, 4)]]
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(2, 2), (None, 3)])
+def test_a_call_that_ends_before_its_limit_has_a_place_that_is_wasted(limit: int | None, batches: int) -> None:
+    recorder = Recorder()
+    engine = new_engine(costs=recorder)
+    call = new_call(engine, range(8), 2)
+    call.max_output_tokens = limit
+    engine.add(call)
+    run_until_idle(engine)
+    assert len(recorder.batches) == batches
+    assert (call.sent_tokens, call.output_tokens) == (2, 2)
+
+
+def test_a_call_may_end_while_it_waits_after_a_preemption() -> None:
+    """Its last token was in flight when the plan for the next iteration preempted it."""
+    engine = new_engine()
+    call = new_call(engine, range(8), 1)
+    call.max_output_tokens = None
+    engine._scheduler = PreemptsAll()
+    engine.add(call)
+    first = engine.step(0.0)
+    assert engine.waiting == [call]
+    assert first.ends_s is not None
+    [output] = engine.step(first.ends_s).outputs
+    assert output.finished
+    assert engine.waiting == engine.running == []
 
 
 def test_a_call_finds_what_one_picked_just_before_it_is_about_to_compute() -> None:

@@ -43,8 +43,8 @@ SHORT_SHARE: Final = 0.2
 """The share of the engine's capacity that short prompts take."""
 JITTER: Final = 0.05
 """Iterations vary by so much, either way."""
-SECONDS: Final = 60.0
-QUICK_SECONDS: Final = 15.0
+SECONDS: Final = 40.0
+QUICK_SECONDS: Final = 30.0
 SEEDS: Final = (1, 2, 3)
 
 STEPS_S: Final = (0.0, 0.015, 0.029)

@@ -17,24 +17,28 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.shared_prefixes import hold_follower, startable
 from plait.policy.scheduling.waiting import Ranked, Sorted
 
-LEAST_ITERATIONS = 2.0
-"""Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most half of it."""
+LEAST_ITERATIONS = 3.0
+"""Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is at most a third of it."""
+
+HOPELESS = 0.25
+"""Ours: while fewer of the arrivals than this could be in time, their slack limits nothing."""
 
 
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    The limit is infinite if no arrivals are expected. An iteration may always last `LEAST_ITERATIONS` shortest ones, as
-    a shorter iteration would not help arrivals, and as long as the shortest iteration with a prompt. `batch` has only
-    the running decodes.
+    An iteration may always last `LEAST_ITERATIONS` shortest ones, and as long as the shortest iteration with a prompt. An
+    arrival waits for the rest of such an iteration, and for the whole of another if the engine plans ahead. The limit
+    is infinite if no arrivals are expected, or if hardly any could be in time. `batch` has only the running decodes.
     """
-    slack_s = moment.arrivals_slack_s
+    slack_s, ahead = moment.arrivals_slack_s, moment.facts.in_flight is not None
     if slack_s is None:
         return inf
     context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
-    step_s = batch.budget.time_s(2, context_tokens)
-    share = moment.settings.slack_shares[moment.facts.in_flight is not None]
-    return max(share * slack_s, LEAST_ITERATIONS * moment.pace.shortest_s, step_s)
+    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, batch.budget.time_s(2, context_tokens))
+    if slack_s < (ahead + HOPELESS) * least_s:
+        return inf
+    return max(moment.settings.slack_shares[ahead] * slack_s, least_s)
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:

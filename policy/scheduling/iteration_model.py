@@ -82,7 +82,6 @@ class IterationModel:
         profile = self._profile
         decodes = [duration_s / time_s(profile, work) for work, duration_s in self._decodes]
         by_size = sorted((time_s(profile, work), duration_s) for work, duration_s in self._prompts)
-        factor = median(decodes) if decodes else 1.0
         step_s = self._costs.step_s if self._costs else 0.0
         if len(by_size) >= MIN_ITERATIONS:
             small, large = by_size[: len(by_size) // 8], by_size[-(len(by_size) // 4) :]
@@ -94,7 +93,9 @@ class IterationModel:
             elif step_s < CLEAR * prompts_factor * median(profile_s for profile_s, _ in small):
                 step_s = 0.0
             self._prompts_factor = prompts_factor
-        return scaled(profile, factor, self._prompts_factor, step_s)
+        # An engine that is never without prompts is taken to decode as much slower than its profile as it prefills.
+        decodes_factor = median(decodes) if decodes else self._prompts_factor
+        return scaled(profile, decodes_factor, self._prompts_factor, step_s)
 
 
 def time_s(costs: CostModel, work: IterationWork) -> float:

@@ -105,7 +105,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention: Attention
     kv: Kv
     with_prompts: Forward | None = None
-    """The time of a forward pass with prompts; None: as `forward`, which is else of decodes alone."""
+    """The time of a forward pass with prompts; `forward` is then that of decodes alone. None: `forward` is of both."""
     long_prefill: LongPrefill = LongPrefill()
     efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
     pivot: Pivot | None = None

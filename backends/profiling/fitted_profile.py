@@ -14,7 +14,7 @@ from plait.backends.profiling.profile_fit import FittedModel, Point, Residual, f
 from plait.backends.profiling.profile_plan import Kind
 from plait.backends.profiling.profiler import Measured
 from plait.backends.profiling.tier_loads import Loaded, fit_link
-from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel, PiecewiseLinear
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 
 DIGITS = 6
@@ -118,16 +118,19 @@ def _profile(model: CostModel, source: ProfileSource, kv: Kv) -> Profile:
     long = model.long_attention
     return Profile(
         source=source,
-        forward=Forward(
-            [(tokens, _rounded(seconds * 1e3)) for tokens, seconds in model.forward.knots],
-            _rounded(model.forward.slope_s * 1e3),
-        ),
+        forward=_curve(model.forward),
+        with_prompts=None if model.with_prompts is None else _curve(model.with_prompts),
         attention=Attention(_rounded(model.context_s * 1e3)),
         long_prefill=LongPrefill(
             long.threshold, *(_rounded(value * 1e3) for value in (long.new_s, long.sequence_s, long.product_s))
         ),
         kv=kv,
     )
+
+
+def _curve(curve: PiecewiseLinear) -> Forward:
+    knots = [(tokens, _rounded(seconds * 1e3)) for tokens, seconds in curve.knots]
+    return Forward(knots, _rounded(curve.slope_s * 1e3))
 
 
 def _source(

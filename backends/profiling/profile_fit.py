@@ -1,16 +1,17 @@
 """Fits the cost model to measured iteration times: takes points, and gives coefficients and each point's error.
 
-The model is linear in coefficients of at least 0. The forward pass has one for its time at the first knot, one for the
-rise from each knot to the next, and one for the slope after the last. Attention has one for each term. So a single
-least squares of relative errors fits all coefficients together, and the times rise with the tokens. Only the knots and
-the threshold of long attention have to be searched.
+The model is linear in coefficients of at least 0. Each curve of the forward pass (decodes alone and iterations with
+prompts may differ) has one for its time at the first knot, one for the rise from each knot to the next, and one for the
+slope after the last. Attention has one for each term. So a single least squares of relative errors fits all
+coefficients together, and the times rise with the tokens. Only the knots and the threshold of long attention have to be
+searched. A step is two knots at neighbouring sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import fsum, sqrt
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -36,17 +37,27 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 Iteration = tuple[tuple[int, int], ...]
 """One forward pass: `(new tokens, context tokens)` of each call in it."""
 
-MAX_KNOTS = 8
+Curves = tuple[tuple[int, ...], ...]
+"""The knots of the one curve, or those of decodes alone and those of iterations with prompts."""
+
+MAX_KNOTS = 12
 TAIL_SIZES = 2
-"""At least this many sizes of iterations (new tokens) must determine the slope after the last knot."""
+"""At least this many sizes of iterations (new tokens) must determine the slope after the last knot.
+
+A curve of decodes alone has a knot at the largest batch instead, and its mean slope after that: the largest batches
+may have the same size as CUDA graphs.
+"""
 
 NOISE = 1e-3
 """Measurements have at least this relative error, so a smaller error of the fit is no improvement."""
 
-KNOT_GAIN, THRESHOLD_GAIN = 0.2, 0.75
-"""The share of the squared error that a further knot, or a threshold, must remove. By chance alone, the best of twenty
-candidates removes about a tenth at sixty points.
+KNOT_GAIN, THRESHOLD_GAIN, CURVE_GAIN = 0.2, 0.75, 0.5
+"""The share of the squared error that a further knot, a threshold, or a second curve must remove. By chance alone, the
+best of twenty candidates removes about a tenth at sixty points.
 """
+
+CURVE_NOISE = 0.02
+"""Relative errors below this do not ask for a second curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,10 @@ class Point:
     seconds: float
     prompt_tokens: int = 0
     held_out: bool = False
+
+    @property
+    def has_prompt(self) -> bool:
+        return any(map(_has_prompt, self.iterations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +120,27 @@ def fit_cost_model(points: Sequence[Point]) -> FittedModel:
     sequence length. Raises ValueError for too few points.
     """
     points = [point for point in points if not point.held_out]
-    sizes = sorted({_new_tokens(iteration) for point in points for iteration in point.iterations})
+    sizes = _sizes(points)
     if len(sizes) <= TAIL_SIZES:
         raise ValueError(f"a fit needs more than {TAIL_SIZES} sizes of iterations, not {len(sizes)}")
-    candidates = sizes[:-TAIL_SIZES]
-    threshold = _threshold(points, candidates)
-    return _model(points, _knots(points, candidates, threshold), threshold)
+    found = _best_model(points, (sizes[:-TAIL_SIZES],))
+    decodes, prompts = (_sizes(point for point in points if point.has_prompt is wanted) for wanted in (False, True))
+    if len(decodes) > 1 and len(prompts) > TAIL_SIZES:
+        two = _best_model(points, (decodes, prompts[:-TAIL_SIZES]))
+        left = _squared_error(two, points, CURVE_NOISE) / _squared_error(found, points, CURVE_NOISE)
+        found = two if left < 1 - CURVE_GAIN else found
+    return found
 
 
-def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
+def _best_model(points: Sequence[Point], curves: Curves) -> FittedModel:
+    """The model with the best threshold and the most helpful of these knots."""
+    threshold = _threshold(points, curves)
+    for place in range(len(curves)):
+        curves = _with_fewer_knots(points, curves, place, threshold)
+    return _model(points, curves, threshold)
+
+
+def _threshold(points: Sequence[Point], curves: Curves) -> int:
     """The threshold of long attention, in new tokens times sequence tokens: 0, or a power of two that fits far better.
 
     Published regressions have 2^20.
@@ -126,52 +153,74 @@ def _threshold(points: Sequence[Point], knots: Sequence[int]) -> int:
         if new > 1
     }
     powers = [1 << bits for bits in range(10, 32) if min(products, default=0) <= 1 << bits < max(products, default=0)]
-    without = _squared_error(points, knots, 0)
-    best, threshold = min(((_squared_error(points, knots, power), power) for power in powers), default=(without, 0))
+    without = _squared_error(_model(points, curves, 0), points)
+    best, threshold = min(
+        ((_squared_error(_model(points, curves, power), points), power) for power in powers), default=(without, 0)
+    )
     return threshold if best < (1 - THRESHOLD_GAIN) * without else 0
 
 
-def _knots(points: Sequence[Point], candidates: Sequence[int], threshold: int) -> list[int]:
-    """The first size, then the most helpful sizes one by one, until the gain is too small."""
-    knots = [candidates[0]]
-    error = _squared_error(points, knots, threshold)
+def _with_fewer_knots(points: Sequence[Point], curves: Curves, place: int, threshold: int) -> Curves:
+    """The curves, of which one keeps its first knot, and then the most helpful knots or steps.
+
+    They are added one by one, until the gain at the curve's own points is too small.
+    """
+    candidates = curves[place]
+    of_curve = [point for point in points if _place(point.has_prompt, curves) == place]
+
+    def with_knots(knots: Iterable[int]) -> Curves:
+        return (*curves[:place], tuple(sorted(knots)), *curves[place + 1 :])
+
+    def error_with(knots: Iterable[int]) -> float:
+        return _squared_error(_model(points, with_knots(knots), threshold), of_curve)
+
+    is_decodes = place < len(curves) - 1
+    knots = {candidates[0], candidates[-1]} if is_decodes else {candidates[0]}
+    error = error_with(knots)
+    moves = [*((size,) for size in candidates), *pairwise(candidates)]
     while len(knots) < min(MAX_KNOTS, len(candidates)):
-        longer = [sorted([*knots, size]) for size in candidates if size not in knots]
-        best, with_best = min((_squared_error(points, trial, threshold), trial) for trial in longer)
-        if best > (1 - KNOT_GAIN) * error:
+        longer = [knots.union(move) for move in moves if not knots.issuperset(move)]
+        left, trial = min(
+            ((error_with(trial) / error) ** (1 / (len(trial) - len(knots))), sorted(trial)) for trial in longer
+        )
+        if left > 1 - KNOT_GAIN:
             break
-        error, knots = best, with_best
-    return knots
+        knots, error = set(trial), error_with(trial)
+    return with_knots(knots)
 
 
-def _squared_error(points: Sequence[Point], knots: Sequence[int], threshold: int) -> float:
-    model = _model(points, knots, threshold)
-    return sum(model.residual(point).relative_error ** 2 + NOISE**2 for point in points)
+def _squared_error(model: FittedModel, points: Sequence[Point], noise: float = NOISE) -> float:
+    return sum(model.residual(point).relative_error ** 2 + noise**2 for point in points)
 
 
-def _model(points: Sequence[Point], knots: Sequence[int], threshold: int) -> FittedModel:
-    rows = [[term / point.seconds for term in _terms(point, knots, threshold)] for point in points]
-    solution = non_negative_least_squares(rows, [1.0] * len(points))
-    rises, (slope_s, context_s, sequence_s, product_s, request_s, *more) = (
-        solution[: len(knots)],
-        solution[len(knots) :],
-    )
+def _model(points: Sequence[Point], curves: Curves, threshold: int) -> FittedModel:
+    rows = [[term / point.seconds for term in _terms(point, curves, threshold)] for point in points]
+    solution = iter(non_negative_least_squares(rows, [1.0] * len(points)))
+    forward, *with_prompts = [_curve(knots, list(islice(solution, len(knots) + 1))) for knots in curves]
+    context_s, sequence_s, product_s, request_s, *more = solution
     new_s, prompt_token_s = more or (0.0, 0.0)
-    if len(knots) > 1:
-        slope_s += sum(rises[1:]) / (knots[-1] - knots[0])
     costs = CostModel(
-        forward=PiecewiseLinear(tuple(zip(knots, accumulate(rises), strict=True)), slope_s),
+        forward=forward,
         context_constant_s=0.0,
         context_s=context_s,
         context_floor_s=0.0,
         long_attention=LongAttention(threshold, new_s, sequence_s, product_s),
+        with_prompts=with_prompts[0] if with_prompts else None,
     )
     return FittedModel(costs, request_s, prompt_token_s)
 
 
-def _terms(point: Point, knots: Sequence[int], threshold: int) -> list[float]:
+def _curve(knots: Sequence[int], coefficients: Sequence[float]) -> PiecewiseLinear:
+    """A curve by its rise to each knot, and the slope after the last beyond the mean slope."""
+    *rises, slope_s = coefficients
+    if len(knots) > 1:
+        slope_s += sum(rises[1:]) / (knots[-1] - knots[0])
+    return PiecewiseLinear(tuple(zip(knots, accumulate(rises), strict=True)), slope_s)
+
+
+def _terms(point: Point, curves: Curves, threshold: int) -> list[float]:
     """The factor of each coefficient at a point, summed over the point's iterations."""
-    each = [list(_iteration_terms(iteration, knots, threshold)) for iteration in point.iterations]
+    each = [list(_iteration_terms(iteration, curves, threshold)) for iteration in point.iterations]
     terms = [sum(column) for column in zip(*each, strict=True)]
     terms.append(1.0 if point.prompt_tokens else 0.0)
     if threshold:
@@ -180,23 +229,42 @@ def _terms(point: Point, knots: Sequence[int], threshold: int) -> list[float]:
     return terms
 
 
-def _iteration_terms(iteration: Iteration, knots: Sequence[int], threshold: int) -> Iterator[float]:
+def _iteration_terms(iteration: Iteration, curves: Curves, threshold: int) -> Iterator[float]:
     """The factors in one iteration, as in `CostModel.iteration_time_s`."""
-    new_total = _new_tokens(iteration)
-    behind = max(0, new_total - knots[-1])
-    yield 1.0
-    for left, right in pairwise(knots):
-        # After the last knot, time rises at least as fast as between the first and the last: batching gets no cheaper.
-        yield min(1.0, max(0.0, (new_total - left) / (right - left))) + behind / (knots[-1] - knots[0])
-    yield behind
+    taken = _place(_has_prompt(iteration), curves)
+    for place, knots in enumerate(curves):
+        yield from _curve_terms(_new_tokens(iteration), knots) if place == taken else [0.0] * (len(knots) + 1)
     yield sum(new + context for new, context in iteration)
     long = _long(iteration, threshold)
     yield sum(new + context for new, context in long)
     yield sum(new * (new + context) for new, context in long)
 
 
+def _curve_terms(new_tokens: int, knots: Sequence[int]) -> Iterator[float]:
+    behind = max(0, new_tokens - knots[-1])
+    yield 1.0
+    for left, right in pairwise(knots):
+        # After the last knot, time rises at least as fast as between the first and the last: batching gets no cheaper.
+        yield min(1.0, max(0.0, (new_tokens - left) / (right - left))) + behind / (knots[-1] - knots[0])
+    yield behind
+
+
+def _place(has_prompt: bool, curves: Curves) -> int:
+    """The place in `curves` of the curve of iterations with prompts, or of decodes alone."""
+    return len(curves) - 1 if has_prompt else 0
+
+
+def _has_prompt(iteration: Iteration) -> bool:
+    return any(new > 1 for new, _ in iteration)
+
+
 def _long(iteration: Iteration, threshold: int) -> list[tuple[int, int]]:
     return [(new, context) for new, context in iteration if new > 1 and new * (new + context) > threshold]
+
+
+def _sizes(points: Iterable[Point]) -> tuple[int, ...]:
+    """The sizes of the points' iterations, in order."""
+    return tuple(sorted({_new_tokens(iteration) for point in points for iteration in point.iterations}))
 
 
 def _new_tokens(iteration: Iteration) -> int:

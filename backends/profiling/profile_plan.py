@@ -103,12 +103,12 @@ class Effort:
     chunks: tuple[int, ...]
 
 
-_LADDER = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_LADDER = (16, 32, 64, 128, 192, 256, 257, 384, 512, 513, 768, 896, 1024, 1536, 2048, 3072, 4096)
 
 QUICK = Effort(
     repeats=3,
     limit_s=50.0,
-    batches=(1, 4, 16),
+    batches=(1, 2, 4, 5, 8, 9, 16),
     contexts=(1024, 4096),
     ladder=_LADDER,
     behind=(32, 256, 1024),
@@ -119,9 +119,9 @@ QUICK = Effort(
 FULL = Effort(
     repeats=5,
     limit_s=280.0,
-    batches=(1, 2, 4, 8, 16, 32, 64),
+    batches=(1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64),
     contexts=(512, 2048, 8192, 32_768),
-    ladder=tuple(sorted({8, 24, 48, 96, 640, 896, 6144, 8192, 12_288, 16_384, *_LADDER})),
+    ladder=tuple(sorted({8, 24, 48, 96, 640, 6144, 8192, 12_288, 16_384, *_LADDER})),
     behind=(16, 64, 256, 1024, 4096),
     prefixes=4,
     longest_prefix_tokens=65_536,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -64,7 +66,7 @@ def models(draw: st.DrawFn) -> CostModel:
     )
 
 
-@settings(max_examples=25)  # a fit takes 50 ms
+@settings(max_examples=10)  # a fit takes 150 ms
 @given(models())
 def test_exact_times_give_the_coefficients_back(model: CostModel) -> None:
     found = fit_cost_model(points(model))
@@ -77,7 +79,7 @@ def test_exact_times_give_the_coefficients_back(model: CostModel) -> None:
     assert fitted.long_attention.product_s == pytest.approx(model.long_attention.product_s, rel=0.05)
 
 
-@settings(max_examples=10)  # a fit takes 50 ms
+@settings(max_examples=5)  # a fit takes 150 ms
 @given(models(), st.integers(0, 10_000), st.sampled_from([FULL, QUICK]))
 def test_noisy_times_give_them_back_closely(model: CostModel, seed: int, effort: Effort) -> None:
     """As the median of three noises: of all noises that are drawn, one in some thousand misses the bounds."""
@@ -90,15 +92,16 @@ def test_noisy_times_give_them_back_closely(model: CostModel, seed: int, effort:
     assert wrong_s <= 0.15 * model.prefill_time_s(4096)
 
 
-@settings(max_examples=25)  # a fit takes 50 ms
+@settings(max_examples=10)  # a fit takes 150 ms
 @given(models(), st.integers(0, 10_000))
 def test_whatever_the_noise_a_model_is_monotone_and_small(model: CostModel, seed: int) -> None:
     fitted = fit_cost_model(points(model, QUICK, noise=0.5, seed=seed)).costs
-    times = [seconds for _, seconds in fitted.forward.knots]
-    assert times == sorted(times)
-    assert len(times) <= MAX_KNOTS
-    (first, first_s), (last, last_s) = fitted.forward.knots[0], fitted.forward.knots[-1]
-    assert fitted.forward.slope_s * (last - first) >= (last_s - first_s) * (1 - 1e-9), "no free tokens beyond the last"
+    for curve in {fitted.forward, fitted.prompts}:
+        times = [seconds for _, seconds in curve.knots]
+        assert times == sorted(times)
+        assert len(times) <= MAX_KNOTS
+        (first, first_s), (last, last_s) = curve.knots[0], curve.knots[-1]
+        assert curve.slope_s * (last - first) >= (last_s - first_s) * (1 - 1e-9), "no free tokens beyond the last"
     long = fitted.long_attention
     assert min(fitted.forward.slope_s, fitted.context_s, long.new_s, long.sequence_s, long.product_s) >= 0
 
@@ -108,6 +111,40 @@ def test_shipped_profiles_are_found_again(name: str) -> None:
     model = load_profile(name).cost_model()
     assert worst(model, fit_cost_model(points(model)).costs) < 0.15
     assert worst(model, fit_cost_model(points(model, QUICK)).costs) < 0.25
+
+
+GRAPHS = {1: 4.9e-3, 2: 5.0e-3, 4: 5.2e-3, 8: 5.7e-3, 16: 6.7e-3, 32: 8.7e-3, 64: 12e-3}
+"""The seconds of decodes by the size of their CUDA graph."""
+
+
+def test_decodes_step_from_graph_to_graph() -> None:
+    sizes = [*GRAPHS]
+    steps = [(1, GRAPHS[1]), *((size + 1, GRAPHS[graph]) for size, graph in pairwise(sizes))]
+    knots = tuple(sorted({*GRAPHS.items(), *steps}))
+    prompts = PiecewiseLinear(((16, 0.012), (512, 0.012), (513, 0.029), (896, 0.029)), 3.2e-5)
+    model = CostModel(PiecewiseLinear(knots, 1e-4), 0.0, 3e-8, 0.0, LongAttention(0, 0.0, 0.0, 1e-9), 1.0, (), prompts)
+    fitted = fit_cost_model(points(model)).costs
+    assert fitted.with_prompts is not None
+    for batch in range(1, 65):
+        assert fitted.decode_iteration_s(batch, 0) == pytest.approx(model.decode_iteration_s(batch, 0), rel=0.01)
+    for size in (20, 512, 513, 800, 1_800):
+        assert fitted.prefill_time_s(size) == pytest.approx(model.prefill_time_s(size), rel=0.01)
+
+
+@settings(max_examples=5)
+@given(models(), st.integers(0, 10_000), st.sampled_from([FULL, QUICK]), st.floats(0.5, 5.0))
+def test_prompts_have_a_curve_of_their_own_if_they_take_longer(
+    model: CostModel, seed: int, effort: Effort, longer: float
+) -> None:
+    assert fit_cost_model(points(model, effort, 0.03, seed)).costs.with_prompts is None
+    added_s = longer * model.forward.at(1)
+    prompts = PiecewiseLinear(
+        tuple((tokens, seconds + added_s) for tokens, seconds in model.forward.knots), model.forward.slope_s
+    )
+    found = fit_cost_model(points(replace(model, with_prompts=prompts), effort, 0.03, seed))
+    assert found.costs.with_prompts is not None
+    assert found.costs.forward.at(1) == pytest.approx(model.forward.at(1), rel=0.05)
+    assert found.costs.prompts.at(64) == pytest.approx(prompts.at(64), rel=0.08)
 
 
 def test_a_threshold_is_found_where_there_is_one() -> None:

@@ -50,6 +50,15 @@ def test_a_usual_engine_is_measured_over_its_whole_range() -> None:
     assert [trial.new_tokens for trial in trials[Kind.CHUNKED]] == [4096, 8192]
 
 
+@pytest.mark.parametrize("effort", [QUICK, FULL])
+def test_sizes_are_asked_on_both_sides_of_likely_steps(effort: Effort) -> None:
+    trials = plan(Limits(32_768, 2048, 200_000), effort)
+    batches = {trial.batch for trial in trials[Kind.DECODE]}
+    assert {4, 5, 8, 9, 16} <= batches
+    assert {256, 257, 512, 513} <= {trial.new_tokens for trial in trials[Kind.PREFILL]}
+    assert sum(map(len, trials.values())) <= 4 / 3 * {QUICK: 27, FULL: 50}[effort], "as many as one curve needs"
+
+
 def test_without_a_known_budget_prompts_go_to_the_context_and_nothing_is_called_chunked() -> None:
     trials = plan(Limits(8_000), QUICK)
     assert trials[Kind.PREFILL][-1].new_tokens == 4096

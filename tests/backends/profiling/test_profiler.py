@@ -170,7 +170,7 @@ def test_every_point_is_measured_once_a_round_and_each_group_is_announced() -> N
     measured, lines = measure(VirtualEngine())
     assert measured.samples == QUICK.repeats * len(measured.points)
     assert len(lines) == QUICK.repeats * len(Kind)
-    assert lines[0].startswith("round 1: prefill, 13 points in ")
+    assert lines[0].startswith("round 1: prefill, 16 points in ")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_one_disturbed_round_does_not_move_a_point() -> None:
     undisturbed = engine.complete
 
     async def complete(prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
-        engine._slowness = 5.0 if 40 < len(engine.calls) < 60 else 1.0
+        engine._slowness = 5.0 if 43 < len(engine.calls) < 63 else 1.0
         return await undisturbed(prompts, output_tokens)
 
     engine.complete = complete  # type: ignore[method-assign]
@@ -217,8 +217,8 @@ def test_what_the_rounds_disagree_about_is_measured_again() -> None:
 def test_a_batch_that_the_engine_does_not_run_is_left_out_with_the_larger_ones() -> None:
     measured, _ = measure(VirtualEngine(max_running_calls=6))
     batches = {len(point.iterations[0]) for point in measured.points}
-    assert max(batches) == 4
-    assert any("batch of 16: the engine does not run that many" in omission for omission in measured.omitted)
+    assert max(batches) == 5
+    assert any("batch of 8: the engine does not run that many" in omission for omission in measured.omitted)
     assert "does not run that many" in fit(measured).profile.source.extrapolated
 
 

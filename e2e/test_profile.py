@@ -19,8 +19,25 @@ from e2e.servers import Launcher
 from plait.backends.profiles import load_profile
 from tests.waiting import WITHIN_S
 
-TIME_SCALE = 2.0
-OPTIONS = ("--max-context-tokens", "16384", "--profile", "a6000-mistral-7b")
+OPTIONS = ("--max-context-tokens", "16384")
+STEPS = """
+ahead = 1
+[source]
+engine = "of this test"
+model = "its decodes are CUDA graphs, and its prompts are none"
+accelerator = "none"
+provenance = "made up"
+[forward]
+knots = [[1, 7.0], [4, 7.5], [5, 8.5], [8, 8.5], [9, 10.0], [16, 10.0]]
+slope_ms = 0.2
+[with_prompts]
+knots = [[1, 29.0], [900, 29.0]]
+slope_ms = 0.032
+[attention]
+context_ms = 5e-4
+[kv]
+tokens = 198_516
+"""
 
 GRID = ([(1, 100)], [(1, 2_000)] * 8, [(300, 0)], [(1_800, 0)], [(700, 6_000)], [(512, 0), *[(1, 1_000)] * 6])
 """Iterations between the points that are measured."""
@@ -36,7 +53,9 @@ def are_times(times: Iterable[float]) -> bool:
 
 
 def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_path: Path) -> None:
-    engine = launch.engine("profiled", time_scale=TIME_SCALE, options=OPTIONS)
+    own = tmp_path / "own.toml"
+    own.write_text(STEPS, encoding="utf-8")
+    engine = launch.engine("profiled", time_scale=1, options=[*OPTIONS, "--profile", str(own)])
     engine.start()
     engine.wait_until_ready()
     out = tmp_path / "fitted.toml"
@@ -51,6 +70,11 @@ def test_an_engines_cost_model_is_found_by_measuring_it(launch: Launcher, tmp_pa
     assert fitted.source.engine.startswith("embedded profiled, ")
     assert "emulated" in fitted.source.engine
     assert "plait profile" in fitted.source.provenance
+
+    assert fitted.with_prompts is not None
+    assert fitted.with_prompts.knots[0][1] > 1.5 * fitted.forward.knots[0][1]
+    assert "iterations planned ahead: " in done.stderr
+    assert fitted.ahead in {None, 1}, done.stderr  # on a busy machine it cannot be told
 
     model = fitted.cost_model()
     assert are_times(model.iteration_time_s(work) for work in map(tuple, GRID)), done.stderr

@@ -108,6 +108,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The time of a forward pass with prompts; `forward` is then that of decodes alone. None: `forward` is of both."""
     long_prefill: LongPrefill = LongPrefill()
     efficiency: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    ahead: Annotated[int, Meta(ge=0, le=1)] | None = None
+    """1: the engine plans an iteration while it computes the one before; 0: after that; None: not known."""
     pivot: Pivot | None = None
     fit: Fit | None = None
 
@@ -134,10 +136,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def toml(self) -> str:
         """The text of a file that `load_profile` reads as this profile."""
         sections = msgspec.to_builtins(self)
-        lines = [f"efficiency = {sections.pop('efficiency')}"]
-        for name, section in sections.items():
-            if section is not None:
-                lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in section.items())]
+        told = {name: value for name, value in sections.items() if value is not None}
+        lines = [f"{name} = {told.pop(name)}" for name in ("efficiency", "ahead") if name in told]
+        for name, section in told.items():
+            lines += ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in section.items())]
         return "\n".join(lines) + "\n"
 
 

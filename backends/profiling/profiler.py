@@ -11,8 +11,9 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import median
 from typing import Protocol
 
@@ -59,6 +60,28 @@ class Sample:
     seconds: float
 
 
+FEWEST_CALLS, SHARE_OF_CALLS = 6, 0.75
+"""At least so many calls to the busy engine, and this share of them, must have waited for equally many iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queueing:
+    """Calls to the busy engine: how many iterations of `iteration_s` each waited for."""
+
+    iteration_s: float
+    waits: list[int]
+
+    def ahead(self, request_s: float) -> int | None:
+        """How many iterations are planned beside the one that is computed: 0, 1, or None if it cannot be told.
+
+        A request that takes about as long as an iteration (`request_s`, outside the engine) misses one on its way.
+        """
+        if len(self.waits) < FEWEST_CALLS or request_s > self.iteration_s / 2:
+            return None
+        agreed = SHARE_OF_CALLS * len(self.waits)
+        return next((ahead for ahead in (0, 1) if self.waits.count(ahead + 1) >= agreed), None)
+
+
 class TrialRunner:
     """Runs trials on one engine; `rng` makes the prompts."""
 
@@ -86,14 +109,43 @@ class TrialRunner:
 
     async def _decode(self, trial: Trial) -> Sample:
         """Time decoding. The prompts are the same in each round, so that they are cached and decoding begins sooner."""
-        length = trial.context_tokens + trial.new_tokens
-        prompts = [self._same(length, number) for number in range(trial.batch)]
-        call = (1, length + trial.output_tokens // 2)  # nearly, at the second attempt
+        prompts = self._decoding(trial)
+        call = (1, len(prompts[0]) + trial.output_tokens // 2)  # nearly, at the second attempt
         for output_tokens in (trial.output_tokens, 2 * trial.output_tokens):
             gap_s = inter_token_s(await self._engine.complete(prompts, output_tokens))
             if gap_s is not None:
                 return Sample(((call,) * trial.batch,), gap_s)
         raise NoSampleError("the engine does not run that many calls at once")
+
+    async def queue(self, trial: Trial) -> Queueing | None:
+        """Run a trial of decodes, and beside it calls of one token, each sent when the last has ended.
+
+        So a call is sent when an iteration begins. It waits for this one, and for one more if that is planned already.
+        None if the calls and the decodes did not overlap.
+        """
+
+        async def calls() -> list[TimedStream]:
+            sent = []
+            for _ in range(trial.output_tokens // 2):
+                sent += await self._engine.complete([self._fresh(1)], 1)
+            return sent
+
+        running = self._engine.complete(self._decoding(trial), 2 * trial.output_tokens)
+        decodes, sent = await asyncio.gather(running, calls())
+        iteration_s = inter_token_s(decodes)
+        if iteration_s is None:
+            return None
+        starts_s, ends_s = max(one.arrivals[0][0] for one in decodes), min(one.arrivals[-1][0] for one in decodes)
+        apart_s = iteration_s / 4  # tokens of one iteration come at nearly the same time
+        waits = [
+            sum(call.sent_s + apart_s < at_s < call.arrivals[0][0] - apart_s for at_s, _ in decodes[0].arrivals)
+            for call in sent
+            if starts_s < call.sent_s and call.arrivals[0][0] < ends_s
+        ]
+        return Queueing(iteration_s, waits) if waits else None
+
+    def _decoding(self, trial: Trial) -> list[list[int]]:
+        return [self._same(trial.context_tokens + trial.new_tokens, number) for number in range(trial.batch)]
 
     async def _cached_prefix(self, trial: Trial) -> Sample:
         """Time a prefill after a cached prefix. If the first call misses the prefix, the second call will hit it."""
@@ -122,6 +174,11 @@ class TrialRunner:
 AGREEMENT = 0.05
 """The relative distance from a point's value within which more than half of its repeats must be."""
 
+BUSY_CALLS, BUSY_SHARE = 8, 0.1
+"""At most so many calls decode, for at most this share of the time limit, when further calls are sent to find whether
+the engine plans ahead.
+"""
+
 MOST_ROUNDS = 3
 """How many times the planned rounds there may be, to repeat points that disagree."""
 
@@ -134,6 +191,7 @@ class Measured:
     samples: int
     fingerprint: str | None
     omitted: list[str] = field(default_factory=list)
+    queueing: Queueing | None = None
 
 
 Samples = dict[tuple[Kind, tuple[Iteration, ...]], list[float]]
@@ -177,7 +235,21 @@ class Profiler:
                 break
             await self._round(number, {kind: trials for kind, trials in wanted.items() if trials}, begun_s)
             longest_s, begun_s = max(longest_s, clock() - begun_s), clock()
-        return self._evaluate()
+        return self._evaluate(await self._queue())
+
+    async def _queue(self) -> Queueing | None:
+        """How long calls wait behind the longest iterations of decodes that were measured and are not too long."""
+        busy = [
+            (seconds, trial)
+            for trial, samples in self._latest.items()
+            for seconds in [typical(samples)]
+            if trial.kind is Kind.DECODE and trial.batch <= BUSY_CALLS
+            if 2 * trial.output_tokens * seconds < BUSY_SHARE * self._effort.limit_s
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._effort.limit_s):
+                return await self._runner.queue(max(busy, key=itemgetter(0))[1]) if busy else None
+        return None
 
     def _wanted(self, kind: Kind, number: int) -> list[Trial]:
         """All trials in the planned rounds; in later rounds only trials whose repeats disagree."""
@@ -233,7 +305,7 @@ class Profiler:
             f"{trial.kind} from {trial.new_tokens} behind {trial.context_tokens} tokens{batch}: {reason}"
         )
 
-    def _evaluate(self) -> Measured:
+    def _evaluate(self, queueing: Queueing | None) -> Measured:
         points = []
         for (kind, iterations), seconds in self._samples.items():
             new, context = iterations[-1][0]
@@ -242,7 +314,7 @@ class Profiler:
             points.append(point)
         if not {Kind.DECODE, Kind.PREFILL} <= {point.kind for point in points}:
             raise ValueError(f"the engine is too slow to be profiled in {self._effort.limit_s:g} s")
-        return Measured(points, sum(map(len, self._samples.values())), self._fingerprint, self._omitted)
+        return Measured(points, sum(map(len, self._samples.values())), self._fingerprint, self._omitted, queueing)
 
 
 def typical(samples: Sequence[float]) -> float:

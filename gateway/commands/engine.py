@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from plait.backends.embedded.completion import ServedModel
 from plait.backends.embedded.engine import EngineSettings
@@ -61,17 +62,18 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.lockstep and arguments.ranks == 1:
         raise ValueError("--lockstep says nothing without --ranks")
     context_tokens = min(arguments.max_context_tokens or kv_tokens, kv_tokens)
+    engine = EngineSettings(
+        name=arguments.name or f"{arguments.host}:{arguments.port}",
+        model=arguments.model,
+        kv_tokens=kv_tokens,
+        block_tokens=arguments.block_tokens,
+        max_batch_tokens=arguments.max_batch_tokens,
+        max_running_calls=arguments.max_running_calls,
+        scheduler=arguments.scheduler,
+        lower=_lower(arguments, profile),
+    )
     settings = ServerSettings(
-        engine=EngineSettings(
-            name=arguments.name or f"{arguments.host}:{arguments.port}",
-            model=arguments.model,
-            kv_tokens=kv_tokens,
-            block_tokens=arguments.block_tokens,
-            max_batch_tokens=arguments.max_batch_tokens,
-            max_running_calls=arguments.max_running_calls,
-            scheduler=arguments.scheduler,
-            lower=_lower(arguments, profile),
-        ),
+        engine=engine if profile.ahead is None else replace(engine, ahead=profile.ahead),
         cost_model=profile.cost_model(),
         model=ServedModel(arguments.model, load_tokenizer(arguments.tokenizer), context_tokens, arguments.random),
         time_scale=arguments.time_scale,

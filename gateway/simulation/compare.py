@@ -10,7 +10,7 @@ import statistics
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
@@ -317,7 +317,10 @@ class _Fleet:
             block_tokens=self.experiment.block_tokens,
             scheduler=self.experiment.scheduler,
         )
-        return Engine(settings, load_profile(self.experiment.profile).cost_model())
+        profile = load_profile(self.experiment.profile)
+        if profile.ahead is not None:
+            settings = replace(settings, ahead=profile.ahead)
+        return Engine(settings, profile.cost_model())
 
     def _ranks(self) -> dict[str, list[str]]:
         """The names of each address's ranks."""

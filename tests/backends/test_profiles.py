@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from plait.backends.profiles import Fit, Kv, Link, Pivot, load_profile, shipped_profiles
+from plait.backends.profiles import Fit, Forward, Kv, Link, Pivot, load_profile, shipped_profiles
 
 PUBLISHED = ("a100-llama-70b-tp2", "a100-mistral-7b", "a100-opt-13b", "a6000-mistral-7b", "h100-llama-70b-tp2")
 MEASURED = ("h200-llama-8b",)
@@ -145,6 +145,8 @@ def test_so_is_what_only_a_fitted_profile_has_and_any_text(write: Callable[[str]
         kv=Kv(1_000, 65_536, [Link("host", 24.8713, 0.512), Link("disk", 5.0)]),
         pivot=Pivot(184, 5.149),
         fit=Fit(26, 0.0233794, 0.138016),
+        with_prompts=Forward([(8, 29.0), (900, 29.0)], 0.032),
+        ahead=1,
     )
     assert load_profile(write(profile.toml())) == profile
 
@@ -174,6 +176,7 @@ def test_a_shipped_profile_has_a_pivot(name: str) -> None:
         ("context_ms = 0.001", "context_ms = -1", "$.attention.context_ms"),
         ("context_ms = 0.001", "context_ms = inf", "$.attention.context_ms"),
         ("efficiency = 0.5", "efficiency = 0", "$.efficiency"),
+        ("efficiency = 0.5", "ahead = 2", "$.ahead"),
         ("efficiency = 0.5", 'efficiency = "half"', "$.efficiency"),
         ("efficiency = 0.5", "efficiency = ", "line 2"),
         ("[kv]", "[pivot]\ntokens = 0\ntime_ms = 1.0\n[kv]", "$.pivot.tokens"),

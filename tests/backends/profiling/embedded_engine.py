@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from plait.backends.embedded.call import EmbeddedCall
@@ -17,6 +18,7 @@ class EmbeddedEngine:
     def __init__(self, settings: EngineSettings, costs: CostModel) -> None:
         self.engine = Engine(settings, costs)
         self.now_s = 5.0
+        self._streams: dict[EmbeddedCall, TimedStream] = {}
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -27,21 +29,34 @@ class EmbeddedEngine:
 
     async def complete(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[TimedStream]:
         streams = {self._add(prompt, output_tokens): TimedStream(self.now_s, [], len(prompt)) for prompt in prompts}
-        step = self.engine.step(self.now_s)
-        while step.ends_s is not None:
-            self.now_s = step.ends_s
-            step = self.engine.step(self.now_s)
-            for output in step.outputs:
-                arrivals = streams[output.call].arrivals
-                arrivals.append((self.now_s, len(arrivals) + 1))
-        for call, stream in streams.items():
-            stream.cached_tokens = call.cached_tokens
+        self._streams |= streams
+        while any(call in self._streams for call in streams):
+            self._advance()
+            await asyncio.sleep(0)  # other calls can be sent at this moment
         return list(streams.values())
+
+    def _advance(self) -> None:
+        """Let the next iteration or load end."""
+        ends_s = self.engine.step(self.now_s).ends_s
+        assert ends_s is not None
+        self.now_s = ends_s
+        for output in self.engine.step(self.now_s).outputs:
+            stream = self._streams[output.call]
+            stream.arrivals.append((self.now_s, len(stream.arrivals) + 1))
+            stream.cached_tokens = output.call.cached_tokens
+            if output.finished:
+                del self._streams[output.call]
 
     def _add(self, prompt: Sequence[int], output_tokens: int) -> EmbeddedCall:
         chain, tree = (HashChain(tokens, root_hash("m"), prompt) for tokens in (16, 64))
         call = EmbeddedCall(
-            "c", self.now_s, len(prompt), chain=chain, tree_chain=tree, final_output_tokens=output_tokens
+            "c",
+            self.now_s,
+            len(prompt),
+            chain=chain,
+            tree_chain=tree,
+            final_output_tokens=output_tokens,
+            max_output_tokens=output_tokens,
         )
         self.engine.add(call)
         return call

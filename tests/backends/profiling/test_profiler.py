@@ -15,9 +15,9 @@ from plait.backends.profiles import load_profile
 from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
 from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
-from plait.backends.profiling.profiler import Measured, Profiler, typical
+from plait.backends.profiling.profiler import Measured, Profiler, Queueing, typical
 from plait.backends.profiling.timed_stream import TimedStream
-from plait.policy.costs.cost_model import CostModel
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from tests.backends.profiling.embedded_engine import EmbeddedEngine
 
 LIMITS = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=100_000)
@@ -150,6 +150,53 @@ def test_an_embedded_engines_profile_comes_back() -> None:
     assert fitted.pivot is not None
     saturation = own.forward.slope_s * fitted.pivot.tokens / own.forward.at(fitted.pivot.tokens)
     assert 0.85 < saturation < 0.97
+
+
+STEPS = CostModel(
+    forward=PiecewiseLinear(
+        ((1, 4.9e-3), (4, 5.2e-3), (5, 5.7e-3), (8, 5.7e-3), (9, 6.7e-3), (16, 6.7e-3), (17, 9e-3), (64, 12e-3)), 1e-4
+    ),
+    context_constant_s=0.0,
+    context_s=3e-8,
+    context_floor_s=0.0,
+    long_attention=LongAttention(0, 0.0, 1e-8, 9e-10),
+    with_prompts=PiecewiseLinear(((1, 0.029), (900, 0.029)), 3.2e-5),
+)
+"""Decodes are CUDA graphs, and prompts are none."""
+
+
+@pytest.mark.parametrize(("ahead", "effort"), [(0, QUICK), (1, FULL)])
+@pytest.mark.parametrize("own", [STEPS, replace(STEPS, forward=MODEL.forward, with_prompts=None)])
+def test_an_engines_steps_come_back_through_its_noise_and_whether_it_plans_ahead(
+    own: CostModel, ahead: int, effort: Effort
+) -> None:
+    engine = EmbeddedEngine(EngineSettings(name="e", model="m", kv_tokens=200_000, ahead=ahead, jitter=0.05), own)
+    limits = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=200_000)
+    measured = asyncio.run(Profiler(engine, limits, effort, random.Random(7), lambda _: None).measure())
+    found = fit(measured, limits)
+    assert found.profile.ahead == ahead
+    assert f"iterations planned ahead: {ahead}; " in found.report()
+    model = found.profile.cost_model()
+    assert (model.with_prompts is None) == (own.with_prompts is None)
+    decodes = [[(1, 100)] * batch for batch in (3, 6, 7, 11, 13, 15)]
+    within = 0.05 if effort is FULL else 0.08  # three repeats
+    for work in [*decodes, *GRID]:
+        assert model.iteration_time_s(work) == pytest.approx(own.iteration_time_s(work), rel=within), work
+
+
+@pytest.mark.parametrize(
+    ("waits", "request_s", "ahead"),
+    [
+        ([1] * 6, 0.002, 0),
+        ([2] * 9 + [1, 3, 3], 0.002, 1),
+        ([2] * 8 + [1, 3, 3], 0.002, None),  # they disagree
+        ([1] * 5, 0.002, None),  # too few
+        ([2] * 9, 0.006, None),  # one iteration may have ended before the request had come
+        ([3] * 9, 0.002, None),
+    ],
+)
+def test_what_cannot_be_told_is_not_said(waits: list[int], request_s: float, ahead: int | None) -> None:
+    assert Queueing(0.01, waits).ahead(request_s) == ahead
 
 
 def test_what_is_sent_fits_the_engine_and_is_new_each_time() -> None:

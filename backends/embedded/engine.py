@@ -338,7 +338,9 @@ class Engine:
         running = self.running
         if not self.idle:
             running = [
-                call for call in running if call.max_output_tokens is None or call.output_tokens < call.max_output_tokens
+                call
+                for call in running
+                if call.max_output_tokens is None or call.output_tokens < call.max_output_tokens
             ]
         self.facts.max_running_calls = self.settings.max_running_calls - len(self.running) + len(running)
         return running

@@ -25,6 +25,10 @@ class PivotBudget:
         del context_tokens
         return (self.tokens + new_tokens) * self._token_s
 
+    def least_s(self, context_tokens: int) -> float:
+        """A token's time."""
+        return self.time_s(1, context_tokens)
+
     def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
         """How many of a call's tokens it has room for."""
         del context_tokens

@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
+from operator import itemgetter
 
 from plait.policy.costs.tier_link import TierLink
 
@@ -53,6 +54,14 @@ class PiecewiseLinear:
     def at(self, tokens: int) -> float:
         left_tokens, left_s, rise_s, width = self._lines[bisect_right(self._tokens, tokens)]
         return left_s + rise_s * (tokens - left_tokens) / width
+
+    def reach(self, seconds: float) -> float:
+        """The most tokens that take no longer than `seconds`; infinite if more tokens never take longer."""
+        index = bisect_right(self.knots, seconds, key=itemgetter(1))
+        left_tokens, left_s, rise_s, width = self._lines[index]
+        if seconds < left_s:
+            return 0
+        return left_tokens + (seconds - left_s) * width / rise_s if rise_s else inf
 
     def scaled(self, factor: float) -> PiecewiseLinear:
         """The curve with all its times multiplied."""

@@ -27,15 +27,15 @@ HOPELESS = 0.25
 def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    An iteration may always last `LEAST_ITERATIONS` shortest ones, and as long as the shortest iteration with a prompt. An
-    arrival waits for the rest of such an iteration, and for the whole of another if the engine plans ahead. The limit
-    is infinite if no arrivals are expected, or if hardly any could be in time. `batch` has only the running decodes.
+    An iteration may always last `LEAST_ITERATIONS` shortest ones, and as long as the shortest one with a prompt. The
+    limit is infinite if no arrivals are expected, or if hardly any could be in time: an arrival waits for the rest of
+    an iteration, and for the whole of another if the engine plans ahead. `batch` has only the running decodes.
     """
     slack_s, ahead = moment.arrivals_slack_s, moment.facts.in_flight is not None
     if slack_s is None:
         return inf
     context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
-    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, batch.budget.time_s(2, context_tokens))
+    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, batch.budget.least_s(context_tokens))
     if slack_s < (ahead + HOPELESS) * least_s:
         return inf
     return max(moment.settings.slack_shares[ahead] * slack_s, least_s)

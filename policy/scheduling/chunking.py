@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from plait.policy.costs.cost_model import CostModel
-from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
+from plait.policy.scheduling.iteration_model import CLEAR, IterationModel
 
 
 class Budget(Protocol):
@@ -20,6 +20,12 @@ class Budget(Protocol):
 
     def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
         """How long the iteration takes with one more call of `new_tokens` after `context_tokens`."""
+
+    def least_s(self, context_tokens: int) -> float:
+        """How long the iteration takes with a prompt after `context_tokens`, at least.
+
+        The prompt has all the tokens that make an iteration hardly longer than the first ones do.
+        """
 
     def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
         """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
@@ -37,34 +43,8 @@ class Budget(Protocol):
         """Add decodes with `new_tokens` and `context_tokens` in all."""
 
 
-class EngineBudget:
-    """The engine's own maximum of tokens, used while no model of its iteration times is known."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self.tokens = 0
-        self.limit_s = inf
-        self._max_tokens = max_tokens
-
-    def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """0, because iteration times are not known."""
-        del new_tokens, context_tokens
-        return 0.0
-
-    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
-        """How many of a call's `wanted_tokens` fit."""
-        del context_tokens, floor_tokens
-        return max(0, min(wanted_tokens, self._max_tokens - self.tokens))
-
-    def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        del context_tokens
-        self.tokens += new_tokens
-
-    def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
-        del context_tokens
-        self.tokens -= new_tokens
-
-    def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        self.take(new_tokens, context_tokens)
+NO_TIMES = CostModel(PiecewiseLinear(((0, 0.0),), 0.0), 0.0, 0.0, 0.0, LongAttention())
+"""While an engine's times are not known, only its maximum of tokens limits an iteration."""
 
 
 class ModelBudget:
@@ -92,12 +72,12 @@ class ModelBudget:
         attention_s = max(costs.context_floor_s, costs.context_constant_s + costs.context_s * sequence_tokens)
         return max(step_s, (forward.at(tokens) + attention_s + long_s) / costs.efficiency)
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
-        """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
+    def least_s(self, context_tokens: int) -> float:
+        prompts, first = self._costs.prompts, self.tokens + 2
+        free = min(prompts.reach(CLEAR * prompts.at(first)), self._max_tokens) - self.tokens
+        return self.time_s(max(2, int(free)), context_tokens)
 
-        What takes no longer than the floor, or than the iteration does already, fits too. So the first tokens of a
-        prompt never make an iteration much longer, and leave the rest of what that time computes.
-        """
+    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
@@ -147,6 +127,5 @@ class ModelBudget:
 
 
 def model_budget(max_tokens: int, model: IterationModel) -> Budget:
-    """An empty iteration's budget: by the model of iteration times once it is known, else the engine's maximum."""
-    costs = model.costs
-    return EngineBudget(max_tokens) if costs is None else ModelBudget(max_tokens, costs)
+    """An empty iteration's budget."""
+    return ModelBudget(max_tokens, model.costs or NO_TIMES)

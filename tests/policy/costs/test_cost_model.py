@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -191,3 +193,22 @@ def test_so_are_a_negative_attention_and_no_efficiency() -> None:
         replace(A6000_MISTRAL_7B, context_s=-1e-9)
     with pytest.raises(ValueError, match="efficiency"):
         replace(A6000_MISTRAL_7B, efficiency=0.0)
+
+
+@given(
+    knots=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=5),
+    slope=st.integers(0, 2),
+    seconds=st.integers(0, 30),
+)
+def test_the_reach_of_a_time_is_the_most_tokens_that_it_is_enough_for(
+    knots: list[tuple[int, int]], slope: int, seconds: int
+) -> None:
+    tokens, times = (list(accumulate(column)) for column in zip(*knots, strict=True))
+    curve = PiecewiseLinear(tuple(zip(tokens, map(float, times), strict=True)), float(slope))
+    reach = curve.reach(float(seconds))
+    if reach == inf:
+        assert curve.at(10_000) <= seconds
+        assert slope == 0
+    else:
+        assert curve.at(int(reach)) <= seconds + 1e-9 or reach == 0
+        assert curve.at(int(reach) + 1) > seconds - 1e-9

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.costs.cost_model import CostModel, LongAttention
+from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.plan import InFlight, IterationWork
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
@@ -89,3 +89,16 @@ def test_no_limit_below_a_step_admits_a_sliver_that_costs_all_of_it() -> None:
     assert names(engine.plan(slo_scheduler(costs=costs))) == [("tight", 1)]
     engine.running[0].slo = Slo(tpot_s=0.06)
     assert names(engine.plan(slo_scheduler(costs=costs))) == [("tight", 1), ("long", 498)]
+
+
+@pytest.mark.parametrize("decodes", [0, 40])
+def test_a_step_in_the_curve_is_taken_whole_whatever_attention_adds(decodes: int) -> None:
+    """All prompts of up to 900 tokens take 50 ms, and attention to the context 2 ms more for each 100 tokens."""
+    flat = PiecewiseLinear(((1, 0.05), (900, 0.05)), 1e-4)
+    costs = replace(COSTS, with_prompts=flat, context_s=1e-9, long_attention=LongAttention(product_s=2e-9))
+    engine = FakeEngine(max_batch_tokens=4_000, max_running_calls=100)
+    engine.running = [decode(f"decode-{number}") for number in range(decodes)]
+    engine.running.append(prompt("late", 20_000, 0.01))
+    engine.running[-1].computed_tokens = 10_000
+    taken = dict(names(engine.plan(hurried(costs, slack_s=0.06), 2.0)))["late"]
+    assert taken >= 850 - decodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.scheduling.batching import Batch, Candidate
-from plait.policy.scheduling.chunking import EngineBudget, ModelBudget
+from plait.policy.scheduling.chunking import NO_TIMES, ModelBudget
 from plait.policy.scheduling.plan import Plan
 from plait.policy.scheduling.selection import WINDOW_CALLS, select_by_distance, select_in_order
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, moment, names, prompt
@@ -18,7 +18,7 @@ def candidates(*sizes: int, gap_s: float = 0.0, **more: bool) -> list[Candidate]
 
 
 def batch(engine: FakeEngine) -> Batch:
-    return Batch(EngineBudget(engine.max_batch_tokens), engine, engine.max_running_calls)
+    return Batch(ModelBudget(engine.max_batch_tokens, NO_TIMES), engine, engine.max_running_calls)
 
 
 def picked(batch: Batch) -> list[tuple[str, int]]:
@@ -82,7 +82,7 @@ def test_a_running_long_prompt_is_cut_where_the_blocks_end() -> None:
 
 def test_slots_limit_the_waiting_only() -> None:
     engine = FakeEngine(max_running_calls=1, running=[prompt("begun", 5)])
-    filled = Batch(EngineBudget(100), engine, free_slots=0)
+    filled = Batch(ModelBudget(100, NO_TIMES), engine, free_slots=0)
     select_in_order(moment(engine), filled, [*candidates(5), Candidate(engine.running[0], 5, 0, waits=False)])
     assert picked(filled) == [("begun", 5)]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.profiles import load_profile
-from plait.policy.scheduling.chunking import Budget, EngineBudget, ModelBudget, model_budget
+from plait.policy.scheduling.chunking import Budget, ModelBudget, model_budget
 from plait.policy.scheduling.iteration_model import IterationModel
 from tests.examples import examples
 from tests.policy.scheduling.fake_engine import COSTS
@@ -66,7 +66,7 @@ def test_room_is_the_most_that_stays_within_the_limit(
         assert costs.iteration_time_s([*work, (more, context)]) > limit_s - 1e-9
 
 
-@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), EngineBudget(2048)])
+@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), model_budget(2048, IterationModel())])
 def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
     budget.take(300, 50)
     before_s = budget.time_s()

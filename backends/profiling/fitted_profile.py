@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, mode
+from statistics import fmean
 
 import msgspec
 
@@ -12,7 +12,7 @@ from plait.backends.profiles import Attention, Fit, Forward, Kv, Link, LongPrefi
 from plait.backends.profiling.engine_probe import EngineIdentity
 from plait.backends.profiling.profile_fit import FittedModel, Point, Residual, fit_cost_model
 from plait.backends.profiling.profile_plan import Kind
-from plait.backends.profiling.profiler import Measured, Queueing
+from plait.backends.profiling.profiler import Measured
 from plait.backends.profiling.tier_loads import Loaded, fit_link
 from plait.policy.costs.cost_model import CostModel, PiecewiseLinear
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN
@@ -40,7 +40,6 @@ class FittedProfile:
     residuals: list[Residual]
     request_s: float
     prompt_token_s: float
-    queueing: Queueing | None = None
 
     def report(self) -> str:
         """A table of points, measured and fitted times, and a summary."""
@@ -54,13 +53,8 @@ class FittedProfile:
             lines.append(f"pivot forward size {pivot.tokens} tokens, {pivot.time_ms:.1f} ms")
         for link in self.profile.kv.links:
             lines.append(f"link from {link.tier}: {link.gbytes_per_s:.3g} GB/s, {link.latency_ms:.3g} ms for each load")
-        if self.queueing is not None:
-            ahead = "cannot be told" if self.profile.ahead is None else self.profile.ahead
-            waits, usual = self.queueing.waits, mode(self.queueing.waits)
-            lines.append(
-                f"iterations planned ahead: {ahead}; {waits.count(usual)} of {len(waits)} calls to the busy engine "
-                f"waited for {usual} of {self.queueing.iteration_s * 1e3:.1f} ms"
-            )
+        ahead = "cannot be told" if self.profile.ahead is None else self.profile.ahead
+        lines.append(f"iterations planned ahead: {ahead}")
         lines.append(
             f"outside its iterations a request takes {self.request_s * 1e3:.1f} ms and "
             f"{self.prompt_token_s * 1e6:.2f} us for each prompt token (not in the profile)"
@@ -85,10 +79,8 @@ def fit_profile(
     if kv.links:
         source = _with_links(source, kv, loads or {}, assumed=circumstances.kv_bytes_per_token is None)
     written = written_profile(fitted, measured.points, source, kv)
-    if measured.queueing is None:
-        return written
-    ahead = measured.queueing.ahead(fitted.request_s)
-    return replace(written, profile=msgspec.structs.replace(written.profile, ahead=ahead), queueing=measured.queueing)
+    ahead = None if measured.queueing is None else measured.queueing.ahead(fitted.request_s)
+    return replace(written, profile=msgspec.structs.replace(written.profile, ahead=ahead))
 
 
 def written_profile(fitted: FittedModel, points: Sequence[Point], source: ProfileSource, kv: Kv) -> FittedProfile:
@@ -141,8 +133,7 @@ def _profile(model: CostModel, source: ProfileSource, kv: Kv) -> Profile:
 
 
 def _curve(curve: PiecewiseLinear) -> Forward:
-    knots = [(tokens, _rounded(seconds * 1e3)) for tokens, seconds in curve.knots]
-    return Forward(knots, _rounded(curve.slope_s * 1e3))
+    return Forward([(size, _rounded(time_s * 1e3)) for size, time_s in curve.knots], _rounded(curve.slope_s * 1e3))
 
 
 def _source(

@@ -9,7 +9,7 @@ searched. A step is two knots at neighbouring sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from math import fsum, sqrt
@@ -37,15 +37,14 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 Iteration = tuple[tuple[int, int], ...]
 """One forward pass: `(new tokens, context tokens)` of each call in it."""
 
-Curves = tuple[tuple[int, ...], ...]
+Curves = Sequence[Sequence[int]]
 """The knots of the one curve, or those of decodes alone and those of iterations with prompts."""
 
 MAX_KNOTS = 12
 TAIL_SIZES = 2
 """At least this many sizes of iterations (new tokens) must determine the slope after the last knot.
 
-A curve of decodes alone has a knot at the largest batch instead, and its mean slope after that: the largest batches
-may have the same size as CUDA graphs.
+Decodes alone have a knot at the largest batch instead: the largest two may have the same CUDA graph.
 """
 
 NOISE = 1e-3
@@ -73,10 +72,6 @@ class Point:
     seconds: float
     prompt_tokens: int = 0
     held_out: bool = False
-
-    @property
-    def has_prompt(self) -> bool:
-        return any(map(_has_prompt, self.iterations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +115,26 @@ def fit_cost_model(points: Sequence[Point]) -> FittedModel:
     sequence length. Raises ValueError for too few points.
     """
     points = [point for point in points if not point.held_out]
-    sizes = _sizes(points)
+    decodes, prompts = (
+        {_new_tokens(work) for point in points for work in point.iterations if _has_prompt(work) is wanted}
+        for wanted in (False, True)
+    )
+    sizes = sorted(decodes | prompts)
     if len(sizes) <= TAIL_SIZES:
         raise ValueError(f"a fit needs more than {TAIL_SIZES} sizes of iterations, not {len(sizes)}")
-    found = _best_model(points, (sizes[:-TAIL_SIZES],))
-    decodes, prompts = (_sizes(point for point in points if point.has_prompt is wanted) for wanted in (False, True))
-    if len(decodes) > 1 and len(prompts) > TAIL_SIZES:
-        two = _best_model(points, (decodes, prompts[:-TAIL_SIZES]))
-        left = _squared_error(two, points, CURVE_NOISE) / _squared_error(found, points, CURVE_NOISE)
-        found = two if left < 1 - CURVE_GAIN else found
-    return found
+    one = _best_model(points, [sizes[:-TAIL_SIZES]])
+    if len(decodes) < 2 or len(prompts) <= TAIL_SIZES:
+        return one
+    two = _best_model(points, [sorted(decodes), sorted(prompts)[:-TAIL_SIZES]])
+    left = _squared_error(two, points, CURVE_NOISE) / _squared_error(one, points, CURVE_NOISE)
+    return two if left < 1 - CURVE_GAIN else one
 
 
 def _best_model(points: Sequence[Point], curves: Curves) -> FittedModel:
     """The model with the best threshold and the most helpful of these knots."""
     threshold = _threshold(points, curves)
     for place in range(len(curves)):
-        curves = _with_fewer_knots(points, curves, place, threshold)
+        curves = [*curves[:place], _knots(points, curves, place, threshold), *curves[place + 1 :]]
     return _model(points, curves, threshold)
 
 
@@ -153,40 +151,30 @@ def _threshold(points: Sequence[Point], curves: Curves) -> int:
         if new > 1
     }
     powers = [1 << bits for bits in range(10, 32) if min(products, default=0) <= 1 << bits < max(products, default=0)]
-    without = _squared_error(_model(points, curves, 0), points)
-    best, threshold = min(
-        ((_squared_error(_model(points, curves, power), points), power) for power in powers), default=(without, 0)
-    )
-    return threshold if best < (1 - THRESHOLD_GAIN) * without else 0
+    errors = {power: _squared_error(_model(points, curves, power), points) for power in (0, *powers)}
+    best = min(errors, key=errors.__getitem__)
+    return best if errors[best] < (1 - THRESHOLD_GAIN) * errors[0] else 0
 
 
-def _with_fewer_knots(points: Sequence[Point], curves: Curves, place: int, threshold: int) -> Curves:
-    """The curves, of which one keeps its first knot, and then the most helpful knots or steps.
-
-    They are added one by one, until the gain at the curve's own points is too small.
-    """
+def _knots(points: Sequence[Point], curves: Curves, place: int, threshold: int) -> list[int]:
+    """A curve's first size, then its most helpful sizes or steps one by one, until the gain of a knot is too small."""
     candidates = curves[place]
-    of_curve = [point for point in points if _place(point.has_prompt, curves) == place]
+    decodes_alone = place < len(curves) - 1
+    judged = [point for point in points if len(curves) == 1 or _has_prompt(point.iterations[0]) is not decodes_alone]
 
-    def with_knots(knots: Iterable[int]) -> Curves:
-        return (*curves[:place], tuple(sorted(knots)), *curves[place + 1 :])
+    def error_with(knots: list[int]) -> float:
+        return _squared_error(_model(points, [*curves[:place], knots, *curves[place + 1 :]], threshold), judged)
 
-    def error_with(knots: Iterable[int]) -> float:
-        return _squared_error(_model(points, with_knots(knots), threshold), of_curve)
-
-    is_decodes = place < len(curves) - 1
-    knots = {candidates[0], candidates[-1]} if is_decodes else {candidates[0]}
+    knots = [candidates[0], candidates[-1]] if decodes_alone else [candidates[0]]
     error = error_with(knots)
-    moves = [*((size,) for size in candidates), *pairwise(candidates)]
+    further = [*((size,) for size in candidates), *pairwise(candidates)]
     while len(knots) < min(MAX_KNOTS, len(candidates)):
-        longer = [knots.union(move) for move in moves if not knots.issuperset(move)]
-        left, trial = min(
-            ((error_with(trial) / error) ** (1 / (len(trial) - len(knots))), sorted(trial)) for trial in longer
-        )
+        longer = [sorted({*knots, *sizes}) for sizes in further if not set(sizes) <= set(knots)]
+        left, trial = min(((error_with(trial) / error) ** (1 / (len(trial) - len(knots))), trial) for trial in longer)
         if left > 1 - KNOT_GAIN:
             break
-        knots, error = set(trial), error_with(trial)
-    return with_knots(knots)
+        knots, error = trial, error_with(trial)
+    return knots
 
 
 def _squared_error(model: FittedModel, points: Sequence[Point], noise: float = NOISE) -> float:
@@ -231,7 +219,7 @@ def _terms(point: Point, curves: Curves, threshold: int) -> list[float]:
 
 def _iteration_terms(iteration: Iteration, curves: Curves, threshold: int) -> Iterator[float]:
     """The factors in one iteration, as in `CostModel.iteration_time_s`."""
-    taken = _place(_has_prompt(iteration), curves)
+    taken = len(curves) - 1 if _has_prompt(iteration) else 0
     for place, knots in enumerate(curves):
         yield from _curve_terms(_new_tokens(iteration), knots) if place == taken else [0.0] * (len(knots) + 1)
     yield sum(new + context for new, context in iteration)
@@ -249,22 +237,12 @@ def _curve_terms(new_tokens: int, knots: Sequence[int]) -> Iterator[float]:
     yield behind
 
 
-def _place(has_prompt: bool, curves: Curves) -> int:
-    """The place in `curves` of the curve of iterations with prompts, or of decodes alone."""
-    return len(curves) - 1 if has_prompt else 0
-
-
 def _has_prompt(iteration: Iteration) -> bool:
     return any(new > 1 for new, _ in iteration)
 
 
 def _long(iteration: Iteration, threshold: int) -> list[tuple[int, int]]:
     return [(new, context) for new, context in iteration if new > 1 and new * (new + context) > threshold]
-
-
-def _sizes(points: Iterable[Point]) -> tuple[int, ...]:
-    """The sizes of the points' iterations, in order."""
-    return tuple(sorted({_new_tokens(iteration) for point in points for iteration in point.iterations}))
 
 
 def _new_tokens(iteration: Iteration) -> int:

@@ -12,8 +12,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from dataclasses import dataclass, field, replace
+from math import inf
+from operator import attrgetter
 from statistics import median
 from typing import Protocol
 
@@ -27,11 +28,8 @@ TOKEN_IDS = (300, 1300)
 CACHED_SHARE = 0.75
 """The share of a prefix that must be cached. Engines round down to blocks, which may have hundreds of tokens."""
 
-
 ONE_TOKEN_CALLS = 7
-"""A sample of a prompt of one token is the median of so many calls: it alone tells a request's own time, which every
-other TTFT has too.
-"""
+"""A sample of a prompt of one token, which tells a request's own time, is the median of so many calls."""
 
 
 class ProfiledEngine(Protocol):
@@ -61,7 +59,7 @@ class Sample:
 
 
 FEWEST_CALLS, SHARE_OF_CALLS = 6, 0.75
-"""At least so many calls to the busy engine, and this share of them, must have waited for equally many iterations."""
+"""At least so many calls to the busy engine, and this share of them, must have waited equally long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,8 @@ class Queueing:
 
         A request that takes about as long as an iteration (`request_s`, outside the engine) misses one on its way.
         """
-        if len(self.waits) < FEWEST_CALLS or request_s > self.iteration_s / 2:
-            return None
-        agreed = SHARE_OF_CALLS * len(self.waits)
-        return next((ahead for ahead in (0, 1) if self.waits.count(ahead + 1) >= agreed), None)
+        enough = max(FEWEST_CALLS, SHARE_OF_CALLS * len(self.waits)) if request_s < self.iteration_s / 2 else inf
+        return next((ahead for ahead in (0, 1) if self.waits.count(ahead + 1) >= enough), None)
 
 
 class TrialRunner:
@@ -117,24 +113,18 @@ class TrialRunner:
                 return Sample(((call,) * trial.batch,), gap_s)
         raise NoSampleError("the engine does not run that many calls at once")
 
-    async def queue(self, trial: Trial) -> Queueing | None:
+    async def queue(self, trial: Trial) -> Queueing:
         """Run a trial of decodes, and beside it calls of one token, each sent when the last has ended.
 
         So a call is sent when an iteration begins. It waits for this one, and for one more if that is planned already.
-        None if the calls and the decodes did not overlap.
         """
-
-        async def calls() -> list[TimedStream]:
-            sent = []
-            for _ in range(trial.output_tokens // 2):
-                sent += await self._engine.complete([self._fresh(1)], 1)
-            return sent
-
-        running = self._engine.complete(self._decoding(trial), 2 * trial.output_tokens)
-        decodes, sent = await asyncio.gather(running, calls())
-        iteration_s = inter_token_s(decodes)
-        if iteration_s is None:
-            return None
+        running = asyncio.create_task(self._engine.complete(self._decoding(trial), 2 * trial.output_tokens))
+        await asyncio.sleep(0)  # the decodes begin
+        sent: list[TimedStream] = []
+        while not running.done():
+            sent += await self._engine.complete([self._fresh(1)], 1)
+        decodes = await running
+        iteration_s = inter_token_s(decodes) or 0.0
         starts_s, ends_s = max(one.arrivals[0][0] for one in decodes), min(one.arrivals[-1][0] for one in decodes)
         apart_s = iteration_s / 4  # tokens of one iteration come at nearly the same time
         waits = [
@@ -142,7 +132,7 @@ class TrialRunner:
             for call in sent
             if starts_s < call.sent_s and call.arrivals[0][0] < ends_s
         ]
-        return Queueing(iteration_s, waits) if waits else None
+        return Queueing(iteration_s, waits)
 
     def _decoding(self, trial: Trial) -> list[list[int]]:
         return [self._same(trial.context_tokens + trial.new_tokens, number) for number in range(trial.batch)]
@@ -174,10 +164,8 @@ class TrialRunner:
 AGREEMENT = 0.05
 """The relative distance from a point's value within which more than half of its repeats must be."""
 
-BUSY_CALLS, BUSY_SHARE = 8, 0.1
-"""At most so many calls decode, for at most this share of the time limit, when further calls are sent to find whether
-the engine plans ahead.
-"""
+BUSY_CALLS = 8
+"""So many decodes keep an engine busy without keeping this process busy, which would delay its times."""
 
 MOST_ROUNDS = 3
 """How many times the planned rounds there may be, to repeat points that disagree."""
@@ -235,21 +223,14 @@ class Profiler:
                 break
             await self._round(number, {kind: trials for kind, trials in wanted.items() if trials}, begun_s)
             longest_s, begun_s = max(longest_s, clock() - begun_s), clock()
-        return self._evaluate(await self._queue())
-
-    async def _queue(self) -> Queueing | None:
-        """How long calls wait behind the longest iterations of decodes that were measured and are not too long."""
-        busy = [
-            (seconds, trial)
-            for trial, samples in self._latest.items()
-            for seconds in [typical(samples)]
-            if trial.kind is Kind.DECODE and trial.batch <= BUSY_CALLS
-            if 2 * trial.output_tokens * seconds < BUSY_SHARE * self._effort.limit_s
-        ]
+        measured = self._evaluate()
+        *_, longest = (trial for trial in self._groups[Kind.DECODE] if trial.batch <= BUSY_CALLS)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._effort.limit_s):
-                return await self._runner.queue(max(busy, key=itemgetter(0))[1]) if busy else None
-        return None
+                queueing = await self._runner.queue(longest)
+                self._progress(f"calls waited for iterations of {queueing.iteration_s * 1e3:.1f} ms: {queueing.waits}")
+                return replace(measured, queueing=queueing)
+        return measured
 
     def _wanted(self, kind: Kind, number: int) -> list[Trial]:
         """All trials in the planned rounds; in later rounds only trials whose repeats disagree."""
@@ -305,7 +286,7 @@ class Profiler:
             f"{trial.kind} from {trial.new_tokens} behind {trial.context_tokens} tokens{batch}: {reason}"
         )
 
-    def _evaluate(self, queueing: Queueing | None) -> Measured:
+    def _evaluate(self) -> Measured:
         points = []
         for (kind, iterations), seconds in self._samples.items():
             new, context = iterations[-1][0]
@@ -314,7 +295,7 @@ class Profiler:
             points.append(point)
         if not {Kind.DECODE, Kind.PREFILL} <= {point.kind for point in points}:
             raise ValueError(f"the engine is too slow to be profiled in {self._effort.limit_s:g} s")
-        return Measured(points, sum(map(len, self._samples.values())), self._fingerprint, self._omitted, queueing)
+        return Measured(points, sum(map(len, self._samples.values())), self._fingerprint, self._omitted)
 
 
 def typical(samples: Sequence[float]) -> float:

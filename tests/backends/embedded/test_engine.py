@@ -212,7 +212,7 @@ def drive(specs: Sequence[Spec], **options: int) -> Drive:
 @given(
     specs=SPECS,
     block_tokens=BLOCK_TOKENS,
-    kv_tokens=st.sampled_from((384, 448, 640, 1_280, 100_000)),
+    kv_tokens=st.sampled_from((400, 448, 640, 1_280, 100_000)),
     max_batch_tokens=st.sampled_from((1, 16, 50, 2_048)),
     max_running_calls=st.sampled_from((1, 3, 256)),
     ahead=AHEAD,

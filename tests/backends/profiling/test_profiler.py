@@ -175,7 +175,7 @@ def test_an_engines_steps_come_back_through_its_noise_and_whether_it_plans_ahead
     measured = asyncio.run(Profiler(engine, limits, effort, random.Random(7), lambda _: None).measure())
     found = fit(measured, limits)
     assert found.profile.ahead == ahead
-    assert f"iterations planned ahead: {ahead}; " in found.report()
+    assert f"iterations planned ahead: {ahead}\n" in found.report()
     model = found.profile.cost_model()
     assert (model.with_prompts is None) == (own.with_prompts is None)
     decodes = [[(1, 100)] * batch for batch in (3, 6, 7, 11, 13, 15)]
@@ -216,7 +216,7 @@ def test_what_is_sent_fits_the_engine_and_is_new_each_time() -> None:
 def test_every_point_is_measured_once_a_round_and_each_group_is_announced() -> None:
     measured, lines = measure(VirtualEngine())
     assert measured.samples == QUICK.repeats * len(measured.points)
-    assert len(lines) == QUICK.repeats * len(Kind)
+    assert len(lines) == QUICK.repeats * len(Kind) + 1
     assert lines[0].startswith("round 1: prefill, 16 points in ")
 
 
@@ -347,9 +347,10 @@ def test_the_report_has_a_line_for_each_point_and_a_summary() -> None:
     measured, _ = measure(VirtualEngine())
     fitted = fit(measured)
     lines = fitted.report().splitlines()
-    assert len(lines) == 1 + len(measured.points) + 3
+    assert len(lines) == 1 + len(measured.points) + 4
     assert lines[0].split() == ["measured", "new", "context", "batch", "ms", "fitted", "error"]
     assert lines[1].split()[:4] == ["prefill", "1", "0", "1"]
-    assert f"{len(measured.points)} points, relative error" in lines[-3]
-    assert "pivot forward size" in lines[-2]
+    assert f"{len(measured.points)} points, relative error" in lines[-4]
+    assert "pivot forward size" in lines[-3]
+    assert lines[-2] == "iterations planned ahead: cannot be told"
     assert "outside its iterations a request takes 4.0 ms" in lines[-1]

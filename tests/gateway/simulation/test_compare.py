@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.backends.profiles import load_profile
 from plait.gateway.cli import parse
 from plait.gateway.commands.demo import compared
+from plait.gateway.simulation import compare
 from plait.gateway.simulation.compare import (
     Experiment,
     Report,
@@ -23,6 +27,7 @@ from plait.gateway.simulation.compare import (
     summarise,
 )
 from plait.gateway.simulation.simulate import CallRecord
+from plait.policy.costs.cost_model import CostModel
 from plait.policy.types import PlacementReason
 
 SMALL = Experiment(calls=300, kv_tokens=20_000, turns=3)
@@ -53,6 +58,21 @@ def test_ours_recomputes_less_than_half_of_what_least_outstanding_does() -> None
     assert ours.prompt_tokens == least.prompt_tokens
     assert ours.computed_tokens <= 0.5 * least.computed_tokens
     assert sum(ours.calls_per_engine.values()) == ours.calls == 0.75 * SMALL.calls
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_engines_plan_ahead_as_their_profile_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    started: list[int] = []
+
+    def engine(settings: EngineSettings, costs: CostModel) -> Engine:
+        started.append(settings.ahead)
+        return Engine(settings, costs)
+
+    monkeypatch.setattr(compare, "Engine", engine)
+    path = tmp_path / "mine.toml"
+    path.write_text(msgspec.structs.replace(load_profile(SINGLE.profile), ahead=ahead).toml(), encoding="utf-8")
+    simulate(replace(SINGLE, profile=str(path)), workload(SINGLE), "round_robin", None, quiet)
+    assert started == [ahead] * SINGLE.engines
 
 
 def test_single_calls_arrive_when_they_are_said_to() -> None:

@@ -87,7 +87,7 @@ class Figures:
     ends_s: float
 
 
-class _Told(SloScheduler):
+class Told(SloScheduler):
     """`slo`, told `costs` in place of the engine's own model."""
 
     def __init__(self, costs: CostModel | None, settings: SloSettings) -> None:
@@ -140,7 +140,7 @@ def scheduler(task: Task, engine: CostModel) -> LocalScheduler:
         return Fcfs()
     factor, step_s = TOLD[task.system], engine.step_s if task.system == "with its step" else 0.0
     settings = SloSettings() if task.share is None else SloSettings(slack_shares=(task.share, task.share))
-    return _Told(None if factor is None else scaled(engine, factor, factor, step_s), settings)
+    return Told(None if factor is None else scaled(engine, factor, factor, step_s), settings)
 
 
 def draw(engine: CostModel, promised: Slo, seconds: float, seed: int) -> list[MixedCall]:

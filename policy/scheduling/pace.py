@@ -101,6 +101,8 @@ class Pace:
     """P_max."""
     tokens_per_s: float | None = None
     """S_pf / T_pf: the throughput at the pivot; None: not known."""
+    jitter: float = 0.0
+    """As in `IterationModel`."""
     outputs: Mapping[CallClass, Outputs] = field(default_factory=dict)
     """The outputs of recent calls by class; their mean is S_g."""
 
@@ -126,6 +128,7 @@ class Pace:
             preemption_rate=preemptions.rate,
             longest_preemption_s=preemptions.longest_s,
             tokens_per_s=pivot.tokens / pivot.time_s if pivot and pivot.time_s > 0 else None,
+            jitter=model.jitter,
             outputs=outputs.by_class,
         )
 

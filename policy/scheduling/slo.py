@@ -98,7 +98,7 @@ class Objectives:
         execution_s = self.execution(pace).of
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
-            due_s = self.due_s(call, slo, now_s)
+            due_s = self.due_s(call, slo, now_s, pace.jitter)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
                 remaining_s = min(remaining_s, self.jct_remaining_s(call, slo.jct_s, now_s, tokens, pace))
@@ -114,13 +114,14 @@ class Objectives:
         expected_s = self.execution(pace).of(tokens) + pace.tokens_to_come(call) * pace.token_s
         return jct_s - (now_s - call.arrived_s) - expected_s
 
-    def due_s(self, call: LocalCall, slo: Slo, now_s: float) -> float | None:
+    def due_s(self, call: LocalCall, slo: Slo, now_s: float, jitter: float = 0.0) -> float | None:
         """The time until the next token is due; None without a deadline.
 
-        The first token is due after the TTFT. The n-th token after it is due n TPOT after the first.
+        The first token is due after the TTFT, less the share of it by which iterations may last longer. The n-th token
+        after the first is due n TPOT after it.
         """
         if not call.output_tokens:
-            return None if slo.ttft_s is None else slo.ttft_s - (now_s - call.arrived_s)
+            return None if slo.ttft_s is None else (1 - jitter) * slo.ttft_s - (now_s - call.arrived_s)
         first_token_s = self._first_token_s.get(call)
         if slo.tpot_s is None or first_token_s is None:
             return None

@@ -104,6 +104,7 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     timed = TimedCalls()
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
+    in_time = 1 - moment.pace.jitter
     timing, (base_s, chunk_tokens, chunk_s) = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
     for call in moment.waiting:
         slo = call.slo or objectives.of(call)
@@ -119,13 +120,13 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
                 best_effort.append(call)
                 continue
         else:  # `timing` inlined, because most calls have a TTFT alone and wait for their first token
-            due_s = ttft_s - (now_s - call.arrived_s)
+            due_s = in_time * ttft_s - (now_s - call.arrived_s)
             remaining_s = due_s - (base_s + -(-tokens // chunk_tokens) * chunk_s)
-        if generated or remaining_s < near_s:
-            late = due_s is not None and due_s <= 0 and not generated
-            if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):
-                missed.append((call, tokens, cached))
-                continue
+        if (generated or remaining_s < near_s) and objectives.misses(
+            call, slo, now_s, _soonest_s(moment, batch, tokens, cached)
+        ):
+            missed.append((call, tokens, cached))
+            continue
         entries.append((remaining_s, call.priority, call, tokens, cached, due_s))
     return timed
 

@@ -70,7 +70,7 @@ def test_the_engine_is_learned_however_wrong_its_profile_is(
         model.expect(H200)
     found = observed(model, engine, noise=noise, seed=seed)
     shows = engine.prefill_time_s(CHUNKS[-1]) > 1.5 * step_s
-    within = 0.15 if shows else 0.35  # chunks that all last as long as the step say little of how size counts
+    within = 0.25 if shows else 0.35  # chunks that all last about as long as the step say little of how size counts
     for work in ([(1, 500)] * 8, [(200, 0), (1, 500)], [(2048, 2_000)], [(1200, 0), (1, 100)]):
         assert found.iteration_time_s(work) == pytest.approx(engine.iteration_time_s(work), rel=within)
 

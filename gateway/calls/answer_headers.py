@@ -50,11 +50,11 @@ def answer_headers(
 def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
     """`plait-slo`: whether TTFT and JCT are missed, at risk or expected, at a stream's first token or an answer's end.
 
-    None if neither TTFT nor JCT is missed, and the placement has no prediction of them.
+    A TPOT that no iteration can keep is missed too. None if nothing is missed, and the placement has no prediction.
     """
     slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
     age_s = (loop_time_s() if first_s is None else first_s) - arrived_s
-    if slo.is_missed(age_s):
+    if booking.tpot_is_missed or slo.is_missed(age_s):
         return b"missed"
     if placement.meets_slo is None:
         return None

@@ -136,6 +136,9 @@ class Booking(msgspec.Struct, eq=False):
 
     state: BookingState = BookingState.WAITING
 
+    tpot_is_missed: bool = False
+    """No iteration of the engine is as short as the promised TPOT."""
+
     sent_s: float = inf
     """When the engine was sent the call."""
 

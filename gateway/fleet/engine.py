@@ -200,6 +200,10 @@ class FleetEngine:
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, reach, answer_s, state
         )
+        if call.slo is not None and call.slo.tpot_s is not None:
+            least_s = view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
+            if call.slo.tpot_s < least_s:
+                booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             self.progress.sent(booking, now_s)

@@ -56,6 +56,8 @@ CASES = [
     (Slo(ttft_s=100.0, jct_s=60.0), 61.0, b"missed"),
     (Slo(ttft_s=60.0, jct_s=100.0), 61.0, b"missed"),
     (Slo(tpot_s=1.0), 61.0, None),
+    (Slo(tpot_s=0.001), 0.0, b"missed"),  # an iteration takes 11 ms
+    (Slo(ttft_s=60.0, tpot_s=0.001), 0.0, b"missed"),
     (None, 61.0, None),
 ]
 
@@ -85,6 +87,13 @@ async def test_a_retry_has_only_the_time_that_is_left() -> None:
             client = await answered(made, Slo(ttft_s=60.0), age_s=60.0)
     assert (line_of(logs)["status"], line_of(logs)["slo_at_risk"]) == (200, True)
     assert client.headers[b"plait-slo"] == b"missed"
+
+
+async def test_a_tpot_that_no_iteration_can_keep_is_at_risk_in_the_log() -> None:
+    with capture_logs() as logs:
+        async with gateway(FakeHttp(whole())) as made:
+            await answered(made, Slo(tpot_s=0.001), age_s=0.0, streamed=False)
+    assert line_of(logs)["slo_at_risk"]
 
 
 async def test_a_refusal_says_nothing_of_times() -> None:

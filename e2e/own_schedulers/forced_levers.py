@@ -5,15 +5,19 @@ Engines import it by `forced_levers:over`, with this folder on their path.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+
+AHEAD: Final = "plans an iteration while another is computed"
+"""What the engine's log says once that was so."""
 
 
 class LeverSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +48,7 @@ class ForcedLevers:
         self._inner = inner
         self._settings = settings
         self._iterations = 0
+        self._ahead = False
         self._held_until: dict[int, int] = {}
         self._measuring = inner if isinstance(inner, MeasuringScheduler) else None
 
@@ -62,6 +67,10 @@ class ForcedLevers:
     ) -> Plan:
         """The inner scheduler's plan for the calls that are not held back, with the forced changes."""
         self._iterations += 1
+        if not self._ahead and facts.in_flight is not None:
+            self._ahead = True
+            sys.stderr.write(f"{AHEAD}\n")
+            sys.stderr.flush()
         shown = self._shown(waiting) if running else list(waiting)
         if self._settings.order == "reverse":
             shown.reverse()

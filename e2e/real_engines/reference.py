@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from e2e.own_schedulers.forced_levers import AHEAD
 from e2e.real_engines.engine import MODEL, RealEngine
 from e2e.real_engines.greedy import Outputs, greedy_outputs
 from e2e.server_process import eventually
@@ -29,7 +30,7 @@ class Reference:
 
     `preemptions` are those during its outputs, `iterations` the last ones of them; `completed` is the order in which
     calls ended that were sent in alphabetical order, the last three of them while the first was being prefilled.
-    `scheduler` is the local scheduler that it reported.
+    `scheduler` is the local scheduler that it reported. `ahead`: whether a plan was made while an iteration ran.
     """
 
     stock: Outputs
@@ -38,6 +39,7 @@ class Reference:
     iterations: IterationState
     completed: str
     scheduler: str
+    ahead: bool
 
 
 def collect_reference(stock: RealEngine, forced: RealEngine, long_tokens: int) -> Reference:
@@ -52,6 +54,7 @@ def collect_reference(stock: RealEngine, forced: RealEngine, long_tokens: int) -
         iterations=forced.cache_state().iteration,
         completed=_completion_order(forced, long_tokens),
         scheduler=forced.cache_state().scheduler.policy,
+        ahead=AHEAD in forced.log(),
     )
 
 

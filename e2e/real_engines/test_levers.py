@@ -19,3 +19,8 @@ def test_running_calls_are_preempted(reference: Reference) -> None:
 
 def test_waiting_calls_are_admitted_in_the_schedulers_order(reference: Reference) -> None:
     assert reference.completed == "ADCB"
+
+
+def test_iterations_are_planned_while_the_one_before_is_computed(reference: Reference) -> None:
+    """As on a GPU: vLLM's asynchronous scheduling, SGLang's overlap."""
+    assert reference.ahead

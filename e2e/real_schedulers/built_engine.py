@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from plait.backends.protocol.cache_state import CacheState
@@ -45,6 +45,9 @@ class Clock:
 
 class BuiltEngine(Protocol):
     """Adds calls, runs steps, and answers each with the tokens of `answer`."""
+
+    before_result: Callable[[], None]
+    """Is called when the tokens of a step are about to come."""
 
     @property
     def driver(self) -> Any:

@@ -11,7 +11,7 @@ import itertools
 import json
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,7 @@ class Engine:
     def __init__(self, scheduler: Any, setup: Setup, policy: LocalScheduler | None = None) -> None:
         self.scheduler = scheduler
         self.requests: dict[str, Any] = {}
+        self.before_result: Callable[[], None] = lambda: None
         self._names = itertools.count()
         self._sent: list[Any] = []
         self._scheduled: list[dict[str, int]] = []
@@ -118,6 +119,7 @@ class Engine:
         if policy is not None:
             self.planner.policy = policy
         scheduler.run_batch = self._run_batch
+        scheduler.process_batch_result = self._process_batch_result
         scheduler._add_request_to_queue = self._add_request_to_queue
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
@@ -283,6 +285,10 @@ class Engine:
         lengths = [1] * len(batch.reqs) if batch.forward_mode.is_decode() else batch.extend_lens
         self._scheduled.append({one.rid: tokens for one, tokens in zip(batch.reqs, lengths, strict=True)})
         return type(self.scheduler).run_batch(self.scheduler, batch, *args, **kwargs)
+
+    def _process_batch_result(self, batch: Any, result: Any) -> None:
+        self.before_result()
+        type(self.scheduler).process_batch_result(self.scheduler, batch, result)
 
     def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
         self.requests[req.rid] = req

@@ -82,6 +82,7 @@ class Engine:
         self.tokens: dict[str, list[int]] = {}
         self.requests: dict[str, Request] = {}
         self.worker = Worker()
+        self.before_result: Callable[[], None] = lambda: None
         self._hasher = get_request_block_hasher(setup.block_tokens, sha256)
         self._in_flight: list[Any] = []
         self._names = itertools.count()
@@ -232,6 +233,7 @@ class Engine:
         return bool(self.scheduler.reset_prefix_cache())
 
     def _finish(self, output: Any) -> None:
+        self.before_result()
         names, metadata = list(output.num_scheduled_tokens), output.kv_connector_metadata
         sampled = [self._sample(name, output) for name in names]
         result = ModelRunnerOutput(

@@ -159,8 +159,11 @@ INACCURACIES = st.builds(
 @settings(max_examples=30)
 @given(SETUPS, st.tuples(INACCURACIES, INACCURACIES), st.lists(STEPS, min_size=1, max_size=25))
 def test_ranks_decide_alike(setup: Setup, inaccuracies: tuple[Inaccuracy, Inaccuracy], steps: list[Step]) -> None:
-    for first, second in Ranks(setup, inaccuracies).run(steps):
+    ranks = Ranks(setup, inaccuracies)
+    for first, second in ranks.run(steps):
         assert first == second
+        in_flight = [rank.plait.planner.facts.in_flight for rank in ranks.ranks if rank.plait.planner]
+        assert in_flight[0] == in_flight[1]
 
 
 DIFFERENT_CLOCKS = (Inaccuracy(7.0, 0.0, 0.002, 1), Inaccuracy(9e5, 0.05, 0.02, 2))

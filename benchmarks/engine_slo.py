@@ -2,7 +2,8 @@
 
 `python -m benchmarks engine_slo [--engine vllm|sglang] [--emulate PROFILE] [--runs N] [--json PATH]`. Both servers are
 up, one has load at a time, and runs take turns (stock, slo, slo, stock, ...); both are sent the same calls. A short
-call's objective is three times its TTFT on that server unloaded, measured just before each run.
+call's objective is three times its TTFT on that server unloaded, measured just before each run. Beside that stands what
+an emulated engine keeps of the same calls, whose iterations take as long as the real ones were measured to take.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.engine_slo_parts.emulated import attainments, measured_costs
 from benchmarks.engine_slo_parts.figures import OBJECTIVE, Run, claims, figures, medians
 from benchmarks.engine_slo_parts.load import Load
 from benchmarks.engine_slo_parts.servers import ENGINES, OURS, STOCK, Engine, arguments_of, new_servers
@@ -64,8 +66,14 @@ def main() -> int:
         return 0
     inputs, runs, by_engine = _with_servers(engine, arguments.emulate, arguments.runs)
     shown = "none" if by_engine is None else f"{by_engine:.2f}"
+    emulated = ", ".join(f"{system} {share:.2f}" for system, share in inputs["emulated"].items())
     report = Report(
-        lines=[_table(runs), "", f"by the engine's own clock, without HTTP, {OURS} met {shown} of its last calls"],
+        lines=[
+            _table(runs),
+            "",
+            f"by the engine's own clock, without HTTP, {OURS} met {shown} of its last calls",
+            f"of the same calls, an emulated engine met: {emulated}",
+        ],
         claims=list(claims(runs)),
         results=[asdict(run) for run in runs],
         inputs={
@@ -89,7 +97,10 @@ def _with_servers(engine: Engine, emulated: str | None, n_runs: int) -> tuple[di
         for server in servers.values():
             server.wait_until_ready()
         shape, runs = asyncio.run(_measure(servers, engine.shape, n_runs))
-        return _inputs(engine, emulated, shape, servers), runs, servers[OURS].cache_state().scheduler.slo_attainment
+        by_engine = servers[OURS].cache_state().scheduler.slo_attainment
+        costs = asyncio.run(measured_costs(servers[OURS].url))
+        kept = attainments([CallSource(shape, f"run {number}").run() for number in range(n_runs)], costs, engine.ahead)
+        return _inputs(engine, emulated, shape, servers) | {"emulated": kept}, runs, by_engine
 
 
 async def _measure(servers: dict[str, RealEngine], shape: Shape, n_runs: int) -> tuple[Shape, list[Run]]:

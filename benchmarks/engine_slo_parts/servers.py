@@ -30,6 +30,8 @@ class Engine:
     title: str
     flags: Sequence[str]
     shape: Shape
+    ahead: int
+    """How many iterations it plans while one is computed."""
 
     @property
     def is_installed(self) -> bool:
@@ -37,17 +39,19 @@ class Engine:
         return self.environment.python.exists()
 
 
-_KV_TOKENS: Final = 65_536
+KV_TOKENS: Final = 65_536
 """KV is never short."""
+BATCH_TOKENS: Final = 2048
+"""vLLM's own default for a server, but on the largest accelerators."""
 
 ENGINES: Final = {
     "vllm": Engine(
         vllm.KIND,
         VLLM_ENVIRONMENT,
         f"vLLM {VLLM}",
-        # vLLM's own default for a server, but on the largest accelerators.
-        flags=("--max-num-batched-tokens", "2048", "--num-gpu-blocks-override", str(_KV_TOKENS // 32)),
+        flags=("--max-num-batched-tokens", str(BATCH_TOKENS), "--num-gpu-blocks-override", str(KV_TOKENS // 32)),
         shape=Shape(),
+        ahead=1,
     ),
     "sglang": Engine(
         sglang.KIND,
@@ -56,10 +60,11 @@ ENGINES: Final = {
         # vLLM's chunk. SGLang's own default is the same on accelerators of up to 20 GB, and longer on others.
         # Without an accelerator, a forward pass blocks the scheduler: overlapped, results wait for the next step's end.
         flags=(
-            *("--chunked-prefill-size", "2048", "--max-total-tokens", str(_KV_TOKENS)),
+            *("--chunked-prefill-size", str(BATCH_TOKENS), "--max-total-tokens", str(KV_TOKENS)),
             "--disable-overlap-schedule",
         ),
         shape=Shape(),
+        ahead=0,
     ),
 }
 

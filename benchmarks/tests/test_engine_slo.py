@@ -16,11 +16,13 @@ import pytest
 
 from benchmarks import engine_slo
 from benchmarks.engine_slo_parts import servers
+from benchmarks.engine_slo_parts.emulated import attainments
 from benchmarks.engine_slo_parts.figures import Run, claims, figures, medians, throughput_ratio
 from benchmarks.engine_slo_parts.load import Load, Served
 from benchmarks.engine_slo_parts.servers import ENGINES, OURS, STOCK, arguments_of
 from benchmarks.engine_slo_parts.workload import BenchCall, CallSource, Shape
 from e2e.real_engines.environment import Environment
+from plait.backends.profiles import load_profile
 
 SHAPE = Shape(period_s=2.0, longs=5, long_tokens=600, short_tokens=40)
 
@@ -176,6 +178,15 @@ def test_both_servers_have_the_same_arguments(name: str, monkeypatch: pytest.Mon
     ours = arguments_of(made[OURS])
     assert ours[0] == name
     assert ours[ours.index("--scheduler") + 1] == "slo"
+
+
+def test_an_emulated_engine_has_the_same_calls() -> None:
+    """In the order of arrival, most short calls wait for a long prompt."""
+    costs = load_profile("a6000-mistral-7b").cost_model()
+    shape = replace(SHAPE, long_tokens=6000, short_tokens=256, period_s=1.6 * costs.iteration_time_s([(6000, 0)]))
+    kept = attainments([CallSource(shape, f"run {number}").run() for number in range(2)], costs, ahead=0)
+    assert kept.keys() == {STOCK, OURS}
+    assert kept[STOCK] < 0.5 < kept[OURS]
 
 
 def test_only_sglang_is_emulated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

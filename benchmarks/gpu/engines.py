@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,17 +40,25 @@ class Device:
     attention: Sequence[str]
 
 
-GPU: Final = Device(
+DEFAULT_GRAPHS: Final = Device(
     flags=(
         *("--max-model-len", "32768", "--max-num-batched-tokens", "8192", "--max-num-seqs", "128"),
         # 12 GiB hold 98,304 tokens. Three engines of 16 GB weights fit the memory of an H200.
         *("--gpu-memory-utilization", "0.25", "--kv-cache-memory-bytes", str(12 << 30)),
+    ),
+    variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"},
+    attention=("FLASH_ATTN", "TRITON_ATTN"),
+)
+"""A GPU with vLLM's own CUDA graphs, which torch.compile makes: a start takes minutes."""
+
+GPU: Final = replace(
+    DEFAULT_GRAPHS,
+    flags=(
+        *DEFAULT_GRAPHS.flags,
         # Graphs for decodes without torch.compile: starts take seconds, TPOTs are those of the field.
         *("-cc.mode=none", "-cc.cudagraph_mode=full_decode_only"),
         "-cc.cudagraph_capture_sizes=[1,2,4,8,16,32,64,128]",
     ),
-    variables={"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"},
-    attention=("FLASH_ATTN", "TRITON_ATTN"),
 )
 
 CPU: Final = Device(
@@ -100,6 +108,12 @@ class Engine:
                 env=variables,
                 start_new_session=True,
             )
+
+    @property
+    def pid(self) -> int:
+        """Of a server that was started here. Its process group has the same."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:

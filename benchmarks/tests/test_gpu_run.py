@@ -8,7 +8,9 @@ from pathlib import Path
 from benchmarks.gpu.calls import Served, quantile
 from benchmarks.gpu.engines import Engine
 from benchmarks.gpu.gateways import Settings
+from benchmarks.gpu.objectives import RATIOS, Plan, Promise, due_calls, promised, rows
 from benchmarks.gpu.section import Figures, Fleet, Section, run_section, write
+from benchmarks.gpu_run import SECTIONS
 from plait.backends.profiling.timed_stream import TimedStream
 
 FLEET = Fleet([Engine("A", 1), Engine("B", 2)], Engine("S", 3, is_stock=True), Path(), Path())
@@ -76,3 +78,42 @@ def test_the_time_of_a_token_is_that_after_the_first() -> None:
 
 def test_quantiles_of_few_values() -> None:
     assert (quantile([], 0.5), quantile([3.0], 0.99), quantile([4.0, 1.0, 3.0, 2.0], 0.5)) == (0.0, 3.0, 3.0)
+
+
+def test_promises_are_the_first_section() -> None:
+    assert next(iter(SECTIONS)) == "objectives"
+
+
+def test_each_tpot_is_promised_with_each_ttft() -> None:
+    promises = promised(Plan(1000, tpots_s=(0.027, 0.05)), 0.03)
+    assert [(round(one.ttft_s, 3), one.tpot_s) for one in promises] == [
+        *((0.12, 0.027), (0.12, 0.05)),
+        *((0.09, 0.027), (0.09, 0.05)),
+    ]
+    assert promises[0].name == "TTFT x 4 (120 ms), TPOT 27 ms"
+    assert promises[0].headers == {"plait-slo-ttft-ms": "120", "plait-slo-tpot-ms": "27.0"}
+
+
+def test_arms_have_the_same_arrivals_and_prompts_of_their_own() -> None:
+    plan, promise = Plan(1000, (0.05,), short_tokens=50), Promise("", 0.1, 0.05)
+    first, second = (due_calls(plan, 0.1, 5.0, promise, seed) for seed in ("arm 0", "arm 1"))
+    assert [(one.at_s, len(one.prompt)) for one in first] == [(one.at_s, len(one.prompt)) for one in second]
+    assert len(first) > 50
+    assert not {tuple(one.prompt) for one in first} & {tuple(one.prompt) for one in second}
+
+
+def test_a_promise_is_kept_if_both_times_are() -> None:
+    served = [Served(TimedStream(0.0, [(first_s, 1), (first_s + 0.05, 2)]), "A", None) for first_s in (0.1, 0.3)]
+    assert Promise("", 0.2, 0.06).kept(served) == 1
+    assert Promise("", 0.2, 0.04).kept(served) == 0
+
+
+def test_a_row_of_a_promise_is_there_before_its_arm() -> None:
+    """The stock engine is judged by each, by all its runs so far."""
+    promises = [Promise("a", 1.0, 1.0), Promise("b", 2.0, 1.0)]
+    stock = {"system": "stock", "kept": {"a": 0.2, "b": 0.4}, **dict.fromkeys(RATIOS, 2.0)}
+    ours = {"system": "slo", "kept": {"a": 0.9}, **dict.fromkeys(RATIOS, 3.0)}
+    assert rows(promises, [stock, ours]) == {
+        "a": {"stock kept": 0.2, "slo kept": 0.9, "slo / stock": dict.fromkeys(RATIOS, 1.5)},
+        "b": {"stock kept": 0.4},
+    }

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
+from e2e.real_schedulers.built_engine import Clock
+from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, Plan
 
 
 def forced(scheduler: str, **levers: int | str) -> dict[str, Any]:
@@ -54,3 +55,32 @@ class Chaos:
         picks = tuple((call, dice.randrange(1, facts.max_batch_tokens)) for call in named[:cut])
         budget = dice.choice((None, None, 1, 40, 10_000))
         return Plan(tuple(victims), picks, tuple(named[cut:]), budget)
+
+
+class Watching:
+    """Lets the engine choose. Keeps what is in flight at each plan: work, and seconds from the first plan on."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[IterationWork, float] | None] = []
+        self._first_s: float | None = None
+
+    def plan(
+        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
+    ) -> Plan:
+        if self._first_s is None:
+            self._first_s = now_s
+        flying = facts.in_flight
+        self.seen.append(None if flying is None else (flying.work, flying.began_s - self._first_s))
+        return everything(list(waiting), list(running))
+
+
+def watched(build: Callable[[LocalScheduler], Any], policy: Watching) -> Any:
+    """An engine whose iterations take a second."""
+    clock, engine = Clock(), build(policy)
+
+    def compute() -> None:
+        clock.now_s += 1.0
+
+    engine.follow_clock(clock)
+    engine.before_result = compute
+    return engine

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from e2e.real_schedulers.built_engine import Build, Clock
-from e2e.real_schedulers.plans import everything
+from e2e.real_schedulers.built_engine import Build
+from e2e.real_schedulers.plans import Watching, watched
 from e2e.real_schedulers.workloads import prompt
-from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
-
-
-class Watching:
-    """Keeps what was in flight at each plan: the work, and the seconds from the first plan to its beginning."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[IterationWork, float] | None] = []
-        self._first_s: float | None = None
-
-    def plan(
-        self, now_s: float, waiting: Sequence[LocalCall], running: Sequence[LocalCall], facts: EngineFacts
-    ) -> Plan:
-        if self._first_s is None:
-            self._first_s = now_s
-        flying = facts.in_flight
-        self.seen.append(None if flying is None else (flying.work, flying.began_s - self._first_s))
-        return everything(list(waiting), list(running))
+from plait.policy.scheduling.plan import IterationWork
 
 
 @pytest.fixture
@@ -37,15 +19,7 @@ def policy() -> Watching:
 
 @pytest.fixture
 def engine(build: Build, policy: Watching) -> Any:
-    """Its iterations take a second."""
-    clock, engine = Clock(), build(policy)
-
-    def compute() -> None:
-        clock.now_s += 1.0
-
-    engine.follow_clock(clock)
-    engine.before_result = compute
-    return engine
+    return watched(build, policy)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Plan:
 
 
 GPU = Plan()
-CPU = Plan(batch=4, output_tokens=40)
+CPU = Plan(batch=4, output_tokens=200)
 
 
 async def measure(plan: Plan, fleet: Fleet, seconds: float, figures: Figures) -> None:

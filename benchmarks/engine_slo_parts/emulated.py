@@ -16,10 +16,8 @@ from plait.backends.profiling.profile_plan import QUICK
 from plait.backends.profiling.profiler import Profiler
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
-from plait.policy.types import Slo
+from plait.policy.types import NO_SLO, Slo
 
-LOOSE_S = 3600.0
-"""What the emulation promises where a call has no objective."""
 POLICIES = {STOCK: "fcfs", OURS: "slo"}
 
 
@@ -37,7 +35,7 @@ def attainments(runs: Sequence[Sequence[BenchCall]], costs: CostModel, ahead: in
     The engine plans as many iterations `ahead` as the real one.
     """
     short_tokens = min(len(call.prompt) for calls in runs for call in calls)
-    promised = Slo(ttft_s=OBJECTIVE * costs.iteration_time_s([(short_tokens, 0)]), tpot_s=LOOSE_S)
+    promised = Slo(ttft_s=OBJECTIVE * costs.iteration_time_s([(short_tokens, 0)]))
     found: dict[str, float] = {}
     for system, policy in POLICIES.items():
         met = [
@@ -59,5 +57,5 @@ def attainments(runs: Sequence[Sequence[BenchCall]], costs: CostModel, ahead: in
 
 def _emulated(number: int, call: BenchCall, promised: Slo) -> MixedCall:
     lengths = Lengths(len(call.prompt), call.output_tokens)
-    slo = Slo(ttft_s=LOOSE_S, tpot_s=LOOSE_S) if call.is_long else promised
+    slo = NO_SLO if call.is_long else promised
     return MixedCall(number, call.at_s, lengths, call.is_long, slo, feasible=True)

@@ -95,7 +95,7 @@ class IterationModel:
             if median(duration_s for _, duration_s in large) < CLEAR * step_s and small[0][0] * CLEAR < large[-1][0]:
                 # All lasted as long, whatever their size: none of them can show how size counts.
                 prompts_factor = min(prompts_factor, self._prompts_factor)
-            elif step_s < CLEAR * prompts_factor * median(profile_s for profile_s, _ in small):
+            if step_s < CLEAR * prompts_factor * median(profile_s for profile_s, _ in small):
                 step_s = 0.0
             self._prompts_factor = prompts_factor
         # An engine that is never without prompts is taken to decode as much slower than its profile as it prefills.

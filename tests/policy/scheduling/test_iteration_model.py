@@ -95,6 +95,18 @@ def test_iterations_that_all_last_as_long_do_not_change_what_size_counts() -> No
     assert model.costs.prefill_time_s(2048) == pytest.approx(H200.prefill_time_s(2048), rel=0.01)
 
 
+def test_iterations_that_a_limit_makes_alike_are_no_step() -> None:
+    """Chunks that end with the same deadline, after more and more context."""
+    model = IterationModel()
+    model.expect(H200)
+    for number in range(64):
+        chunk = (500 - 3 * number, 200 * number)
+        model.on_iteration(H200.prefill_time_s(*chunk), IterationWork.of(*[[one] for one in chunk]))
+    assert model.costs is not None
+    assert model.costs.step_s == 0.0
+    assert model.costs.prefill_time_s(2048) == pytest.approx(H200.prefill_time_s(2048))
+
+
 def test_a_step_that_was_told_is_not_needed_to_be_there() -> None:
     model = IterationModel()
     model.expect(replace(H200, step_s=0.029))

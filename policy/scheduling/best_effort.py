@@ -17,10 +17,8 @@ from plait.policy.scheduling.selection import select_in_order
 from plait.policy.scheduling.shared_prefixes import hold_follower, startable
 from plait.policy.scheduling.waiting import Ranked, Sorted
 
-LEAST_ITERATIONS, FEWEST_ITERATIONS = 3.0, 2.0
-"""Ours: a shortened iteration lasts at least three shortest iterations, so overhead is at most a third of it; or as few
-as two, if all arrivals are in time only then.
-"""
+LEAST_ITERATIONS = 3.2
+"""Ours: a shortened iteration lasts at least this many shortest iterations, so overhead is less than a third of it."""
 
 HOPELESS = 0.25
 """Ours: while fewer of the arrivals than this could be in time, their slack limits nothing."""
@@ -37,18 +35,10 @@ def backlog_limit_s(moment: Moment, batch: Batch) -> float:
     if slack_s is None:
         return inf
     context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
-    least_s = max(
-        _overhead_limit_s(slack_s / (1 + ahead), moment.pace.shortest_s), batch.budget.least_s(context_tokens)
-    )
+    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, batch.budget.least_s(context_tokens))
     if slack_s < (ahead + HOPELESS) * least_s:
         return inf
     return max(moment.settings.slack_shares[ahead] * slack_s, least_s)
-
-
-def _overhead_limit_s(in_time_s: float, shortest_s: float) -> float:
-    """The least time of an iteration because of overhead. In iterations of `in_time_s`, all arrivals are in time."""
-    usual_s, fewest_s = LEAST_ITERATIONS * shortest_s, FEWEST_ITERATIONS * shortest_s
-    return in_time_s if fewest_s <= in_time_s < usual_s else usual_s
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:

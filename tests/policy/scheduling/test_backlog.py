@@ -46,7 +46,7 @@ def late(scheduler: SloScheduler, *prompts: tuple[int, int], in_flight: InFlight
 @pytest.mark.parametrize("computed_tokens", [0, 1_000, 4_500, 20_000, 100_000])
 @pytest.mark.parametrize("costs", [COSTS, LINEAR, QUADRATIC], ids=["no attention", "linear", "quadratic"])
 def test_a_late_prompt_goes_on_however_long_its_context_is(costs: CostModel, computed_tokens: int) -> None:
-    """Three shortest iterations, 30 ms, are less than the context of 4,500 tokens takes."""
+    """The least limit, 32 ms, is less than the context of 4,500 tokens takes."""
     (taken,) = late(hurried(costs, slack_s=0.02), (computed_tokens + 2_000, computed_tokens))
     free = 2 if costs is LINEAR and computed_tokens > 1_000 else 1
     assert taken >= free
@@ -56,13 +56,13 @@ def test_the_end_of_a_late_prompt_is_not_cut() -> None:
     assert late(hurried(COSTS), (6_000, 5_900)) == [100]
 
 
-@pytest.mark.parametrize(("slack_s", "tokens"), [(0.3, 1550), (0.1, 450), (0.03, 200), (0.009, 200), (0.002, 4_000)])
-def test_an_iteration_takes_a_share_of_the_slack_but_three_shortest_iterations_in_any_case(
+@pytest.mark.parametrize(("slack_s", "tokens"), [(0.3, 1550), (0.1, 450), (0.03, 220), (0.009, 220), (0.002, 4_000)])
+def test_an_iteration_takes_a_share_of_the_slack_but_some_shortest_iterations_in_any_case(
     slack_s: float, tokens: int
 ) -> None:
-    """10 ms, and 0.1 ms for each token: 0.55 of the slack, and at least 30 ms.
+    """10 ms, and 0.1 ms for each token: 0.55 of the slack, and at least 32 ms.
 
-    With 2 ms of slack hardly any arrival could be in time after the rest of an iteration of 30 ms.
+    With 2 ms of slack hardly any arrival could be in time after the rest of an iteration of 32 ms.
     """
     assert late(hurried(COSTS, slack_s=slack_s), (9_000, 1_000)) == [pytest.approx(tokens, abs=3)]
 

@@ -237,7 +237,7 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
 
     assert longest(0.4) == 2099, "0.55 of 0.4 s, the decode beside it"
     assert longest(0.1) == 449
-    assert longest(0.03) == 202, "16 ms, when an iteration takes at least 10 ms: three of those"
+    assert longest(0.03) == 222, "16 ms, when an iteration takes at least 10 ms: 3.2 of those"
     assert longest(9.0) == 3999
 
 

@@ -122,11 +122,11 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
         else:  # `timing` inlined, because most calls have a TTFT alone and wait for their first token
             due_s = in_time * ttft_s - (now_s - call.arrived_s)
             remaining_s = due_s - (base_s + -(-tokens // chunk_tokens) * chunk_s)
-        if (generated or remaining_s < near_s) and objectives.misses(
-            call, slo, now_s, _soonest_s(moment, batch, tokens, cached)
-        ):
-            missed.append((call, tokens, cached))
-            continue
+        if generated or remaining_s < near_s:
+            late = ttft_s is not None and now_s - call.arrived_s >= ttft_s and not generated
+            if late or objectives.misses(call, slo, now_s, _soonest_s(moment, batch, tokens, cached)):
+                missed.append((call, tokens, cached))
+                continue
         entries.append((remaining_s, call.priority, call, tokens, cached, due_s))
     return timed
 

@@ -6,7 +6,7 @@ that arrive during it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from math import ceil, inf
 
@@ -24,21 +24,26 @@ HOPELESS = 0.25
 """Ours: while fewer of the arrivals than this could be in time, their slack limits nothing."""
 
 
-def backlog_limit_s(moment: Moment, batch: Batch) -> float:
+def shortest_prompt_s(moment: Moment, batch: Batch) -> float:
+    """The time of the shortest iteration with a prompt. `batch` has only the running decodes."""
+    return batch.budget.least_s(max((one.context_tokens for one in moment.prefills), default=0))
+
+
+def backlog_limit_s(moment: Moment, prompt_s: float, missed: Collection[Ranked]) -> float:
     """The time limit while missed and best-effort calls are added: a share of the arrivals' TTFT slack.
 
-    An iteration may always last `LEAST_ITERATIONS` shortest ones, and as long as the shortest one with a prompt. The
+    An iteration may always last `LEAST_ITERATIONS` shortest ones, and `prompt_s`, the shortest one with a prompt. The
     limit is infinite if no arrivals are expected, or if hardly any could be in time: an arrival waits for the rest of
-    an iteration, and for the whole of another if the engine plans ahead. `batch` has only the running decodes.
+    an iteration, and for the whole of another if the engine plans ahead. While calls wait that have missed their SLO,
+    arrivals come too late to be given the time of another.
     """
     slack_s, ahead = moment.arrivals_slack_s, moment.facts.in_flight is not None
     if slack_s is None:
         return inf
-    context_tokens = max((one.context_tokens for one in moment.prefills), default=0)
-    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, batch.budget.least_s(context_tokens))
+    least_s = max(LEAST_ITERATIONS * moment.pace.shortest_s, prompt_s)
     if slack_s < (ahead + HOPELESS) * least_s:
         return inf
-    return max(moment.settings.slack_shares[ahead] * slack_s, least_s)
+    return max(moment.settings.slack_shares[ahead and not missed] * slack_s, least_s)
 
 
 def limit_backlog(batch: Batch, limit_s: float, reserve_tokens: int) -> None:

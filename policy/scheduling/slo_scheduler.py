@@ -29,6 +29,7 @@ from plait.policy.scheduling.best_effort import (
     limit_backlog,
     reserve_tokens,
     return_reserve,
+    shortest_prompt_s,
 )
 from plait.policy.scheduling.chunking import Budget, model_budget
 from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, HitRatioOrder, plan_in_order
@@ -137,7 +138,7 @@ class SloScheduler:
         phases = self._phases
         # 1. Running decodes continue.
         add_decodes(moment, batch)
-        backlog_s = backlog_limit_s(moment, batch)
+        prompt_s = shortest_prompt_s(moment, batch)
         # 2. The tightest SLO limits the iteration.
         limit_to_tightest_slo(moment, batch)
         reserve_blocks(moment, batch)
@@ -156,7 +157,7 @@ class SloScheduler:
         # 4. Missed and best-effort calls share the rest.
         reserve, batch.reserve_tokens = batch.reserve_tokens, 0
         limit_s = batch.budget.limit_s
-        limit_backlog(batch, backlog_s, reserve)
+        limit_backlog(batch, backlog_limit_s(moment, prompt_s, found.missed), reserve)
         others = [one for one in others if one.call not in batch.preempted and one.call not in batch.picks]
         turns = self._hit_ratio.turns(found.best_effort, moment.facts)
         left = add_best_effort(moment, batch, others, found.missed, turns)

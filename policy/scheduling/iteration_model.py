@@ -9,6 +9,7 @@ size are enough.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -41,8 +42,11 @@ CLEAR: Final = 1.1
 MOST_JITTER: Final = 0.1
 """Ours: more of an iteration's time is not allowed for, because a model that is as wrong shows nothing of jitter."""
 
-Observed = tuple[IterationWork, float]
-"""An iteration's work, and its seconds."""
+LEAST: Final = 3
+"""Ours: a median is taken over at least so many iterations. Then one that waited for something shows nothing."""
+
+Observed = tuple[float, float]
+"""An iteration's seconds by the profile, and as it was."""
 
 
 class IterationModel:
@@ -80,31 +84,35 @@ class IterationModel:
         self._costs, self._pivot = costs, costs.pivot()
 
     def on_iteration(self, duration_s: float, work: IterationWork) -> None:
-        (self._prompts if work.chunks else self._decodes).append((work, duration_s))
-        self._unlearned += 1
+        profile_s = time_s(self._profile, work)
+        if profile_s > 0 and duration_s > 0:
+            (self._prompts if work.chunks else self._decodes).append((profile_s, duration_s))
+            self._unlearned += 1
 
     def _learned(self) -> CostModel:
-        profile = self._profile
-        decodes = [duration_s / time_s(profile, work) for work, duration_s in self._decodes]
-        by_size = sorted((time_s(profile, work), duration_s) for work, duration_s in self._prompts)
+        by_size, prompts_factor = sorted(self._prompts), self._prompts_factor
         step_s = self._costs.step_s if self._costs else 0.0
         if len(by_size) >= MIN_ITERATIONS:
-            small, large = by_size[: len(by_size) // 8], by_size[-(len(by_size) // 4) :]
-            prompts_factor = median(duration_s / profile_s for profile_s, duration_s in large)
-            step_s = median(duration_s for _, duration_s in small)
+            small = by_size[: max(LEAST, len(by_size) // 8)]
+            large = by_size[-max(LEAST, len(by_size) // 4) :]
+            prompts_factor, step_s = _factor(large), median(duration_s for _, duration_s in small)
             if median(duration_s for _, duration_s in large) < CLEAR * step_s and small[0][0] * CLEAR < large[-1][0]:
                 # All lasted as long, whatever their size: none of them can show how size counts.
                 prompts_factor = min(prompts_factor, self._prompts_factor)
             if step_s < CLEAR * prompts_factor * median(profile_s for profile_s, _ in small):
                 step_s = 0.0
             self._prompts_factor = prompts_factor
-        # An engine that is never without prompts is taken to decode as much slower than its profile as it prefills.
-        decodes_factor = median(decodes) if decodes else self._prompts_factor
-        learned = scaled(profile, decodes_factor, self._prompts_factor, step_s)
-        recent = (*self._decodes, *self._prompts)
-        off = sorted(abs(duration_s / time_s(learned, work) - 1) for work, duration_s in recent)
-        self.jitter = min(MOST_JITTER, off[len(off) * 9 // 10])
-        return learned
+        # An engine that hardly ever decodes alone is taken to decode as much slower than its profile as it prefills.
+        decodes_factor = _factor(self._decodes) if len(self._decodes) >= LEAST else prompts_factor
+        off = [abs(duration_s / (decodes_factor * profile_s) - 1) for profile_s, duration_s in self._decodes]
+        off += [abs(duration_s / max(step_s, prompts_factor * profile_s) - 1) for profile_s, duration_s in by_size]
+        self.jitter = min(MOST_JITTER, sorted(off)[len(off) * 9 // 10])
+        return scaled(self._profile, decodes_factor, prompts_factor, step_s)
+
+
+def _factor(observed: Iterable[Observed]) -> float:
+    """How much longer iterations last than by the profile."""
+    return median(duration_s / profile_s for profile_s, duration_s in observed)
 
 
 def time_s(costs: CostModel, work: IterationWork) -> float:

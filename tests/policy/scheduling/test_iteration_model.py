@@ -111,3 +111,26 @@ def test_a_step_that_was_told_is_not_needed_to_be_there() -> None:
     model = IterationModel()
     model.expect(replace(H200, step_s=0.029))
     assert observed(model, H200).step_s == 0.0
+
+
+@pytest.mark.parametrize("slow", [[2000], [20], [1]], ids=["large", "small", "decode"])
+def test_one_iteration_that_waits_for_something_shows_nothing(slow: list[int]) -> None:
+    """The first of an engine may compile, or record a graph."""
+    model = IterationModel()
+    model.expect(H200)
+    model.on_iteration(1.0, IterationWork.of(slow, [0]))
+    for number in range(MIN_ITERATIONS):
+        model.on_iteration(H200.prefill_time_s(200 + number), IterationWork.of([200 + number], [0]))
+        assert model.costs is not None
+        assert model.costs.prefill_time_s(1000) == pytest.approx(H200.prefill_time_s(1000), rel=0.01)
+        assert model.costs.decode_iteration_s(8, 0) == pytest.approx(H200.decode_iteration_s(8, 0), rel=0.01)
+
+
+def test_what_has_no_time_shows_nothing() -> None:
+    """Empty batches of ranks without work, and iterations whose durations are not known."""
+    model = IterationModel()
+    model.expect(H200)
+    for _ in range(2 * MIN_ITERATIONS):
+        model.on_iteration(0.0, IterationWork.of([1], [100]))
+        model.on_iteration(0.01, IterationWork())
+    assert model.costs is H200

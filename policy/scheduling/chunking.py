@@ -89,7 +89,7 @@ class ModelBudget:
             return high
         low = 2  # one token would run as a decode, which may be much faster
         low_s = self.time_s(low, context_tokens)
-        if low_s > limit_s:  # usual once the iteration is full
+        if low_s > limit_s or high < low:  # usual once the iteration is full
             return 0
         # Time is mostly linear in tokens. First try the point at which a line meets the limit, then bisect the rest.
         guess = low + int((high - low) * (limit_s - low_s) / (high_s - low_s))

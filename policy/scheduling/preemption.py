@@ -93,7 +93,7 @@ def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
     decodes = [call for call, _, _ in moment.decodes if call in batch.picks]
     tightest_s = moment.objectives.tightest_s(decodes, moment.now_s, moment.pace)
     if tightest_s < base_s:
-        batch.floor_tokens = max(1, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
+        batch.floor_tokens = max(2, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
     batch.limit(max(tightest_s, base_s))
 
 

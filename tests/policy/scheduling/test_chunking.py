@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.profiles import load_profile
 from plait.policy.scheduling.chunking import Budget, ModelBudget, model_budget
-from plait.policy.scheduling.iteration_model import IterationModel
+from plait.policy.scheduling.iteration_model import IterationModel, scaled
 from tests.examples import examples
 from tests.policy.scheduling.fake_engine import COSTS
 
@@ -46,11 +44,12 @@ work = st.lists(st.tuples(st.integers(1, 600), st.integers(0, 5000)), max_size=6
     context=st.integers(0, 9000),
     limit_s=st.floats(0.0, 0.4),
     step_s=st.floats(0.0, 0.1),
+    decodes=st.sampled_from([0.4, 1.0, 2.5]),
 )
 def test_room_is_the_most_that_stays_within_the_limit(
-    work: list[tuple[int, int]], wanted: int, context: int, limit_s: float, step_s: float
+    *, work: list[tuple[int, int]], wanted: int, context: int, limit_s: float, step_s: float, decodes: float
 ) -> None:
-    costs = replace(load_profile("a6000-mistral-7b").cost_model(), step_s=step_s)
+    costs = scaled(load_profile("a6000-mistral-7b").cost_model(), decodes, 1.0, step_s)
     budget = ModelBudget(2048, costs)
     for new, behind in work:
         budget.take(new, behind)
@@ -74,3 +73,11 @@ def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
     budget.give_back(1000, 400)
     assert budget.tokens == 300
     assert budget.time_s() == pytest.approx(before_s)
+
+
+def test_a_prompts_last_token_that_does_not_fit_gets_none() -> None:
+    """On an engine that decodes slower than it prefills, two tokens of a prompt may take less than one."""
+    budget = ModelBudget(2048, scaled(load_profile("h200-llama-8b").cost_model(), 1.8, 0.5, 0.0))
+    budget.limit_s = 5e-3
+    assert budget.time_s(2) < budget.limit_s < budget.time_s(1)
+    assert budget.room(1) == 0

@@ -74,6 +74,8 @@ def test_prompts_get_a_floor_where_decodes_alone_are_too_slow() -> None:
     calls = [decode(f"decode-{n}", slo=Slo(tpot_s=0.0105)) for n in range(9)]
     engine = FakeEngine(running=calls, waiting=[prompt("prompt", 900, 5.0)])
     assert names(engine.plan(slo_scheduler()))[-1] == ("prompt", 100), "a tenth of the engine's 1,000"
+    engine.max_batch_tokens = 15
+    assert names(engine.plan(slo_scheduler()))[-1] == ("prompt", 2), "one would count as a decode, and not be admitted"
 
 
 def test_a_budget_is_not_held_back_for_anything() -> None:

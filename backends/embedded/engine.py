@@ -239,6 +239,7 @@ class Engine:
         for iteration in (self._current, self._planned):
             if iteration is not None and call in iteration.emits:
                 iteration.emits.remove(call)
+        call.output_tokens = call.sent_tokens
         self._reporter.ended(call, self._stepped_s)
         return True
 
@@ -409,7 +410,6 @@ class Engine:
         self._reporter.produced(call, 1, self._stepped_s)
         finished = call.sent_tokens >= call.final_output_tokens
         if finished:
-            call.output_tokens = call.sent_tokens
             self.remove(call)
         elif self._planned is not None:
             self._blocks.register(call)

@@ -318,6 +318,19 @@ def test_a_call_that_ends_before_its_limit_has_a_place_that_is_wasted(limit: int
     assert (call.sent_tokens, call.output_tokens) == (2, 2)
 
 
+def test_a_call_that_is_ended_has_the_tokens_that_were_sent() -> None:
+    """A stop string ends it while further tokens are planned. The scheduler learns from the lengths of outputs."""
+    engine = new_engine()
+    call = new_call(engine, range(8), 9)
+    engine.add(call)
+    ends_s = engine.step(0.0).ends_s
+    assert ends_s is not None
+    engine.step(ends_s)
+    assert (call.sent_tokens, call.output_tokens) == (1, 3), "one is computed, and the next is planned"
+    assert engine.remove(call)
+    assert (call.sent_tokens, call.output_tokens) == (1, 1)
+
+
 def test_a_call_may_end_while_it_waits_after_a_preemption() -> None:
     """Its last token was in flight when the plan for the next iteration preempted it."""
     engine = new_engine()

@@ -10,7 +10,7 @@ from sys import maxsize
 
 from benchmarks.schedulers.published import ChunkedObjectives, pivot_budget
 from plait.policy.scheduling.batching import Batch, Candidate
-from plait.policy.scheduling.chunking import NO_TIMES, Budget, ModelBudget
+from plait.policy.scheduling.chunking import NO_TIMES, Budget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment
 from plait.policy.scheduling.plan import LocalCall
@@ -25,7 +25,7 @@ from plait.policy.types import Slo
 def engine_budget(max_tokens: int, model: IterationModel) -> Budget:
     """The engine's own maximum, whatever the objectives."""
     del model
-    return ModelBudget(max_tokens, NO_TIMES)
+    return Budget(max_tokens, NO_TIMES)
 
 
 class KeptPlace(Objectives):

@@ -6,12 +6,7 @@ from math import inf
 
 import pytest
 
-from benchmarks.schedulers.published import (
-    ChunkedObjectives,
-    PivotBudget,
-    pivot_budget,
-)
-from plait.policy.costs.cost_model import Pivot
+from benchmarks.schedulers.published import ChunkedObjectives, pivot_budget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.pace import Pace
 from plait.policy.scheduling.plan import LocalCall
@@ -21,37 +16,23 @@ from tests.policy.scheduling.fake_engine import COSTS
 PACE = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=500.0, tokens_per_s=5000.0)
 
 
-@pytest.mark.parametrize(("slo_s", "tokens"), [(0.05, 250), (0.1, 500), (0.3, 1500), (9.0, 2048), (inf, 2048), (0, 0)])
+@pytest.mark.parametrize(
+    ("slo_s", "tokens"), [(0.0501, 450), (0.1001, 900), (0.2001, 1800), (9.0, 2048), (inf, 2048), (0, 0)]
+)
 def test_equation_6(slo_s: float, tokens: int) -> None:
-    budget = PivotBudget(2048, Pivot(500, 0.1))
-    budget.limit_s = slo_s
-    assert budget.room(10_000) == tokens
-    budget.take(100)
-    assert budget.room(10_000) == max(0, tokens - 100)
-
-
-def test_equation_6_at_the_engines_pivot() -> None:
+    """The pivot is at 900 tokens and 0.1 s."""
     model = IterationModel()
     model.expect(COSTS)
     budget = pivot_budget(2048, model)
-    budget.limit_s = 0.05
-    assert budget.room(10_000) == 450, "the pivot is at 900 tokens and 0.1 s"
+    budget.take_decodes(100, 9_000)
+    budget.limit_s = slo_s
+    assert budget.room(10_000, 500) == max(0, tokens - 100)
 
 
 def test_without_a_pivot_only_the_engines_maximum_counts() -> None:
     budget = pivot_budget(2048, IterationModel())
     budget.limit_s = 1e-9
     assert (budget.room(10_000), budget.time_s(500)) == (2048, 0.0)
-
-
-def test_what_is_given_back_was_never_taken() -> None:
-    budget = PivotBudget(2048, Pivot(500, 0.1))
-    budget.take(300, 50)
-    before_s = budget.time_s()
-    budget.take(1000, 400)
-    budget.give_back(1000, 400)
-    assert budget.tokens == 300
-    assert budget.time_s() == pytest.approx(before_s)
 
 
 def test_a_prompts_remaining_time_is_its_slo_less_waiting_and_a_longest_iteration_a_chunk() -> None:

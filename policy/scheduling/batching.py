@@ -75,7 +75,10 @@ class Batch:
         """Prompt tokens that still fit; cached until the batch changes, because it is read often."""
         state = (self._changes, self.budget.limit_s, self.floor_tokens)
         if state != self._left_state:
-            self._left_state, self._left_tokens = state, self._room(self._facts.max_batch_tokens, 0)
+            self._left_state, self._left_tokens = (
+                state,
+                self.budget.room(self._facts.max_batch_tokens, 0, self.floor_tokens),
+            )
         return self._left_tokens
 
     def fit(self, candidate: Candidate) -> int:
@@ -86,7 +89,7 @@ class Batch:
         """
         if candidate.waits and self.free_slots <= 0:
             return 0
-        tokens = self._room(candidate.tokens, candidate.context_tokens)
+        tokens = self.budget.room(candidate.tokens, candidate.context_tokens, self.floor_tokens)
         if self.reserve_tokens and tokens:
             tokens = max(0, min(tokens, self.left_tokens - self.reserve_tokens))
         if not tokens:
@@ -136,7 +139,7 @@ class Batch:
         self._changes += 1
         given = self.picks[candidate.call]
         self.budget.give_back(given, candidate.context_tokens)
-        tokens = max(given, self._room(candidate.tokens, candidate.context_tokens))
+        tokens = max(given, self.budget.room(candidate.tokens, candidate.context_tokens, self.floor_tokens))
         blocks = self._facts.blocks_needed(candidate.call, tokens) - self._facts.blocks_needed(candidate.call, given)
         if blocks > self.free_blocks:
             tokens = given
@@ -174,9 +177,6 @@ class Batch:
     def _limit_to_due(self, candidate: Candidate, tokens: int) -> None:
         if candidate.due_s is not None and tokens == candidate.tokens:
             self.limit(candidate.due_s)
-
-    def _room(self, wanted_tokens: int, context_tokens: int) -> int:
-        return self.budget.room(wanted_tokens, context_tokens, self.floor_tokens)
 
     def _most_for_blocks(self, call: LocalCall, tokens: int) -> int:
         """The most tokens whose blocks are free, after keeping one block for the next decode of each call picked."""

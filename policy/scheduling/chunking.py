@@ -6,49 +6,19 @@ The fitted model of iteration times is solved for the tokens. The model includes
 from __future__ import annotations
 
 from math import inf
-from typing import Protocol
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.iteration_model import CLEAR, IterationModel
-
-
-class Budget(Protocol):
-    """An iteration's compute budget. `tokens` are the tokens taken so far, `limit_s` is the iteration's time limit."""
-
-    tokens: int
-    limit_s: float
-
-    def time_s(self, new_tokens: int = 0, context_tokens: int = 0) -> float:
-        """How long the iteration takes with one more call of `new_tokens` after `context_tokens`."""
-
-    def least_s(self, context_tokens: int) -> float:
-        """How long the iteration takes with a prompt after `context_tokens`, at least.
-
-        The prompt has all the tokens that make an iteration hardly longer than the first ones do.
-        """
-
-    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
-        """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
-
-        What takes no longer than the floor, or than the iteration does already, fits too.
-        """
-
-    def take(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Add `new_tokens` of a call."""
-
-    def give_back(self, new_tokens: int, context_tokens: int = 0) -> None:
-        """Undo a `take`."""
-
-    def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
-        """Add decodes with `new_tokens` and `context_tokens` in all."""
-
 
 NO_TIMES = CostModel(PiecewiseLinear(((0, 0.0),), 0.0), 0.0, 0.0, 0.0, LongAttention())
 """While an engine's times are not known, only its maximum of tokens limits an iteration."""
 
 
-class ModelBudget:
-    """A budget by the cost model. It keeps the iteration's time as running sums and finds `room` by bisection."""
+class Budget:
+    """An iteration's compute budget. `tokens` are the tokens taken so far, `limit_s` is the iteration's time limit.
+
+    The iteration's time is kept as running sums.
+    """
 
     def __init__(self, max_tokens: int, costs: CostModel) -> None:
         self.tokens = 0
@@ -73,11 +43,19 @@ class ModelBudget:
         return max(step_s, (forward.at(tokens) + attention_s + long_s) / costs.efficiency)
 
     def least_s(self, context_tokens: int) -> float:
+        """How long the iteration takes with a prompt after `context_tokens`, at least.
+
+        The prompt has all the tokens that make an iteration hardly longer than the first ones do.
+        """
         prompts, first = self._costs.prompts, self.tokens + 2
         free = min(prompts.reach(CLEAR * prompts.at(first)), self._max_tokens) - self.tokens
         return self.time_s(max(2, int(free)), context_tokens)
 
     def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
+        """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
+
+        What takes no longer than the floor, or than the iteration does already, fits too.
+        """
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
@@ -122,10 +100,11 @@ class ModelBudget:
             self._long_s -= self._costs.long_attention(new_tokens, new_tokens + context_tokens)
 
     def take_decodes(self, new_tokens: int, context_tokens: int) -> None:
+        """Add decodes with `new_tokens` and `context_tokens` in all."""
         self.tokens += new_tokens
         self._sequence_tokens += new_tokens + context_tokens
 
 
 def model_budget(max_tokens: int, model: IterationModel) -> Budget:
     """An empty iteration's budget."""
-    return ModelBudget(max_tokens, model.costs or NO_TIMES)
+    return Budget(max_tokens, model.costs or NO_TIMES)

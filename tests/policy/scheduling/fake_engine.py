@@ -11,7 +11,7 @@ from itertools import takewhile
 from hypothesis import strategies as st
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.scheduling.chunking import NO_TIMES, ModelBudget
+from plait.policy.scheduling.chunking import NO_TIMES, Budget
 from plait.policy.scheduling.iteration_model import IterationModel
 from plait.policy.scheduling.moment import Moment, SloSettings
 from plait.policy.scheduling.outputs import RecentOutputs
@@ -97,7 +97,7 @@ def moment(engine: FakeEngine) -> Moment:
         pace=Pace.of(RecentIterations(), IterationModel(), history, RecentOutputs(), engine.max_batch_tokens),
         preemptions=history,
         long_calls=(),
-        empty_budget=ModelBudget(engine.max_batch_tokens, NO_TIMES),
+        empty_budget=Budget(engine.max_batch_tokens, NO_TIMES),
         may_pause=False,
         arrivals_slack_s=None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.policy.scheduling.batching import Batch, Candidate
-from plait.policy.scheduling.chunking import NO_TIMES, ModelBudget
+from plait.policy.scheduling.chunking import NO_TIMES, Budget
 from plait.policy.scheduling.plan import Plan
 from plait.policy.scheduling.selection import WINDOW_CALLS, select_by_distance, select_in_order
 from tests.policy.scheduling.fake_engine import COSTS, FakeEngine, moment, names, prompt
@@ -18,7 +18,7 @@ def candidates(*sizes: int, gap_s: float = 0.0, **more: bool) -> list[Candidate]
 
 
 def batch(engine: FakeEngine) -> Batch:
-    return Batch(ModelBudget(engine.max_batch_tokens, NO_TIMES), engine, engine.max_running_calls)
+    return Batch(Budget(engine.max_batch_tokens, NO_TIMES), engine, engine.max_running_calls)
 
 
 def picked(batch: Batch) -> list[tuple[str, int]]:
@@ -82,14 +82,14 @@ def test_a_running_long_prompt_is_cut_where_the_blocks_end() -> None:
 
 def test_slots_limit_the_waiting_only() -> None:
     engine = FakeEngine(max_running_calls=1, running=[prompt("begun", 5)])
-    filled = Batch(ModelBudget(100, NO_TIMES), engine, free_slots=0)
+    filled = Batch(Budget(100, NO_TIMES), engine, free_slots=0)
     select_in_order(moment(engine), filled, [*candidates(5), Candidate(engine.running[0], 5, 0, waits=False)])
     assert picked(filled) == [("begun", 5)]
 
 
 def test_who_completes_its_prompt_binds_the_iteration() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
+    filled = Batch(Budget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
     select_in_order(moment(engine), filled, [first, second])
@@ -98,7 +98,7 @@ def test_who_completes_its_prompt_binds_the_iteration() -> None:
 
 def test_who_is_late_anyway_does_not() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
+    filled = Batch(Budget(1000, COSTS), engine, free_slots=5)
     first, second = candidates(100, 500)
     first.due_s = 0.015
     select_in_order(moment(engine), filled, [first, second])
@@ -120,7 +120,7 @@ def test_the_reserve_is_left_and_can_extend_a_cut_prompt_later() -> None:
 
 def test_a_cut_prompt_that_is_completed_later_binds_the_iteration() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
+    filled = Batch(Budget(1000, COSTS), engine, free_slots=5)
     filled.reserve_tokens = 950
     first, second = candidates(100, 500)
     first.due_s = 0.04  # 10 ms + 0.1 ms n: 300 tokens
@@ -134,7 +134,7 @@ def test_a_cut_prompt_that_is_completed_later_binds_the_iteration() -> None:
 
 def test_the_floor_goes_beyond_the_limit_but_not_the_maximum() -> None:
     engine = FakeEngine()
-    filled = Batch(ModelBudget(1000, COSTS), engine, free_slots=5)
+    filled = Batch(Budget(1000, COSTS), engine, free_slots=5)
     filled.budget.take_decodes(990, 0)
     filled.budget.limit_s, filled.floor_tokens = 0.05, 50
     select_in_order(moment(engine), filled, candidates(30))

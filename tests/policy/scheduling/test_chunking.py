@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.profiles import load_profile
-from plait.policy.scheduling.chunking import Budget, ModelBudget, model_budget
+from plait.policy.scheduling.chunking import Budget, model_budget
 from plait.policy.scheduling.iteration_model import IterationModel, scaled
 from tests.examples import examples
 from tests.policy.scheduling.fake_engine import COSTS
@@ -50,7 +50,7 @@ def test_room_is_the_most_that_stays_within_the_limit(
     *, work: list[tuple[int, int]], wanted: int, context: int, limit_s: float, step_s: float, decodes: float
 ) -> None:
     costs = scaled(load_profile("a6000-mistral-7b").cost_model(), decodes, 1.0, step_s)
-    budget = ModelBudget(2048, costs)
+    budget = Budget(2048, costs)
     for new, behind in work:
         budget.take(new, behind)
     assert budget.time_s() == pytest.approx(costs.iteration_time_s(work))
@@ -65,7 +65,7 @@ def test_room_is_the_most_that_stays_within_the_limit(
         assert costs.iteration_time_s([*work, (more, context)]) > limit_s - 1e-9
 
 
-@pytest.mark.parametrize("budget", [ModelBudget(2048, COSTS), model_budget(2048, IterationModel())])
+@pytest.mark.parametrize("budget", [Budget(2048, COSTS), model_budget(2048, IterationModel())])
 def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
     budget.take(300, 50)
     before_s = budget.time_s()
@@ -77,7 +77,7 @@ def test_what_is_given_back_was_never_taken(budget: Budget) -> None:
 
 def test_a_prompts_last_token_that_does_not_fit_gets_none() -> None:
     """On an engine that decodes slower than it prefills, two tokens of a prompt may take less than one."""
-    budget = ModelBudget(2048, scaled(load_profile("h200-llama-8b").cost_model(), 1.8, 0.5, 0.0))
+    budget = Budget(2048, scaled(load_profile("h200-llama-8b").cost_model(), 1.8, 0.5, 0.0))
     budget.limit_s = 5e-3
     assert budget.time_s(2) < budget.limit_s < budget.time_s(1)
     assert budget.room(1) == 0

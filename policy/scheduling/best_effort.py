@@ -7,7 +7,7 @@ that arrive during it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from math import ceil, inf
 
 from plait.policy.scheduling.batching import Batch, Candidate
@@ -98,44 +98,26 @@ def add_best_effort(
 ) -> Iterator[LocalCall]:
     """Add calls that missed their SLO, then best-effort calls. In both groups, running calls go first.
 
-    `turns` are the waiting best-effort calls. Returns the waiting calls that are left, in order.
+    `turns` are the waiting best-effort calls. Returns the waiting calls that are left, in order. If the first of
+    `turns` lacks blocks and does not wait for a leader, no waiting call may bypass that call.
     """
-    if not batch.preempted:
-        return _fill(moment, batch, running, missed, turns)
-    # Admit no call: the preempted calls' blocks are for the calls that lacked blocks.
+    admits = not batch.preempted  # the preempted calls' blocks are for the calls that lacked blocks
+    first = [waiting_candidate(moment, call) for call in islice(turns, 1)] if admits else []
     best_effort = [one for one in running if not one.missed_slo]
-    _reserve(moment, batch, wanted=bool(best_effort))
+    if first or best_effort:
+        batch.reserve_tokens = ceil(moment.settings.best_effort_share * batch.left_tokens)
     select_in_order(moment, batch, [one for one in running if one.missed_slo])
-    batch.reserve_tokens = 0
-    select_in_order(moment, batch, best_effort)
-    return chain(turns, (one.call for _, one in missed))
-
-
-def _fill(
-    moment: Moment, batch: Batch, running: Sequence[Candidate], missed: Sequence[Ranked], turns: Iterator[LocalCall]
-) -> Iterator[LocalCall]:
-    """If the first of `turns` lacks blocks and does not wait for a leader, no waiting call may bypass that call."""
-    head = next(turns, None)
-    first = [] if head is None else [waiting_candidate(moment, head)]
-    best_effort = [one for one in running if not one.missed_slo]
-    _reserve(moment, batch, wanted=bool(first or best_effort))
-    select_in_order(moment, batch, [one for one in running if one.missed_slo])
-    if not any(batch.left_tokens and not batch.has_blocks(one) for one in startable(moment, batch, first)):
+    if admits and not any(batch.left_tokens and not batch.has_blocks(one) for one in startable(moment, batch, first)):
         _add_missed(moment, batch, missed)
     batch.reserve_tokens = 0
     select_in_order(moment, batch, best_effort)
     left: Iterator[LocalCall] = turns
-    for candidate in startable(moment, batch, chain(first, (waiting_candidate(moment, call) for call in turns))):
+    waiting = chain(first, (waiting_candidate(moment, call) for call in turns)) if admits else ()
+    for candidate in startable(moment, batch, waiting):
         if not _add(batch, candidate):
             left = chain((candidate.call,), turns)
             break
     return chain(left, (one.call for _, one in missed))
-
-
-def _reserve(moment: Moment, batch: Batch, *, wanted: bool) -> None:
-    """Reserve the best-effort calls' share of the tokens left."""
-    if wanted:
-        batch.reserve_tokens = ceil(moment.settings.best_effort_share * batch.left_tokens)
 
 
 def _add_missed(moment: Moment, batch: Batch, missed: Sequence[Ranked]) -> None:

@@ -33,7 +33,7 @@ class SloSettings:
     default_slo: Slo | None = None
     long_tokens: int = LONG_TOKENS
     best_effort_share: float = 0.1
-    slack_shares: tuple[float, float] = (0.55, 0.35)
+    slack_shares: tuple[float, float] = (0.5, 0.35)
     max_preemptions: int = 8
 
 

@@ -18,7 +18,7 @@ class EmbeddedCall(LocalCall):
     final_output_tokens: int = field(kw_only=True)
     """Where the output ends. The scheduler may only know the call's limit."""
     sent_tokens: int = field(default=0, kw_only=True)
-    """The output so far, without the token in flight."""
+    """The output so far, without the tokens that are in flight or planned."""
     output: Iterator[int] = field(default_factory=lambda: repeat(0), kw_only=True)
     blocks: list[int] = field(default_factory=list, kw_only=True)
     """The KV blocks while the call runs."""

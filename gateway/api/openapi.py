@@ -55,8 +55,8 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-cached-tokens": "Prompt tokens that were expected in the engine's cache",
     "plait-loaded-tokens": "Of these, tokens that come from tiers below the accelerator, by tier",
     "plait-waited-s": "Seconds that the call waited in the gateway",
-    "plait-slo": "Of a call with a TTFT or a JCT. `expected`: the engine is expected to meet it; `at-risk`: no engine "
-    "was; `missed`: it is over, or no iteration of the engine is as short as the TPOT",
+    "plait-slo": "Of a call with a TTFT or a JCT, or a TPOT that is missed. `expected`: the engine is expected to "
+    "meet it; `at-risk`: no engine was; `missed`: it is over, or no iteration of the engine is as short as the TPOT",
     "plait-session": "The call's session",
     "plait-ignored": "What of a translated request was left out, each with its place",
 }

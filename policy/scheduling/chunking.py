@@ -1,6 +1,6 @@
 """How many tokens an iteration may compute so that it ends within the tightest SLO in it (AccelGen, section 4.2).
 
-The fitted model of iteration times is solved for the tokens. The model includes attention, so context counts too.
+The model of iteration times is solved for the tokens. The model includes attention, so context counts too.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ CHAT_MIX: Final = Faster(
     others=(THROUGHPUT,),
 )
 WANTED: Final = (
-    Faster(experiment="chain", parameter="output_tokens", values=(25,), kinds=("chain",), least=1.38),
+    # 1.40 on an engine that plans nothing ahead. A call that begins as another one ends waits for the iteration in
+    # which that one has its place; clients that chain calls arrive later.
+    Faster(experiment="chain", parameter="output_tokens", values=(25,), kinds=("chain",), least=1.35),
     Faster(experiment="background", parameter="background_rate", values=(3.5,), kinds=("chain",), least=1.10),
     Faster(experiment="chains", parameter="applications", values=(25,), kinds=("chain",), least=1.10),
     Faster(experiment="map_reduce", parameter="chunk_tokens", values=CHUNKS, kinds=("map_reduce",), least=1.0),

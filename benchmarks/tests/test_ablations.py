@@ -164,7 +164,7 @@ def test_the_backlog_is_not_cut_to_what_arrivals_can_spare() -> None:
         started.computed_tokens, started.output_tokens = 100, 1
         return dict(names(engine.plan(planner, 1.0)))["lost"]
 
-    assert longest(PHASES) == 449
+    assert longest(PHASES) == 399
     assert longest(VARIANTS["slo_spare_share_0"]) == 3999
 
 

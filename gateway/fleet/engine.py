@@ -200,7 +200,7 @@ class FleetEngine:
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, reach, answer_s, state
         )
-        if call.slo is not None and call.slo.tpot_s is not None:
+        if call.slo is not None and call.slo.tpot_s is not None and call.output_limit != 1:
             least_s = view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
             if call.slo.tpot_s < least_s:
                 booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)

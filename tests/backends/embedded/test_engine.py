@@ -175,7 +175,9 @@ class Drive:
         assert 0 < sum(new for new, _ in batch) <= settings.max_batch_tokens
         assert all(new > 0 for new, _ in batch)
         assert max(len(batch), len(self.engine.running)) <= settings.max_running_calls
-        order = [self.calls.index(call) for call in self.engine.running]
+        # A call whose last token is in flight is not planned any more, and so not preempted for an earlier one either.
+        goes_on = [call for call in self.engine.running if call.output_tokens < call.final_output_tokens]
+        order = [self.calls.index(call) for call in goes_on]
         assert order == sorted(order), "first come, first served"
         waiting = [self.calls.index(call) for call in self.engine.waiting]
         assert waiting == sorted(waiting)

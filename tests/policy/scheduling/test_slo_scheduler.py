@@ -237,8 +237,8 @@ def test_what_is_not_urgent_is_cut_to_what_arrivals_can_spare() -> None:
         started.computed_tokens, started.output_tokens = 100, 1
         return dict(names(engine.plan(scheduler, 1.0)))["lost"]
 
-    assert longest(0.4) == 2099, "0.55 of 0.4 s, the decode beside it"
-    assert longest(0.1) == 449
+    assert longest(0.4) == 1899, "half of 0.4 s, the decode beside it"
+    assert longest(0.1) == 399
     assert longest(0.03) == 222, "16 ms, when an iteration takes at least 10 ms: 3.2 of those"
     assert longest(9.0) == 3999
 
@@ -251,7 +251,7 @@ def test_an_iteration_stays_short_while_calls_with_a_ttft_have_come_lately() -> 
     started.computed_tokens, started.output_tokens = 100, 1
     engine.plan(scheduler, 1.0)
     engine.running = []
-    assert names(engine.plan(scheduler, 30.0)) == [("plain", 2100)]
+    assert names(engine.plan(scheduler, 30.0)) == [("plain", 1900)]
     assert names(engine.plan(scheduler, 90.0)) == [("plain", 4000)]
 
 

@@ -102,3 +102,12 @@ def test_a_step_in_the_curve_is_taken_whole_whatever_attention_adds(decodes: int
     engine.running[-1].computed_tokens = 10_000
     taken = dict(names(engine.plan(hurried(costs, slack_s=0.06), 2.0)))["late"]
     assert taken >= 850 - decodes
+
+
+def test_while_calls_wait_that_have_missed_their_slo_an_engine_that_plans_ahead_takes_more() -> None:
+    engine = FakeEngine(max_batch_tokens=4_000, in_flight=InFlight(IterationWork.of([100], [0]), 2.0))
+    engine.running = [prompt("late", 9_000, 0.01)]
+    for waiting, tokens in ((), 950), ((prompt("missed", 100, 0.01),), 1_400):
+        engine.waiting = list(waiting)
+        plan = engine.plan(hurried(COSTS, slack_s=0.3), 2.0)
+        assert sum(taken for _, taken in plan.picks) == pytest.approx(tokens, abs=3)

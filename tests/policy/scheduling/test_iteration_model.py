@@ -134,3 +134,11 @@ def test_what_has_no_time_shows_nothing() -> None:
         model.on_iteration(0.0, IterationWork.of([1], [100]))
         model.on_iteration(0.01, IterationWork())
     assert model.costs is H200
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_nine_of_ten_iterations_stay_within_the_jitter(noise: float) -> None:
+    model = IterationModel()
+    model.expect(H200)
+    observed(model, H200, noise=noise)
+    assert 0.6 * noise - 1e-9 <= model.jitter <= 1.2 * noise + 1e-9

@@ -101,6 +101,8 @@ class Pace:
     """P_max."""
     tokens_per_s: float | None = None
     """S_pf / T_pf: the throughput at the pivot; None: not known."""
+    prompt_s: float = 0.0
+    """The least time of an iteration with a prompt; 0: not known."""
     jitter: float = 0.0
     """As in `IterationModel`."""
     outputs: Mapping[CallClass, Outputs] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class Pace:
         return cls(
             longest_s=iterations.longest_s(pivot.time_s if pivot else 0.0),
             shortest_s=costs.iteration_time_s(((1, 0),)) if costs else 0.0,
+            prompt_s=costs.prefill_time_s(2) if costs else 0.0,
             chunk_tokens=iterations.mean_chunk_tokens(float(default_tokens)),
             preemption_rate=preemptions.rate,
             longest_preemption_s=preemptions.longest_s,

@@ -143,11 +143,12 @@ class Objectives:
         """The tightest iteration SLO of the `decodes`; infinite if none limits the iteration.
 
         A JCT without a TPOT limits the iteration to the time left for each token to come, but to no less than the
-        shortest iteration. A TPOT under the shortest iteration, and a JCT that passes before the next token, cannot be
-        met, so they are ignored. A deduced JCT is ignored, too: it is a whole group's, whose other prompts wait.
+        shortest iteration, or than the shortest one with a prompt while the JCT has time for that. A TPOT under the
+        shortest iteration, and a JCT that passes before the next token, cannot be met, so they are ignored. A deduced
+        JCT is ignored, too: it is a whole group's, whose other prompts wait.
         """
         slos_s, first_token_s = [], self._first_token_s
-        shortest_s, tokens_to_come = pace.shortest_s, pace.tokens_to_come
+        shortest_s, prompt_s, tokens_to_come = pace.shortest_s, pace.prompt_s, pace.tokens_to_come
         for call in decodes:
             slo = call.slo or self.of(call)
             if slo is None:
@@ -162,8 +163,9 @@ class Objectives:
             elif slo.jct_s is not None and not slo.is_deduced:
                 left_s = slo.jct_s - (now_s - call.arrived_s)
                 if left_s >= shortest_s:
-                    left_s /= tokens_to_come(call)
-                    slos_s.append(left_s if left_s > shortest_s else shortest_s)
+                    to_come = tokens_to_come(call)
+                    least_s = prompt_s if left_s - to_come * shortest_s > prompt_s else shortest_s
+                    slos_s.append(max(left_s / to_come, least_s))
         return min(slos_s, default=inf)
 
 

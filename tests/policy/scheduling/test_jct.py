@@ -59,6 +59,15 @@ def test_a_call_behind_goes_on_at_the_shortest_iteration_until_its_jct_passes(
     assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
 
 
+@pytest.mark.parametrize(("passed_s", "tightest_s"), [(0.0, 0.03), (0.95, 0.03), (0.98, 0.0102), (1.5, 0.01)])
+def test_a_jct_leaves_prompts_their_step_while_it_has_the_time(passed_s: float, tightest_s: float) -> None:
+    """100 tokens to come, of 10 ms each; an iteration with a prompt takes 30 ms."""
+    recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
+    pace = Pace(longest_s=0.2, shortest_s=0.01, prompt_s=0.03, chunk_tokens=1.0, outputs=recent)
+    call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
+    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
+
+
 def test_a_jct_that_was_deduced_does_not_limit_iterations() -> None:
     """The calls of a task group share it. Faster tokens of some would keep the prompts of the others waiting."""
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0, is_deduced=True))

@@ -73,7 +73,7 @@ class Task:
     system: str
     seed: int
     share: float | None = None
-    """Of the slack, in place of the shipped ones."""
+    """The share of the slack that an iteration may take, in place of the shipped ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Figures:
     long_ttft_s: float
     """The median."""
     ttft_p99: float
-    """Of short calls, in promised ones."""
+    """The 99th percentile of short calls' TTFTs over the promised one."""
     ends_s: float
 
 

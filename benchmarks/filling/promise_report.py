@@ -13,7 +13,7 @@ from benchmarks.running.report import Report, merged
 from plait.gateway.simulation.claim import Claim
 
 LEAST_COMPLETED: Final = 0.955
-"""Of the calls a second that are completed without JCTs: .960 on engines that plan one iteration ahead."""
+"""The share of the calls a second that are completed without JCTs: .960 on engines that plan one iteration ahead."""
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "kept": ("kept", "{:.3f}".format),

@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def pid(self) -> int:
-        """Of a server that was started here. Its process group has the same."""
+        """The id of a server that was started here, and of its process group."""
         assert self._process is not None
         return self._process.pid
 

@@ -31,7 +31,7 @@ UNLOADED = 9
 RATIOS = ("short TTFT p50 (s)", "long TTFT p50 (s)", "long TPOT mean (s)", "output tokens/s")
 """Figures that a promise's row has over the stock engine's."""
 LOADED_SHARE = 0.95
-"""Of the time that is left then."""
+"""The arms have this share of the time that is left then."""
 
 
 @dataclass(frozen=True)

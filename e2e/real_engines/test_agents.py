@@ -70,7 +70,7 @@ def one_engine(fleet: EngineFleet, model: Path, folder: Path) -> Iterator[Engine
 def test_a_turn_that_comes_at_once_finds_what_was_generated(one_engine: EngineFleet, kind: EngineKind) -> None:
     """The engine reports blocks as they fill or as a call ends. The gateway knows them without reading the answer.
 
-    Of two engines, the one that has the blocks may be the slower one, and a prompt of few blocks goes to the other.
+    With two engines, the one that has the blocks may be the slower one, and a prompt of few blocks goes to the other.
     """
     prompt, block_tokens = [5, *range(10, 200)], max(TREE_BLOCK_TOKENS, kind.block_tokens)
     one_engine.settle()

@@ -86,6 +86,24 @@ class LowerTier(msgspec.Struct, frozen=True):
     """How long the tier's link was busy with them."""
 
 
+class HitEnds(msgspec.Struct, frozen=True):
+    """Where a prefix hit can end, on an engine whose layers with windows or states keep what a hit needs at some places.
+
+    An end inside a tree block counts for the block before.
+    """
+
+    align_tokens: int
+    """Hits are multiples of this."""
+    interval_tokens: int = 0
+    """What a call leaves: an end at each multiple of this (0: none), at the last multiple of `align_tokens` before its
+    prompt's last token, and where it left a longer prefix that it shares with others.
+    """
+    opened: list[tuple[BlockHash, int]] = []
+    """(last, n): a hit can end after each of the n consecutive tree blocks up to the `last`."""
+    closed: list[BlockHash] = []
+    """Tree blocks still stored after which a hit can no longer end."""
+
+
 class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
     """A call in the engine, for gateways other than its own."""
 
@@ -205,6 +223,10 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of such calls that ended since the cursor."""
     tiers: list[LowerTier] = []
     """The tiers below the accelerator, the fastest first."""
+    ends: HitEnds | None = None
+    """None: a hit can end after each block."""
+    untold: str = ""
+    """What of its cache the engine does not tell, so that the cache has to be estimated; empty: nothing."""
     rank: int = 0
     """The data-parallel rank whose cache and calls these are, from 0."""
     ranks: int = 1
@@ -231,6 +253,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             ),
             "it stored more than fits the KV cache": (not self._fit(self.stored, kv.total_blocks)),
             "its tiers cannot be": not self._tiers_can_be_true,
+            "its hits cannot end there": not self._ends_can_be_true,
             "a count is negative or too large": not all(0 <= count <= MAX_COUNT for count in counts),
             "its calls cannot be": not self._calls_can_be_true,
             "its ranks cannot be": not 0 <= self.rank < self.ranks <= MAX_RANKS,
@@ -269,7 +292,16 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def _ends_can_be_true(self) -> bool:
+        ends = self.ends
+        return ends is None or (
+            0 < ends.align_tokens <= MAX_TOKENS
+            and 0 <= ends.interval_tokens <= MAX_TOKENS
+            and all(0 < blocks <= MAX_BLOCKS for _, blocks in ends.opened)
+        )
+
+    @property
     def _names(self) -> tuple[str, ...]:
         tokenizer = () if self.tokenizer is None else msgspec.structs.astuple(self.tokenizer)
         chats = () if self.chats is None else (self.chats.version, self.chats.requested)
-        return (self.engine, self.epoch, self.model, self.scheduler.tier, *tokenizer, *chats)
+        return (self.engine, self.epoch, self.model, self.untold, self.scheduler.tier, *tokenizer, *chats)

@@ -87,7 +87,7 @@ class LowerTier(msgspec.Struct, frozen=True):
 
 
 class HitEnds(msgspec.Struct, frozen=True):
-    """Where a prefix hit can end, on an engine whose layers with windows or states keep what a hit needs at some places.
+    """Where a prefix hit can end, on an engine whose layers with windows or states keep what it needs at some places.
 
     An end inside a tree block counts for the block before.
     """

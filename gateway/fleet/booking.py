@@ -171,6 +171,12 @@ class Booking(msgspec.Struct, eq=False):
     give_up: Callable[[EngineError], None] | None = None
     """Ends the wait for the rest of the answer with this error."""
 
+    def computed_at_s(self) -> float:
+        """When its prompt was computed; infinite: not yet; -inf: it was not."""
+        if self.state in {BookingState.WAITING, BookingState.SENT}:
+            return inf
+        return -inf if self.first_token_s is None else self.first_token_s
+
     def enter(self, state: BookingState) -> None:
         """Change the state. Raises `BookingTransitionError` for a step that is not in `BOOKING_TRANSITIONS`."""
         if state not in BOOKING_TRANSITIONS[self.state]:

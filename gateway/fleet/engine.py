@@ -181,6 +181,8 @@ class FleetEngine:
         if view.tiers.views:
             placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)
         leaf.use(now_s)
+        ends = view.residency.ends
+        left = 0 if ends is None else ends.left_by(leaf, call.prompt_tokens, call.block_tokens)
         view.residency.book(leaf, waits=waits)
         if reach is not None:
             view.tiers.lowest.mark(leaf, reach.anywhere, 1, leaf.end_blocks)
@@ -200,10 +202,10 @@ class FleetEngine:
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, reach, answer_s, state
         )
-        if call.slo is not None and call.slo.tpot_s is not None and call.output_limit != 1:
-            least_s = view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
-            if call.slo.tpot_s < least_s:
-                booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)
+        if ends is not None:
+            ends.expect(leaf, left, booking.computed_at_s)
+        if call.slo is not None and self._misses_tpot(call):
+            booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
             self.progress.sent(booking, now_s)
@@ -212,6 +214,14 @@ class FleetEngine:
             if view.tiers.views:
                 view.tiers.send(placement, now_s)
         return booking
+
+    def _misses_tpot(self, call: Call) -> bool:
+        """Whether no iteration here is as short as the promised TPOT."""
+        tpot_s = None if call.slo is None else call.slo.tpot_s
+        if tpot_s is None or call.output_limit == 1:
+            return False
+        view = self.view
+        return tpot_s < view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
 
     def send(self, booking: Booking, now_s: float) -> None:
         """The engine is sent a call that has waited. Its cached prefix may have changed since the placement."""

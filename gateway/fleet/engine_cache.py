@@ -25,6 +25,7 @@ from plait.gateway.fleet.others_calls import OthersCalls
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN, Agreement
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.prefix.block_hash import whole_hash
+from plait.policy.prefix.hit_ends import EndRule
 from plait.policy.prefix.learned_cache import TELLING, LearnedCache, Reach
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.resident_blocks import Run
@@ -132,6 +133,7 @@ class EngineCache:
             self.view.use_report()
         self.reports, self.cursor, self.epoch, self.kind = False, None, None, None
         self.agreement, self.last_report = UNKNOWN, None
+        self.view.residency.use_rule(None)
         self._bound()
         self.report_number += 1
         self._assume_unconfirmed()
@@ -240,26 +242,29 @@ class EngineCache:
                 f"but the prefix tree has blocks of {self.block_tokens}; its cache is estimated instead"
             )
         last, was_estimated = self.last_report, self.kind is not None and not self.reports
+        problem = agreement.problem
+        if problem is None and state.untold:
+            problem = f"the engine does not tell {state.untold}: its cache is estimated"
         if state.kv.groups:
             self.call_tokens = self.view.ledger.mean_call_tokens or self.call_tokens
         if state.epoch != self.epoch:
             self.others.clear()
-        if agreement.problem is not None:
+        if problem is not None:
             self._estimate(state)
         elif was_estimated and not state.snapshot:
             self.cursor = self.epoch = None  # earlier changes were not applied, so ask for a snapshot next
         else:
             self._take_blocks(state, requested_s)
         self.sums = None
-        self.kind, self.agreement, self.problem = state.kind, agreement, agreement.problem
+        self.kind, self.agreement, self.problem = state.kind, agreement, problem
         scheduler = state.scheduler
         self.view.use_report(
             state.iteration.budget_tokens, urgent_first=scheduler.policy == SLO_SCHEDULER, slots=scheduler.slots
         )
         if state.calls is not None:
-            snapshot, blocks = state.snapshot, agreement.problem is None
+            snapshot, blocks = state.snapshot, problem is None
             self.others.apply(state.calls, state.ended, now_s, snapshot=snapshot, blocks=blocks)
-        self.last_report = msgspec.structs.replace(state, stored=[], removed=[], calls=None, ended=[])
+        self.last_report = msgspec.structs.replace(state, stored=[], removed=[], calls=None, ended=[], ends=None)
         self._bound()
         self.report_number += 1
         return last is None or bool(state.stored or state.removed) or state.iteration != last.iteration
@@ -272,11 +277,15 @@ class EngineCache:
             self.view.tiers.forget_loads()
         if state.snapshot or state.epoch != self.epoch:
             residency.clear()
-        runs = [(run.parent, run.hashes) for run in state.stored]
+        runs, told = [(run.parent, run.hashes) for run in state.stored], state.ends
+        residency.use_rule(None if told is None else EndRule(told.align_tokens, told.interval_tokens))
         if state.tiers:
             self._take_tiers(state, runs)
         else:
             residency.resident.apply(state.removed, runs)
+        if told is not None and residency.ends is not None:
+            residency.ends.apply(told.opened, told.closed, residency.resident.finder())
+            residency.ends.confirm(requested_s)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
         self.view.free_tokens = free_tokens = float(self._tokens(state, state.kv.free_blocks))
         while self.unconfirmed and self.unconfirmed[0][0] <= requested_s:
@@ -316,6 +325,7 @@ class EngineCache:
         """Estimate the cache of an engine whose block names differ. After a restart the cache is empty."""
         if state.epoch != self.epoch:
             self.view.residency.clear()
+        self.view.residency.use_rule(None)
         self.reports, self.epoch, self.cursor = False, state.epoch, state.cursor
         self._assume_unconfirmed()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from plait.backends.protocol.cache_state import OutstandingCall
 from plait.policy.costs.engine_view import EngineView
@@ -25,6 +26,10 @@ class _Other:
     context_tokens: float
     prefill: Prefill | None
     leaf: Node | None
+
+    def computed_at_s(self) -> float:
+        """As `Booking.computed_at_s`; the report that says so has its blocks."""
+        return -inf if self.leaf is None else inf
 
 
 class OthersCalls:
@@ -78,7 +83,7 @@ class OthersCalls:
         assert self._view.gateways == 1 + len(self._gateways)
 
     def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
-        view, costs = self._view, self._view.cost_model
+        view, costs, ends, left = self._view, self._view.cost_model, self._view.residency.ends, 0
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         prefill = leaf = None
         if not call.is_computed:
@@ -86,6 +91,7 @@ class OthersCalls:
             if hashes:
                 leaf = self._tree.insert(hashes)
                 leaf.use(now_s)
+                left = 0 if ends is None else ends.left_by(leaf, call.prompt_tokens, self._block_tokens)
                 ready_tokens = view.residency.join(leaf) * self._block_tokens
                 missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))  # not what others compute
             cached_tokens = call.prompt_tokens - missed_tokens
@@ -93,7 +99,9 @@ class OthersCalls:
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
             prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_on_time=call.is_urgent, is_own=False)
         view.begin_reported(context_tokens, prefill, now_s)
-        self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
+        other = self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
+        if ends is not None and leaf is not None:
+            ends.expect(leaf, left, other.computed_at_s)
         self._gateways[call.gateway] += 1
         view.gateways = 1 + len(self._gateways)
 

@@ -250,8 +250,13 @@ class Demand:
 
 def cached_prefix(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have in any tier, without the last prompt token's block."""
-    cached_blocks = engine.tiers.lowest.cached_blocks(situation.path)
-    return cached_blocks if cached_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks
+    lowest = engine.tiers.lowest
+    cached_blocks = lowest.cached_blocks(situation.path)
+    if cached_blocks * call.block_tokens < call.prompt_tokens:
+        return cached_blocks
+    return (
+        call.cacheable_blocks if lowest.ends is None else lowest.ends.hit(situation.path, call.cacheable_blocks).blocks
+    )
 
 
 def loads_of(call: Call, situation: Situation, engine: EngineView) -> Loads:

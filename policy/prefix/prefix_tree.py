@@ -180,13 +180,15 @@ class Holding:
       are expected while there is one, since a call spans whole nodes.
     - `waiting`: the bookings whose calls wait in the gateway.
     - `sharers`: calls placed here within the window H.
+    - `ends`, `expected_ends`: on an engine that tells where hits can end (`policy.prefix.hit_ends`), a bit for each
+      block of the node after which one can, or will be able to once a booked call is computed.
     - `seam`: in an estimated cache, whether a hit can end with the node, for an engine that keeps what a hit needs at
       some places only. 0: not known. 1: a further prompt has passed there. 2: a hit has reached it.
     - `used`: a counter; the higher one was used later.
     """
 
     __slots__ = (
-        *("bookings", "engine_id", "leaving_blocks", "newer", "node"),
+        *("bookings", "ends", "engine_id", "expected_ends", "leaving_blocks", "newer", "node"),
         *("older", "resident_blocks", "seam", "sharers", "used", "waiting"),
     )
 
@@ -200,7 +202,7 @@ class Holding:
         self.sharers = sharers
         self.waiting = 0
         self.used = 0
-        self.leaving_blocks = self.seam = 0
+        self.leaving_blocks = self.seam = self.ends = self.expected_ends = 0
         self.older: Holding | None = None
         self.newer: Holding | None = None
 
@@ -227,6 +229,9 @@ class Holding:
         self.resident_blocks = max(0, self.resident_blocks - blocks)
         above.leaving_blocks = max(0, self.leaving_blocks - self.resident_blocks)
         self.leaving_blocks -= above.leaving_blocks
+        above.ends, above.expected_ends = self.ends & ((1 << blocks) - 1), self.expected_ends & ((1 << blocks) - 1)
+        self.ends >>= blocks
+        self.expected_ends >>= blocks
         if self.newer is not None:
             above.link_between(self, self.newer)
         return above
@@ -245,6 +250,11 @@ class Holding:
 
     def join(self, above: Holding) -> None:
         """Take over the blocks of `above`, the upper part of the node, and its place in the order of use."""
+        blocks = len(above.node.hashes)
+        self.ends, self.expected_ends = (
+            self.ends << blocks | above.ends,
+            self.expected_ends << blocks | above.expected_ends,
+        )
         self.resident_blocks += above.resident_blocks
         self.used = above.used
         older, newer = above.older, above.newer
@@ -270,6 +280,8 @@ class Holding:
         assert 0 <= self.resident_blocks <= len(node)
         assert 0 <= self.leaving_blocks <= self.resident_blocks
         assert 0 <= self.waiting <= self.bookings
+        assert not self.ends >> self.resident_blocks
+        assert not self.expected_ends >> len(node)
         assert self.sharers >= 0
         assert self.is_cached == (self.newer is not None) == (self.older is not None), (
             f"{node}: in the order of use or not?"
@@ -281,6 +293,11 @@ class Segment(NamedTuple):
 
     node: Node
     blocks: int
+
+
+def path_to(leaf: Node) -> list[Segment]:
+    """The whole nodes up to and including `leaf`, root first."""
+    return [Segment(node, len(node.hashes)) for node in leaf.path()][::-1]
 
 
 class PrefixTree:
@@ -443,6 +460,7 @@ class PrefixTree:
         lower.parent, lower.start_blocks = parent, upper.start_blocks
         lower.hashes = upper.hashes + lower.hashes
         parent.add_child(lower)
+        upper.hashes, upper.parent = array("Q"), lower  # leads from a block's old node to its new one
 
     def check(self) -> None:
         """Assert every invariant of the tree; for tests."""

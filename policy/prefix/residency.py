@@ -18,8 +18,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from plait.policy.prefix.hit_ends import EndRule, HitEnds
 from plait.policy.prefix.learned_cache import Reach
-from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
+from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment, path_to
 from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
 
@@ -35,7 +36,8 @@ class Residency:
 
     For an engine that does not report, `most_blocks` is the cache's size (None: not known), and `finds_nothing` says
     that its caching seems to be off, so that blocks of calls under way do not count either. `lower` is the residency of
-    the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended.
+    the next tier. `engine_id` names the holdings in the tree; a lower tier's has the tier's name appended. `ends` is
+    None if a hit can end after each block.
     """
 
     def __init__(self, engine_id: str, tree: PrefixTree, tier: str = DEVICE) -> None:
@@ -44,9 +46,17 @@ class Residency:
         self.lower: Residency | None = None
         self.most_blocks: int | None = None
         self.finds_nothing = False
+        self.ends: HitEnds | None = None
         self._tree = tree
         self._order = UseOrder(engine_id, tree.root)
         self.resident = ResidentBlocks(engine_id, tree, self._order)
+
+    def use_rule(self, rule: EndRule | None) -> None:
+        """Where calls leave ends of hits, by the engine's report; None: a hit can end after each block."""
+        if rule is None:
+            self.ends = None
+        elif self.ends is None or self.ends.rule != rule:
+            self.ends = HitEnds(self.engine_id, rule)
 
     # Tiers.
 
@@ -100,9 +110,11 @@ class Residency:
         self._tree.ends.pop(self.engine_id, None)
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
-        """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
+        """The blocks of `path` that can be hit: leading ones that are resident or expected, and expected to stay."""
         if self.finds_nothing:
             return 0
+        if self.ends is not None:
+            return self.ends.hit(path).blocks
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first
@@ -168,6 +180,7 @@ class Residency:
 
         Returns the call's `ready_blocks` before this booking, in the last tier.
         """
+        hit = None if self.ends is None else self.ends.hit(path_to(leaf), sent=True).blocks
         total, node, engine_id = 0, leaf, self.engine_id
         while (parent := node.parent) is not None:
             holding, blocks = node.first, len(node.hashes)
@@ -178,7 +191,9 @@ class Residency:
             holding.bookings += 1
             self._order.use(holding)
             node = parent
-        return total if self.lower is None else self.lower.join(leaf)
+        if self.lower is not None:
+            return self.lower.join(leaf)
+        return total if hit is None else hit
 
     def send(self, leaf: Node) -> None:
         """A call that waited in the gateway was sent: the engine will compute its blocks."""
@@ -190,7 +205,12 @@ class Residency:
             holding.waiting -= 1
 
     def ready_blocks(self, leaf: Node) -> int:
-        """The leading blocks up to `leaf` that are resident, or that sent calls compute. A call is booked at `leaf`."""
+        """As `cached_blocks` of the prefix that ends at `leaf`, but of calls only the sent ones count.
+
+        A call is booked at `leaf`.
+        """
+        if self.ends is not None:
+            return self.ends.hit(path_to(leaf), sent=True).blocks
         total, node, engine_id = 0, leaf, self.engine_id
         while node.parent is not None:  # a hot loop: for each call that is sent, it runs for many that wait
             holding, blocks = node.first, len(node.hashes)
@@ -219,6 +239,7 @@ class Residency:
             holding.bookings -= 1
             holding.waiting -= waits
             if not holding.bookings:
+                holding.expected_ends = 0
                 if holding.resident_blocks:
                     self._order.unbooked(holding)
                 else:

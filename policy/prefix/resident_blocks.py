@@ -31,11 +31,15 @@ class ResidentBlocks:
 
         Returns the nodes at which the runs end. Blocks that are no longer resident are added to `left`.
         """
-        finder = BlockFinder(self._engine_id, self._ends, self._order)
+        finder = self.finder()
         for block in removed:
             self._remove(block, finder, left)
         ends = [self._store(parent, hashes, finder) for parent, hashes in stored]
         return [node for node in ends if node is not None]
+
+    def finder(self) -> BlockFinder:
+        """For one report."""
+        return BlockFinder(self._engine_id, self._ends, self._order)
 
     def cover(self, other: ResidentBlocks, ends: Iterable[Node]) -> None:
         """Copy what is resident in another tier of the engine, along the prefixes that end with these nodes."""
@@ -129,6 +133,7 @@ class ResidentBlocks:
         if left is not None:
             left.update(node.hashes[blocks : holding.resident_blocks])
         holding.leaving_blocks = max(0, holding.leaving_blocks - (holding.resident_blocks - blocks))
+        holding.ends &= (1 << blocks) - 1
         self.keep(holding, blocks)
         node.drop_unused(holding)
         self._tree.prune(node)

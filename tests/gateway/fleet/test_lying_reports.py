@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plait.backends.protocol.cache_state import (
     CacheState,
+    HitEnds,
     IterationState,
     KvState,
     QueueState,
@@ -29,6 +30,8 @@ COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAtte
 PROMPTS = [chain(prompt, 1, 0) for prompt in ([0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1])]
 HASHES = st.sampled_from(sorted({block for prompt in PROMPTS for block in prompt} | {0, 7, 2**64 - 1}))
 RUNS = st.builds(StoredRun, st.none() | HASHES, st.lists(HASHES, max_size=6))
+OPENED = st.lists(st.tuples(HASHES, st.integers(-1, 9)), max_size=4)
+ENDS = st.none() | st.builds(HitEnds, st.sampled_from([0, 16, 64]), st.just(0), OPENED, st.lists(HASHES, max_size=3))
 
 
 def report(*runs: StoredRun, removed: tuple[int, ...] = (), cursor: int = 1, **fields: object) -> CacheState:
@@ -48,7 +51,7 @@ def fleet() -> Router:
 
 
 STEPS = st.one_of(
-    st.tuples(st.just("report"), st.lists(RUNS, max_size=3), st.lists(HASHES, max_size=3)),
+    st.tuples(st.just("report"), st.tuples(st.lists(RUNS, max_size=3), ENDS), st.lists(HASHES, max_size=3)),
     st.tuples(st.just("call"), st.integers(0, 3), st.just(None)),
     st.tuples(st.just("end"), st.integers(0, 20), st.just(None)),
     st.tuples(st.just("age"), st.integers(1, 200), st.just(None)),
@@ -64,7 +67,9 @@ def test_whatever_an_engine_reports_calls_are_placed_and_books_return_to_zero(
         now_s += 1
         if kind == "report":
             with suppress(ValueError):
-                router.report("a", report(*first, removed=tuple(second), cursor=int(now_s)), now_s)
+                runs, ends = first
+                router.report("a", report(*runs, removed=tuple(second), cursor=int(now_s), ends=ends), now_s)
+                router.check()
         elif kind == "call":
             call = Call("c", "m", 4 * 64 + 1, 64, PROMPTS[first])
             running.append(router.book(call, router.select(call, now_s), now_s))
